@@ -1,0 +1,251 @@
+"""The law of the record: what each verb does to it, for stores that judge in Python.
+
+This module judges. It takes the record as it is and the time as an argument, and returns the
+answer with the record as it should become. It never waits, reads a clock or touches a store.
+The Redis scripts follow the same law in Lua; one contract suite and one model hold them together.
+
+`claim` judges in this order, and the first line that fits is the answer:
+
+    own        PROCESSING by this very owner           -> Claimed again, lease refreshed
+    ended      this owner's attempt has ended          -> Finished, never a new claim
+    mismatch   another payload (strict)                -> Mismatch
+               a payload that was replaced (loose)     -> Mismatch(superseded)
+    finished   SUCCEEDED, or FAILED for good           -> Finished (loose: claimed by a new payload)
+    busy       PROCESSING, lease in the future         -> Busy
+    held       abandoned, held by record or caller     -> Abandoned
+    exhausted  as many claims as the caller allows     -> Exhausted
+    otherwise  absent, FAILED retryable, abandoned     -> Claimed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeGuard
+
+from msgspec.structs import replace
+
+from semel.core.records import (
+    SUPERSEDED_LIMIT,
+    Abandoned,
+    Busy,
+    Claim,
+    Claimed,
+    Exhausted,
+    Finished,
+    Mismatch,
+    Record,
+    State,
+)
+
+if TYPE_CHECKING:
+    from semel.core.records import ClaimRequest, CompleteRequest, Encoded, PutRequest, RenewRequest
+
+NEXT: dict[State | None, dict[str, State | None]] = {
+    None: {"claim": State.PROCESSING, "put": State.SUCCEEDED},
+    State.PROCESSING: {
+        "claim": State.PROCESSING,  # again by its owner, or taken over when abandoned
+        "renew": State.PROCESSING,
+        "complete": State.SUCCEEDED,
+        "fail": State.FAILED,
+        "put": State.SUCCEEDED,  # only when abandoned and not held
+        "forget": None,
+    },
+    State.SUCCEEDED: {
+        "claim": State.PROCESSING,  # only by another payload under mismatch="replace"
+        "complete": State.SUCCEEDED,  # the same owner, sent twice: the same answer
+        "touch": State.SUCCEEDED,
+        "forget": None,
+    },
+    State.FAILED: {
+        "claim": State.PROCESSING,  # retryable, or another payload under mismatch="replace"
+        "fail": State.FAILED,  # the same owner, sent twice: the same answer
+        "put": State.SUCCEEDED,  # only when retryable
+        "touch": State.FAILED,
+        "forget": None,
+    },
+}
+"""Which state each verb may lead to; None is "no record". Verbs left out are refused."""
+
+
+def present(record: Record | None, now: float) -> Record | None:
+    """Expired means absent, whether or not a purge ran."""
+    if record is None or (record.expires_at is not None and record.expires_at <= now):
+        return None
+    return record
+
+
+def claim(stored: Record | None, ask: ClaimRequest, now: float) -> tuple[Claim, Record | None]:
+    """Judge a claim; the second value is the record to write, None when nothing changes."""
+    record = present(stored, now)
+    if record is None:
+        return _claimed(None, ask, now, fence_after=stored.fence if stored else 0)
+    if record.owner == ask.owner:
+        return _own(record, ask, now)
+    replacing = False
+    if _differ(record.fingerprint, ask.fingerprint):
+        if not ask.replace:
+            return Mismatch(), None
+        replacing = True
+    if ask.replace and ask.fingerprint in record.superseded:
+        return Mismatch(superseded=True), None
+    if _ended_for_good(record) and not replacing:
+        return _finished(record, now), None
+    if record.state is State.PROCESSING:
+        if record.lease_until is not None and record.lease_until > now:
+            return Busy(record.lease_until - now), None
+        if record.hold or ask.hold:
+            return Abandoned(record.number), None
+    if ask.max_attempts is not None and record.number >= ask.max_attempts:
+        return Exhausted(record.number), None
+    return _claimed(record, ask, now, fence_after=record.fence)
+
+
+def renew(stored: Record | None, ask: RenewRequest, now: float) -> Record | None:
+    """Extend the owner's lease; lease 0 parks it: abandoned from now on. None = refused."""
+    if not _running(stored, ask.owner):
+        return None
+    return replace(stored, lease_until=now + ask.lease, updated_at=now, now=now)
+
+
+def complete(stored: Record | None, ask: CompleteRequest, now: float) -> Record | None:
+    """Store the owner's success. None = refused; an unchanged record = it was stored before."""
+    record = present(stored, now)
+    if record is not None and record.state is State.SUCCEEDED and record.owner == ask.owner:
+        return record
+    if not _running(record, ask.owner):
+        return None
+    return _ended(record, State.SUCCEEDED, ask.result, ask.ttl, now)
+
+
+def fail(
+    stored: Record | None,
+    owner: bytes,
+    error: Encoded,
+    *,
+    retryable: bool,
+    keep_fingerprint: bool,
+    ttl: float,
+    now: float,
+) -> Record | None:
+    """Store the owner's failure. None = refused; an unchanged record = it was stored before."""
+    record = present(stored, now)
+    if record is not None and record.state is State.FAILED and record.owner == owner:
+        return record
+    if not _running(record, owner):
+        return None
+    ended = _ended(record, State.FAILED, error, ttl, now)
+    return replace(
+        ended,
+        retryable=retryable,
+        fingerprint=record.fingerprint if keep_fingerprint else None,
+    )
+
+
+def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
+    """Mark as done without running. None = refused; an unchanged record = it was put before."""
+    record = present(stored, now)
+    if record is None:
+        fence_after, number, created_at = (stored.fence if stored else 0), 1, now
+    elif record.owner == ask.owner and record.state is State.SUCCEEDED:
+        return record
+    elif _ended_for_good(record) or (
+        record.state is State.PROCESSING
+        and (record.hold or (record.lease_until is not None and record.lease_until > now))
+    ):
+        return None
+    else:
+        fence_after, number, created_at = record.fence, record.number + 1, record.created_at
+    return Record(
+        identity=ask.identity,
+        state=State.SUCCEEDED,
+        owner=ask.owner,
+        number=number,
+        fence=_next_fence(fence_after, now),
+        hold=False,
+        created_at=created_at,
+        updated_at=now,
+        expires_at=now + ask.ttl,
+        outcome=ask.result,
+        now=now,
+    )
+
+
+def touch(stored: Record | None, ttl: float, now: float) -> Record | None:
+    """Keep a finished record for `ttl` from now. None = there is none."""
+    record = present(stored, now)
+    if record is None or record.state is State.PROCESSING:
+        return None
+    return replace(record, expires_at=now + ttl, now=now)
+
+
+def _own(record: Record, ask: ClaimRequest, now: float) -> tuple[Claim, Record | None]:
+    if record.state is not State.PROCESSING:
+        # A repeated command of an attempt that has ended: its caller is gone.
+        return _finished(record, now), None
+    refreshed = replace(record, lease_until=now + ask.lease, updated_at=now, now=now)
+    return Claimed(record.number, record.fence), refreshed
+
+
+def _claimed(
+    record: Record | None, ask: ClaimRequest, now: float, *, fence_after: int
+) -> tuple[Claim, Record]:
+    number = 1 if record is None else record.number + 1
+    fence = _next_fence(fence_after, now)
+    previous = None if record is None else record.fingerprint
+    superseded = () if record is None else record.superseded
+    if previous is not None and _differ(previous, ask.fingerprint):
+        superseded = (*superseded, previous)[-SUPERSEDED_LIMIT:]
+    claimed = Record(
+        identity=ask.identity,
+        state=State.PROCESSING,
+        owner=ask.owner,
+        number=number,
+        fence=fence,
+        hold=ask.hold,
+        created_at=now if record is None else record.created_at,
+        updated_at=now,
+        # A caller without a payload does not erase what the key was first used for.
+        fingerprint=previous if ask.fingerprint is None else ask.fingerprint,
+        superseded=superseded,
+        lease_until=now + ask.lease,
+        now=now,
+    )
+    takeover = record is not None and record.state is State.PROCESSING
+    return Claimed(number, fence, takeover), claimed
+
+
+def _finished(record: Record, now: float) -> Finished:
+    expires_at = now if record.expires_at is None else record.expires_at
+    return Finished(
+        record.state, record.outcome, record.number, record.fence, max(0.0, expires_at - now)
+    )
+
+
+def _ended(record: Record, state: State, outcome: Encoded, ttl: float, now: float) -> Record:
+    return replace(
+        record,
+        state=state,
+        outcome=outcome,
+        lease_until=None,
+        expires_at=now + ttl,
+        updated_at=now,
+        now=now,
+    )
+
+
+def _running(record: Record | None, owner: bytes) -> TypeGuard[Record]:
+    return record is not None and record.state is State.PROCESSING and record.owner == owner
+
+
+def _ended_for_good(record: Record) -> bool:
+    return record.state is State.SUCCEEDED or (
+        record.state is State.FAILED and not record.retryable
+    )
+
+
+def _differ(one: bytes | None, other: bytes | None) -> bool:
+    """Absent on either side means not compared."""
+    return one is not None and other is not None and one != other
+
+
+def _next_fence(previous: int, now: float) -> int:
+    return max(previous + 1, int(now * 1_000_000))

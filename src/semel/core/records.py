@@ -1,0 +1,187 @@
+"""The record of one operation, and the answers a store may give about it.
+
+This module holds values. It decides nothing, reads no clock and touches no store.
+Times are seconds since the epoch on the store's clock; durations are seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from typing import TypeAlias
+
+from msgspec import Struct
+
+OWNER_BYTES = 12
+"""Random bytes that name one attempt; 96 bits never meet twice."""
+
+FINGERPRINT_BYTES = 16
+
+SUPERSEDED_LIMIT = 8
+"""How many replaced fingerprints a record remembers (mismatch="replace")."""
+
+
+class State(enum.IntEnum):
+    """What is known of an operation. "Abandoned" is derived: PROCESSING with its lease past."""
+
+    PROCESSING = 0
+    SUCCEEDED = 1
+    FAILED = 2
+
+
+class Identity(Struct, frozen=True):
+    """Names one operation: what kind it is (and for whom), and which one."""
+
+    scope: str
+    key: str
+
+    @property
+    def encoded(self) -> bytes:
+        """Length-prefixed, so that ("a:b", "c") and ("a", "b:c") can never meet."""
+        return f"{len(self.scope)}:{self.scope}:{self.key}".encode()
+
+    @property
+    def digest(self) -> bytes:
+        """128 bits that stand for the identity where a short or secret-free name is needed."""
+        return hashlib.sha256(self.encoded).digest()[:16]
+
+
+class Encoded(Struct, frozen=True):
+    """Bytes together with the name of the codec that wrote them; stores never look inside."""
+
+    codec: str
+    data: bytes
+
+
+OMITTED = "omitted"
+"""Codec name of a success whose value was not kept; the data then tells why."""
+
+FAILURE = "failure"
+"""Codec name of a recorded failure: type name and message."""
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """Everything stored about one identity, as read at `now` on the store's clock."""
+
+    identity: Identity
+    state: State
+    owner: bytes
+    number: int
+    fence: int
+    hold: bool
+    created_at: float
+    updated_at: float
+    now: float
+    fingerprint: bytes | None = None
+    superseded: tuple[bytes, ...] = ()
+    lease_until: float | None = None
+    """Set while PROCESSING; in the past it means abandoned."""
+    expires_at: float | None = None
+    """Set when the operation has ended; PROCESSING never expires."""
+    outcome: Encoded | None = None
+    """The result of a success, or the description of a failure."""
+    retryable: bool = False
+
+    @property
+    def abandoned(self) -> bool:
+        """PROCESSING, but its owner's lease has passed."""
+        return self.lease_until is not None and self.lease_until <= self.now
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until it expires; None while PROCESSING."""
+        return None if self.expires_at is None else max(0.0, self.expires_at - self.now)
+
+
+# --- what `claim` may answer -------------------------------------------------------------
+
+
+class Claimed(Struct, frozen=True):
+    """The caller owns the operation now and is the only one to run it."""
+
+    number: int
+    fence: int
+    takeover: bool = False
+    """True when the previous attempt was abandoned."""
+
+
+class Finished(Struct, frozen=True):
+    """The operation has ended: SUCCEEDED, or FAILED for good."""
+
+    state: State
+    outcome: Encoded | None
+    number: int
+    fence: int
+    remaining: float
+    """Seconds the record is kept from now on."""
+
+
+class Busy(Struct, frozen=True):
+    """Another attempt is running; its lease ends in `retry_after` seconds unless renewed."""
+
+    retry_after: float
+
+
+class Mismatch(Struct, frozen=True):
+    """The record belongs to another payload."""
+
+    superseded: bool = False
+    """True when this payload was replaced by a newer one (mismatch="replace")."""
+
+
+class Abandoned(Struct, frozen=True):
+    """An attempt was abandoned and the record is held: nobody knows whether it happened."""
+
+    number: int
+
+
+class Exhausted(Struct, frozen=True):
+    """The operation may run again, but not for a caller with this limit of attempts."""
+
+    number: int
+
+
+Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
+
+
+# --- what a caller may ask ---------------------------------------------------------------
+
+
+class ClaimRequest(Struct, frozen=True):
+    """The arguments of `claim`, as one value."""
+
+    identity: Identity
+    owner: bytes
+    fingerprint: bytes | None
+    lease: float
+    ttl: float
+    """How long an abandoned record that may be taken over is kept (stores with key expiry)."""
+    hold: bool = False
+    replace: bool = False
+    max_attempts: int | None = None
+
+
+class CompleteRequest(Struct, frozen=True):
+    """The arguments of `complete`, as one value."""
+
+    identity: Identity
+    owner: bytes
+    result: Encoded
+    ttl: float
+
+
+class RenewRequest(Struct, frozen=True):
+    """The arguments of `renew`, as one value."""
+
+    identity: Identity
+    owner: bytes
+    lease: float
+
+
+class PutRequest(Struct, frozen=True):
+    """The arguments of `put`, as one value."""
+
+    identity: Identity
+    owner: bytes
+    result: Encoded
+    ttl: float

@@ -1,0 +1,199 @@
+"""Every error semel raises, in one tree.
+
+    IdempotencyError
+    ├── ConfigError            a setting, URL, policy or decorator is wrong
+    ├── InvalidKey             the key (or the expression that makes it) is not acceptable
+    ├── ConcurrentRequest      the same key is running elsewhere and this caller does not wait
+    ├── DuplicateRequest       the key was used before (guard mode)
+    ├── NestedCall             the running attempt asked for its own key
+    ├── PayloadMismatch        the same key came with another payload
+    ├── OutcomeUnknown         an attempt was abandoned and its record is held
+    ├── PreviousFailure        the key failed for good before
+    ├── AttemptsExhausted      the key was tried as often as its policy allows
+    ├── LeaseLost              another attempt replaced this one
+    ├── ResultUnavailable      the operation succeeded, its result cannot be given back
+    ├── WaitTimeout            the running attempt did not end in time (a TimeoutError too)
+    ├── SerializationError     a value cannot be encoded or read back
+    ├── RetryTransaction       the database asked for the whole unit of work to be repeated
+    └── StoreError             the store could not do its work
+        ├── StoreUnavailable   it cannot be reached, or did not answer in time
+        └── StoreFull          it has no room for a new key
+
+Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
+outside (`code`, `http_status`, `grpc_status`), so that every door answers alike.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class IdempotencyError(Exception):
+    """The root of the tree; catches everything semel raises by itself."""
+
+    code: ClassVar[str] = "idempotency_error"
+    retry_helps: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+
+
+class ConfigError(IdempotencyError, ValueError):
+    """A setting, URL, policy or decorator is wrong; the message names it and the way out."""
+
+    code = "config_error"
+
+
+class InvalidKey(IdempotencyError, ValueError):
+    """The key, or the expression that should have made it, is not acceptable."""
+
+    code = "invalid_key"
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class ConcurrentRequest(IdempotencyError):
+    """The same key is running elsewhere, and this caller does not wait for it."""
+
+    code = "concurrent_request"
+    retry_helps = True
+    http_status = 409
+    grpc_status = "UNAVAILABLE"
+
+    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(message or "this operation is running elsewhere; try again later")
+        self.retry_after = retry_after
+
+
+class DuplicateRequest(IdempotencyError):
+    """The key was used before, and the policy rejects duplicates (guard mode)."""
+
+    code = "duplicate_request"
+    http_status = 409
+    grpc_status = "ALREADY_EXISTS"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or "this operation was done before")
+
+
+class NestedCall(IdempotencyError):
+    """The running attempt asked for its own key: waiting would never end."""
+
+    code = "nested_call"
+
+
+class PayloadMismatch(IdempotencyError):
+    """The same key came with another payload; nothing ran and the record is unchanged."""
+
+    code = "payload_mismatch"
+    http_status = 422
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, message: str = "", *, superseded: bool = False) -> None:
+        super().__init__(
+            message
+            or (
+                "this payload was replaced by a newer one"
+                if superseded
+                else "this key was used with another payload"
+            )
+        )
+        self.superseded = superseded
+
+
+class OutcomeUnknown(IdempotencyError):
+    """An attempt was abandoned and its record is held until someone finds out what happened."""
+
+    code = "outcome_unknown"
+    http_status = 409
+    grpc_status = "ABORTED"
+
+
+class PreviousFailure(IdempotencyError):
+    """The key failed for good before; carries the type name and message of that failure."""
+
+    code = "previous_failure"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(f"this operation failed before: {type_name}: {message}")
+        self.type_name = type_name
+        self.message = message
+
+
+class AttemptsExhausted(IdempotencyError):
+    """The key was tried as often as its policy allows."""
+
+    code = "attempts_exhausted"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"this operation was tried {number} times, which is all its policy allows")
+        self.number = number
+
+
+class LeaseLost(IdempotencyError):
+    """Another attempt replaced this one; its outcome was refused."""
+
+    code = "lease_lost"
+    retry_helps = True
+    http_status = 409
+    grpc_status = "ABORTED"
+
+
+class ResultUnavailable(IdempotencyError):
+    """The operation succeeded, but its result cannot be given back."""
+
+    code = "result_unavailable"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the operation is done, its result is not available: {reason}")
+        self.reason = reason
+
+
+class WaitTimeout(IdempotencyError, TimeoutError):
+    """The running attempt did not end within the time this caller waits."""
+
+    code = "wait_timeout"
+    retry_helps = True
+    http_status = 409
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class SerializationError(IdempotencyError):
+    """A value cannot be encoded, or stored bytes cannot be read back."""
+
+    code = "serialization_error"
+
+
+class RetryTransaction(IdempotencyError):
+    """The database asked for the whole unit of work to be repeated."""
+
+    code = "retry_transaction"
+    retry_helps = True
+    http_status = 503
+    grpc_status = "ABORTED"
+
+
+class StoreError(IdempotencyError):
+    """The store could not do its work."""
+
+    code = "store_error"
+    retry_helps = True
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, refused us, or did not answer in time."""
+
+    code = "store_unavailable"
+
+
+class StoreFull(StoreError):
+    """The store has no room for a new key; nothing ran."""
+
+    code = "store_full"

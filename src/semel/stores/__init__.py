@@ -1,0 +1,1 @@
+"""Stores: where records live. Each keeps the law of `semel.core.judge`, atomically."""

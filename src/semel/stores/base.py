@@ -1,0 +1,228 @@
+"""The store SPI: few verbs, each one atomic.
+
+What every store promises (proved by `semel.testing.StoreContract`):
+
+- Each verb is one atomic step, and safe to send twice: the same owner gets the same answer.
+- `claim` judges in the order written in `semel.core.judge`.
+- The current owner is the owner id in the record. A passed lease alone refuses nothing; only
+  another claim (or an operator's `forget`) makes an owner's writes answer False.
+- Time is the store's, read once per verb; a client's clock never matters.
+- A store that cannot answer raises `StoreUnavailable` (or `StoreFull`), never a driver's error.
+
+Optional capabilities are small Protocols of their own; the engines use what a store offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import StoreError
+
+
+class Store(Protocol):
+    """A store for threads."""
+
+    def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation; the answer says who may, and what is known."""
+        ...
+
+    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
+        ...
+
+    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the success of this owner's attempt; False when it was replaced."""
+        ...
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> bool:
+        """Store the failure of this owner's attempt; False when it was replaced."""
+        ...
+
+    def get(self, identity: Identity) -> Record | None:
+        """Read the record; expired is absent."""
+        ...
+
+    def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
+        """Mark as done without running, if nothing else is running or done."""
+        ...
+
+    def touch(self, identity: Identity, ttl: float) -> bool:
+        """Keep a finished record for `ttl` from now; False when there is none."""
+        ...
+
+    def forget(self, identity: Identity) -> bool:
+        """Remove the record, whatever its state; False when there was none."""
+        ...
+
+    def close(self) -> None:
+        """Release what this store opened itself."""
+        ...
+
+
+class AsyncStore(Protocol):
+    """A store for asyncio: the same verbs, awaited."""
+
+    async def claim(self, ask: ClaimRequest) -> Claim: ...
+    async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool: ...
+    async def complete(
+        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
+    ) -> bool: ...
+    async def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> bool: ...
+    async def get(self, identity: Identity) -> Record | None: ...
+    async def put(
+        self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes
+    ) -> bool: ...
+    async def touch(self, identity: Identity, ttl: float) -> bool: ...
+    async def forget(self, identity: Identity) -> bool: ...
+    async def close(self) -> None: ...
+
+
+# --- optional capabilities ---------------------------------------------------------------
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """Many identities, one round trip, one commit. Each member has its own answer."""
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]: ...
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]: ...
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]: ...
+    def get_many(self, identities: Sequence[Identity]) -> list[Record | None]: ...
+    def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]: ...
+    def forget_many(self, identities: Sequence[Identity]) -> list[bool]: ...
+
+
+@runtime_checkable
+class AsyncBatching(Protocol):
+    """`Batching`, awaited."""
+
+    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]: ...
+    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]: ...
+    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]: ...
+    async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]: ...
+    async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]: ...
+    async def forget_many(self, identities: Sequence[Identity]) -> list[bool]: ...
+
+
+class Page(Struct, frozen=True):
+    """A part of a listing; pass `cursor` on to get the next one, None = that was all."""
+
+    records: tuple[Record, ...]
+    cursor: str | None
+
+
+class Counts(Struct, frozen=True):
+    """How many records there are, by what is known of them."""
+
+    processing: int
+    """Running, with a live lease."""
+    abandoned: int
+    succeeded: int
+    failed: int
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """What the command line, the reconciler and the dashboard read."""
+
+    def scan(
+        self,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """List records page by page; `prefix` is the beginning of the key. A page may be short."""
+        ...
+
+    def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
+        """Abandoned records whose lease ended at least `older_than` seconds ago, oldest first."""
+        ...
+
+    def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
+        """Remove at most `limit` expired records; returns how many went.
+
+        With `abandoned_after`, also abandoned records that nobody holds and whose lease ended
+        that many seconds ago. Live and held PROCESSING records are never removed.
+        """
+        ...
+
+    def counts(self) -> Counts:
+        """Count the records by state."""
+        ...
+
+
+@runtime_checkable
+class AsyncScannable(Protocol):
+    """`Scannable`, awaited."""
+
+    async def scan(
+        self,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page: ...
+    async def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]: ...
+    async def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int: ...
+    async def counts(self) -> Counts: ...
+
+
+@runtime_checkable
+class Notifying(Protocol):
+    """A store that can wake a waiter in another process before its next poll."""
+
+    def wait(self, identity: Identity, timeout: float) -> bool:
+        """Sleep until the record may have changed; False when the time ran out."""
+        ...
+
+
+@runtime_checkable
+class AsyncNotifying(Protocol):
+    """`Notifying`, awaited."""
+
+    async def wait(self, identity: Identity, timeout: float) -> bool: ...
+
+
+class Transactional(Protocol):
+    """A store whose record can be written on the caller's own connection (one commit for both)."""
+
+    def on_connection(self, connection: object) -> Store:
+        """The same store, speaking through the caller's open transaction."""
+        ...

@@ -1,0 +1,89 @@
+"""Opens a store by its URL. A store's module, and so its driver, is imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from semel.stores.base import AsyncStore, Store
+
+DEFAULT_PREFIX = "idem:"
+DEFAULT_TIMEOUT = 5.0
+
+
+class Backend(NamedTuple):
+    """Where the stores of one URL scheme live: a module with `open_store` and `open_async_store`."""
+
+    module: str
+    extra: str | None
+    """The extra that brings the driver; None when nothing is needed."""
+
+
+BACKENDS = {
+    "memory": Backend("semel.stores.memory", None),
+    "sqlite": Backend("semel.stores.sql.sqlite", None),
+    "redis": Backend("semel.stores.redis", "redis"),
+    "rediss": Backend("semel.stores.redis", "redis"),
+    "redis+unix": Backend("semel.stores.redis", "redis"),
+    "redis+cluster": Backend("semel.stores.redis", "redis"),
+    "rediss+cluster": Backend("semel.stores.redis", "redis"),
+    "redis+sentinel": Backend("semel.stores.redis", "redis"),
+    "rediss+sentinel": Backend("semel.stores.redis", "redis"),
+}
+"""Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
+
+ENTRY_POINT_GROUP = "semel.stores"
+
+
+def open_store(
+    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
+) -> Store:
+    """Open a store for threads: `open_store("sqlite:///semel.db")`.
+
+    `timeout` bounds each store call in seconds; further options go to the store itself.
+    """
+    opener: Callable[..., Store] = _opener(url, "open_store")
+    return opener(url, prefix=prefix, timeout=timeout, **options)
+
+
+def open_async_store(
+    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
+) -> AsyncStore:
+    """Open a store for asyncio: `open_async_store("redis://localhost")`. Connects on first use."""
+    opener: Callable[..., AsyncStore] = _opener(url, "open_async_store")
+    return opener(url, prefix=prefix, timeout=timeout, **options)
+
+
+def _opener(url: object, name: str) -> Any:
+    if not isinstance(url, str) or "://" not in url:
+        shown = "an object of type " + type(url).__name__ if not isinstance(url, str) else repr(url)
+        raise ConfigError(
+            f"a store URL looks like sqlite:///semel.db or redis://localhost:6379/0; got {shown}"
+        )
+    scheme = url.partition("://")[0]
+    backend = BACKENDS.get(scheme)
+    if backend is None:
+        return getattr(_third_party(scheme), name)
+    try:
+        module = importlib.import_module(backend.module)
+    except ModuleNotFoundError as missing:
+        if backend.extra is None or (missing.name or "").startswith("semel"):
+            raise
+        raise ConfigError(
+            f"{scheme}:// needs the package {missing.name}: pip install 'semel[{backend.extra}]'"
+        ) from missing
+    return getattr(module, name)
+
+
+def _third_party(scheme: str) -> Any:
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == scheme:
+            return entry.load()
+    known = ", ".join(f"{name}://" for name in BACKENDS)
+    raise ConfigError(f"no store knows the scheme {scheme}://; known: {known}")
