@@ -1,0 +1,1 @@
+"""semel: run an operation once per key."""
