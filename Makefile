@@ -1,0 +1,72 @@
+# The one entry to the project: `make` lists the targets, and each one makes what it needs first.
+#
+#   PYTHON=python3.13   the interpreter for a new environment (default: the newest one that works)
+#   VENV=.venv-3.13     where that environment lives
+#   ARGS="-k redis"     further arguments for pytest
+#   CI=true             a server that cannot be had is a failure, not a skipped test
+
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+COVERAGE_MIN ?= 100
+COVERED := src/semel/core/*,src/semel/sync.py,src/semel/aio.py,src/semel/stores/*
+
+RUN := $(VENV)/bin/python -m
+READY := $(VENV)/.ready
+
+# pyright's wheel holds all it needs; without this it would still ask the network for news.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo servers test quick check lint types layers docs diagram constraints clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
+
+setup: $(READY)  ## make the virtual environment
+
+$(READY): pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh $(VENV)
+	@touch $@
+
+demo: $(READY)  ## see it work, in a few seconds
+	$(RUN) examples.demo
+
+servers: $(READY)  ## find or install the servers that the tests talk to
+	$(VENV)/bin/python scripts/servers.py
+
+# A file is the unit that the workers share: its servers are then started once.
+test: servers  ## run every test, and insist on the coverage of the core, engines and stores
+	$(RUN) coverage erase
+	$(RUN) pytest -n $(JOBS) --dist loadfile --cov --cov-report= $(ARGS)
+	$(RUN) coverage report --include='$(COVERED)' --fail-under=$(COVERAGE_MIN)
+
+quick: $(READY)  ## run the tests without coverage, stopping at the first failure
+	$(RUN) pytest -x -n $(JOBS) --dist loadfile $(ARGS)
+
+check: lint types layers  ## everything that is checked without running it
+
+lint: $(READY)  ## style
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+types: $(READY)  ## mypy and pyright
+	$(RUN) mypy
+	$(RUN) pyright --pythonpath $(VENV)/bin/python
+
+layers: $(READY)  ## imports go downward only
+	$(VENV)/bin/lint-imports
+
+docs: $(READY)  ## build the documentation into site/; a warning is an error
+	$(RUN) mkdocs build --strict --quiet
+
+diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
+	$(VENV)/bin/python scripts/diagram.py
+
+constraints:  ## pin the newest versions of everything, found with a fresh environment
+	scripts/constraints.sh
+
+clean:  ## remove everything that the other targets made
+	rm -rf $(VENV) site build dist .coverage .coverage.* .hypothesis \
+	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
