@@ -1,0 +1,69 @@
+"""What every test may ask for: places of its own in the real stores, and strictness.
+
+Servers are private, started when first asked for and once per worker; each test finds them empty.
+A warning is an error (pyproject.toml), so an unclosed connection fails the run; collecting garbage
+after each module pins it to the module that left it open.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# One core may be busy with another worker: time says nothing about correctness here.
+unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ci", derandomize=True, **unhurried)
+settings.register_profile("fuzz", max_examples=20_000, **unhurried)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A database file of the test's own."""
+    return f"sqlite:///{tmp_path / 'semel.db'}"
+
+
+@pytest.fixture(scope="session")
+def redis_of_this_worker():
+    """One private Redis for all tests of a worker that do not break it."""
+    from servers.redis import redis_server
+
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_of_this_worker) -> str:
+    """A private Redis, empty."""
+    from redis import Redis
+
+    with Redis.from_url(redis_of_this_worker.url) as client:
+        client.flushall()
+    return redis_of_this_worker.url
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def store_url(request) -> str:
+    """An empty store of each kind in turn, for what must hold on all of them."""
+    if request.param == "memory":
+        return "memory://"
+    return request.getfixturevalue(f"{request.param}_url")

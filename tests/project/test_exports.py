@@ -1,0 +1,60 @@
+"""The public names: all that users may rely on, no more, and each one documented."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import semel
+from semel import errors
+
+RELIED_ON = {
+    "AsyncIdempotency",
+    "Idempotency",
+    "Policy",
+    "attempt",
+    "configure",
+    "consume",
+    "current_attempt",
+    "derive_key",
+    "execute",
+    "marks",
+    "new_key",
+    "once",
+    "open_async_store",
+    "open_store",
+    "run",
+}
+"""More may be added; none of these may go."""
+
+ERRORS = {
+    name
+    for name, error in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(error, errors.IdempotencyError)
+}
+
+DOCUMENTED = re.compile(r"^::: semel(?:\.\w+)*\.(\w+)$", re.MULTILINE)
+"""How a page of docs/reference shows a name."""
+
+
+@pytest.fixture
+def public():
+    return set(semel.__all__)
+
+
+def test_the_names_that_users_rely_on_are_public(public):
+    assert public >= RELIED_ON | ERRORS
+
+
+def test_every_public_name_is_there(public):
+    assert {name for name in public if not hasattr(semel, name)} == set()
+
+
+def test_every_public_name_is_in_the_reference(public, project):
+    pages = (project / "docs" / "reference").rglob("*.md")
+    documented = {
+        name for page in pages for name in DOCUMENTED.findall(page.read_text(encoding="utf-8"))
+    }
+    assert public - documented == set()
