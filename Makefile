@@ -16,6 +16,8 @@ READY := $(VENV)/.ready
 
 # pyright's wheel holds all it needs; without this it would still ask the network for news.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# The theme announces its successor at each build.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo servers test quick check lint types layers docs diagram constraints clean
@@ -58,7 +60,7 @@ layers: $(READY)  ## imports go downward only
 	$(VENV)/bin/lint-imports
 
 docs: $(READY)  ## build the documentation into site/; a warning is an error
-	$(RUN) mkdocs build --strict --quiet
+	$(RUN) mkdocs build --strict
 
 diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
 	$(VENV)/bin/python scripts/diagram.py

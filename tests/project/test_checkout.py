@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -39,8 +40,15 @@ def test_the_readme_tells_the_two_commands_and_they_exist(project, command):
     assert planned.returncode == 0, planned.stderr
 
 
-def test_the_demo_is_where_make_looks_for_it(project):
-    assert (project / "examples" / "demo.py").is_file()
+def test_the_demo_works(project):
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "examples.demo"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
 
 
 def test_the_diagram_shows_the_table_of_states(project):
