@@ -1,0 +1,44 @@
+"""Tools for tests: of code that uses semel, and of stores that other people write.
+
+`StoreContract` needs pytest and is imported when it is asked for; nothing else here does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from semel.core.switch import bypass, bypassed
+from semel.testing.clock import FakeClock
+from semel.testing.driver import StoreDriver
+from semel.testing.faults import Call, Delay, LoseReply, Refuse
+from semel.testing.faulty import AsyncFaultyStore, FaultyStore
+
+if TYPE_CHECKING:
+    from semel.testing.contract import StoreContract
+
+__all__ = [
+    "AsyncFaultyStore",
+    "Call",
+    "Delay",
+    "FakeClock",
+    "FaultyStore",
+    "LoseReply",
+    "Refuse",
+    "StoreContract",
+    "StoreDriver",
+    "bypass",
+    "bypassed",
+]
+
+CONTRACT = "semel.testing.contract"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StoreContract":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest  # noqa: PLC0415  the one name that needs it
+
+    # Before the import: only then do the contract's plain asserts show both sides when they fail.
+    pytest.register_assert_rewrite(CONTRACT)
+    return importlib.import_module(CONTRACT).StoreContract

@@ -1,0 +1,222 @@
+"""The contract of `Scannable`: what operators list, find stuck, purge and count."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.core.records import Claimed, Finished, Identity, State
+from semel.stores.base import AsyncStore, Counts, Scannable, Store
+from semel.testing.contract.given import (
+    ANNA,
+    BERT,
+    KEY,
+    LONG,
+    OTHER,
+    RED,
+    RESULT,
+    SHORT,
+    Sleep,
+    StoreUnderTest,
+    ask,
+    fail,
+    park,
+    record_of,
+    succeed,
+)
+from semel.testing.driver import StoreDriver
+
+
+def scan_all(
+    scannable: StoreDriver,
+    *,
+    scope: str | None = None,
+    prefix: str = "",
+    state: State | None = None,
+    limit: int = 100,
+) -> list[Identity]:
+    """Follow the pages to the end; no page may hold more than was asked for."""
+    found: list[Identity] = []
+    cursor = None
+    while True:
+        page = scannable.scan(scope=scope, prefix=prefix, state=state, limit=limit, cursor=cursor)
+        assert len(page.records) <= limit
+        found.extend(record.identity for record in page.records)
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+class ScanContract(StoreUnderTest):
+    """Readers see what a `get` would see, and purge removes nothing that matters."""
+
+    @pytest.fixture
+    def scannable(self, store: Store | AsyncStore, driven: StoreDriver) -> StoreDriver:
+        """Drive a store that is `Scannable`."""
+        if not isinstance(store, Scannable):
+            pytest.skip(f"{type(store).__name__} is not Scannable")
+        return driven
+
+    def test_an_empty_store_has_nothing_to_show(self, scannable: StoreDriver) -> None:
+        assert scan_all(scannable) == []
+        assert scannable.stuck() == []
+        assert scannable.purge() == 0
+        assert scannable.counts() == Counts(processing=0, abandoned=0, succeeded=0, failed=0)
+
+    def test_a_scanned_record_is_the_record(self, scannable: StoreDriver) -> None:
+        succeed(scannable, ANNA, RED)
+        (record,) = scannable.scan().records
+        got = record_of(scannable)
+        assert record.outcome == RESULT
+        assert record.fingerprint == RED
+        assert record.owner == ANNA
+        assert (record.number, record.fence) == (got.number, got.fence)
+        assert (record.created_at, record.expires_at) == (got.created_at, got.expires_at)
+
+    def test_scanning_page_by_page_shows_every_record_once(self, scannable: StoreDriver) -> None:
+        identities = [Identity("scan", f"{index}") for index in range(25)]
+        for identity in identities:
+            scannable.claim(ask(ANNA, identity=identity))
+        found = scan_all(scannable, limit=10)
+        assert sorted(found, key=lambda each: each.key) == sorted(
+            identities, key=lambda each: each.key
+        )
+
+    def test_a_scan_shows_one_scope_only_when_asked(self, scannable: StoreDriver) -> None:
+        for scope in ("orders", "Orders", "orders2"):
+            succeed(scannable, identity=Identity(scope, "1"))
+        assert scan_all(scannable, scope="orders") == [Identity("orders", "1")]
+        assert len(scan_all(scannable)) == 3
+
+    @pytest.mark.parametrize("prefix", ["a%", "a_", "a*", "a?", "a[x]", "a\\", "a'", "a{", "a:"])
+    def test_a_prefix_is_taken_literally(self, scannable: StoreDriver, prefix: str) -> None:
+        succeed(scannable, identity=Identity("s", prefix + "1"))
+        succeed(scannable, identity=Identity("s", "ax1"))
+        succeed(scannable, identity=Identity("s", prefix.upper() + "1"))
+        assert scan_all(scannable, prefix=prefix) == [Identity("s", prefix + "1")]
+
+    def test_a_prefix_is_the_beginning_of_the_key(self, scannable: StoreDriver) -> None:
+        for identity in (KEY, OTHER, Identity("orders.create", "my-order:1")):
+            succeed(scannable, identity=identity)
+        found = scan_all(scannable, scope="orders.create", prefix="order:4")
+        assert sorted(found, key=lambda each: each.key) == [KEY, OTHER]
+
+    def test_a_scan_shows_one_state_only_when_asked(self, scannable: StoreDriver) -> None:
+        running, failed, done = (Identity("s", name) for name in ("running", "failed", "done"))
+        scannable.claim(ask(ANNA, identity=running))
+        scannable.claim(ask(ANNA, identity=failed))
+        fail(scannable, identity=failed)
+        succeed(scannable, identity=done)
+        assert scan_all(scannable, state=State.PROCESSING) == [running]
+        assert scan_all(scannable, state=State.FAILED) == [failed]
+        assert scan_all(scannable, state=State.SUCCEEDED) == [done]
+
+    def test_an_expired_record_is_neither_scanned_nor_counted(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        succeed(scannable, ttl=SHORT)
+        sleep(2 * SHORT)
+        assert scan_all(scannable) == []
+        assert scannable.counts() == Counts(processing=0, abandoned=0, succeeded=0, failed=0)
+
+    def test_stuck_shows_abandoned_attempts_oldest_first(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        stuck = [Identity("stuck", name) for name in ("c", "a", "b")]
+        for identity in stuck:
+            scannable.claim(ask(ANNA, identity=identity, hold=identity.key == "a"))
+            park(scannable, identity=identity)
+            sleep(0.005)
+        scannable.claim(ask(ANNA, identity=KEY))
+        succeed(scannable, identity=OTHER)
+        assert [record.identity for record in scannable.stuck()] == stuck
+        assert [record.identity for record in scannable.stuck(limit=2)] == stuck[:2]
+        assert all(record.abandoned for record in scannable.stuck())
+
+    def test_stuck_leaves_out_what_was_abandoned_only_now(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        scannable.claim(ask(ANNA))
+        park(scannable)
+        sleep(2 * SHORT)
+        scannable.claim(ask(ANNA, identity=OTHER))
+        park(scannable, identity=OTHER)
+        assert scannable.stuck(older_than=LONG) == []
+        assert [record.identity for record in scannable.stuck(older_than=SHORT)][:1] == [KEY]
+
+    def test_an_attempt_that_ended_or_was_revived_is_no_longer_stuck(
+        self, scannable: StoreDriver
+    ) -> None:
+        for identity in (KEY, OTHER):
+            scannable.claim(ask(ANNA, identity=identity))
+            park(scannable, identity=identity)
+        scannable.complete(KEY, ANNA, RESULT, LONG)
+        scannable.renew(OTHER, ANNA, LONG)
+        assert scannable.stuck() == []
+
+    def test_an_attempt_that_was_taken_over_or_forgotten_is_no_longer_stuck(
+        self, scannable: StoreDriver
+    ) -> None:
+        for identity in (KEY, OTHER):
+            scannable.claim(ask(ANNA, identity=identity))
+            park(scannable, identity=identity)
+        scannable.claim(ask(BERT, identity=KEY))
+        scannable.forget(OTHER)
+        assert scannable.stuck() == []
+
+    def test_an_attempt_whose_lease_passed_is_stuck(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        scannable.claim(ask(ANNA, lease=SHORT))
+        sleep(2 * SHORT)
+        assert [record.identity for record in scannable.stuck()] == [KEY]
+
+    def test_records_are_counted_by_what_is_known_of_them(self, scannable: StoreDriver) -> None:
+        for name in ("running", "abandoned", "failed"):
+            for copy in ("one", "two"):
+                scannable.claim(ask(ANNA, identity=Identity(name, copy)))
+        for copy in ("one", "two"):
+            park(scannable, identity=Identity("abandoned", copy))
+            fail(scannable, identity=Identity("failed", copy))
+        succeed(scannable)
+        assert scannable.counts() == Counts(processing=2, abandoned=2, succeeded=1, failed=2)
+
+    def test_purge_removes_at_most_the_limit_and_only_what_expired(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        for index in range(5):
+            succeed(scannable, identity=Identity("old", str(index)), ttl=SHORT)
+        succeed(scannable)
+        scannable.claim(ask(ANNA, identity=OTHER))
+        sleep(2 * SHORT)
+        # A store whose records go by themselves may have fewer to remove, never more.
+        assert scannable.purge(limit=2) <= 2
+        assert scannable.purge() <= 5
+        assert scannable.purge() == 0
+        assert isinstance(scannable.claim(ask(BERT)), Finished)
+        assert record_of(scannable, OTHER).owner == ANNA
+
+    def test_purge_leaves_abandoned_attempts_alone_unless_asked(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        scannable.claim(ask(ANNA))
+        park(scannable)
+        sleep(2 * SHORT)
+        assert scannable.purge() == 0
+        assert scannable.purge(abandoned_after=LONG) == 0
+        assert record_of(scannable).owner == ANNA
+
+    def test_purge_removes_abandoned_attempts_that_nobody_holds(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        held, live = Identity("purge", "held"), Identity("purge", "live")
+        scannable.claim(ask(ANNA, identity=KEY))
+        scannable.claim(ask(ANNA, identity=held, hold=True))
+        scannable.claim(ask(ANNA, identity=live))
+        park(scannable, identity=KEY)
+        park(scannable, identity=held)
+        sleep(2 * SHORT)
+        assert scannable.purge(abandoned_after=SHORT) == 1
+        assert scannable.get(KEY) is None
+        assert record_of(scannable, held).hold is True
+        assert record_of(scannable, live).owner == ANNA
+        assert isinstance(scannable.claim(ask(BERT)), Claimed)

@@ -1,0 +1,184 @@
+"""Drives a store of either kind by plain calls, so that one test text proves both.
+
+A store for threads is called as it is. The verbs of a store for asyncio run to their end on one
+event loop that belongs to the driver: such a store is bound to the loop that first used it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar, cast
+
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import StoreError
+from semel.stores.base import AsyncStore, Batching, Counts, Page, Scannable, Store
+
+Answer = TypeVar("Answer")
+
+
+class _Everything(Store, Batching, Scannable, Protocol):
+    """What a store may offer; a verb that it does not offer is simply not called."""
+
+
+class StoreDriver:
+    """A `Store` (with whatever its store offers beyond) in front of a store of either kind."""
+
+    def __init__(self, store: Store | AsyncStore) -> None:
+        # An async store answers the same verbs with awaitables, which `_finish` resolves.
+        self._store = cast("_Everything", store)
+        self._runner = asyncio.Runner()
+        self._is_async = inspect.iscoroutinefunction(store.claim)
+
+    def claim(self, ask: ClaimRequest) -> Claim:
+        """Drive `claim`."""
+        return self._finish(self._store.claim(ask))
+
+    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """Drive `renew`."""
+        return self._finish(self._store.renew(identity, owner, lease))
+
+    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Drive `complete`."""
+        return self._finish(self._store.complete(identity, owner, result, ttl))
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> bool:
+        """Drive `fail`."""
+        return self._finish(
+            self._store.fail(
+                identity,
+                owner,
+                error,
+                retryable=retryable,
+                keep_fingerprint=keep_fingerprint,
+                ttl=ttl,
+            )
+        )
+
+    def get(self, identity: Identity) -> Record | None:
+        """Drive `get`."""
+        return self._finish(self._store.get(identity))
+
+    def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
+        """Drive `put`."""
+        return self._finish(self._store.put(identity, result, ttl, owner=owner))
+
+    def touch(self, identity: Identity, ttl: float) -> bool:
+        """Drive `touch`."""
+        return self._finish(self._store.touch(identity, ttl))
+
+    def forget(self, identity: Identity) -> bool:
+        """Drive `forget`."""
+        return self._finish(self._store.forget(identity))
+
+    def close(self) -> None:
+        """Close the store, and the loop it ran on."""
+        try:
+            closing: object = self._store.close()  # type: ignore[func-returns-value]
+            self._finish(closing)
+        finally:
+            self._runner.close()
+
+    # --- Batching ------------------------------------------------------------------------
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """Drive `claim_many`."""
+        return self._finish(self._store.claim_many(asks))
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """Drive `complete_many`."""
+        return self._finish(self._store.complete_many(asks))
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """Drive `renew_many`."""
+        return self._finish(self._store.renew_many(asks))
+
+    def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
+        """Drive `get_many`."""
+        return self._finish(self._store.get_many(identities))
+
+    def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
+        """Drive `put_many`."""
+        return self._finish(self._store.put_many(asks))
+
+    def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
+        """Drive `forget_many`."""
+        return self._finish(self._store.forget_many(identities))
+
+    # --- Scannable -----------------------------------------------------------------------
+
+    def scan(
+        self,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """Drive `scan`."""
+        return self._finish(
+            self._store.scan(scope=scope, prefix=prefix, state=state, limit=limit, cursor=cursor)
+        )
+
+    def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
+        """Drive `stuck`."""
+        return self._finish(self._store.stuck(older_than=older_than, limit=limit))
+
+    def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
+        """Drive `purge`."""
+        return self._finish(self._store.purge(limit=limit, abandoned_after=abandoned_after))
+
+    def counts(self) -> Counts:
+        """Drive `counts`."""
+        return self._finish(self._store.counts())
+
+    # --- many callers at once ------------------------------------------------------------
+
+    def race(self, asks: Sequence[ClaimRequest]) -> list[Claim]:
+        """Send all claims at the same moment, each from a thread or task of its own."""
+        if self._is_async:
+            return self._runner.run(self._gather(asks))
+        ready = threading.Barrier(len(asks))
+
+        def claim(ask: ClaimRequest) -> Claim:
+            ready.wait()
+            return self._finish(self._store.claim(ask))
+
+        with ThreadPoolExecutor(len(asks)) as threads:
+            return list(threads.map(claim, asks))
+
+    async def _gather(self, asks: Sequence[ClaimRequest]) -> list[Claim]:
+        claims = [cast("Awaitable[Claim]", self._store.claim(ask)) for ask in asks]
+        return await asyncio.gather(*claims)
+
+    def _finish(self, answer: Answer) -> Answer:
+        if inspect.isawaitable(answer):
+            return cast("Answer", self._runner.run(_awaited(answer)))
+        return answer
+
+
+async def _awaited(answer: Awaitable[Answer]) -> Answer:
+    return await answer

@@ -1,0 +1,186 @@
+"""Stores that fail on purpose, on top of real ones; twins for threads and asyncio.
+
+store = FaultyStore(MemoryStore())
+store.inject("complete", LoseReply())       # applied, but the caller is told it was not
+...
+assert store.fired("complete") == 1         # the fault really happened
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Record
+from semel.stores.base import AsyncStore, Store
+from semel.testing.faults import Delay, FaultScript, LoseReply, Refuse
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+OPTIONAL_VERBS = (
+    *("claim_many", "complete_many", "renew_many", "get_many", "put_many", "forget_many"),
+    *("scan", "stuck", "purge", "counts"),
+    "wait",
+)
+"""Verbs of the capabilities. A faulty store has those that its store has, set one by one, so that
+`isinstance(store, Batching)` stays as true as it was."""
+
+
+class FaultyStore(FaultScript):
+    """A store for threads whose calls fail as scripted."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+        for verb in OPTIONAL_VERBS:
+            if hasattr(store, verb):
+                setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
+
+    def claim(self, ask: ClaimRequest) -> Claim:
+        """`claim`, or its fault."""
+        return self._meet("claim", self.store.claim, ask)
+
+    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """`renew`, or its fault."""
+        return self._meet("renew", self.store.renew, identity, owner, lease)
+
+    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """`complete`, or its fault."""
+        return self._meet("complete", self.store.complete, identity, owner, result, ttl)
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> bool:
+        """`fail`, or its fault."""
+        return self._meet(
+            "fail",
+            self.store.fail,
+            identity,
+            owner,
+            error,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+            ttl=ttl,
+        )
+
+    def get(self, identity: Identity) -> Record | None:
+        """`get`, or its fault."""
+        return self._meet("get", self.store.get, identity)
+
+    def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
+        """`put`, or its fault."""
+        return self._meet("put", self.store.put, identity, result, ttl, owner=owner)
+
+    def touch(self, identity: Identity, ttl: float) -> bool:
+        """`touch`, or its fault."""
+        return self._meet("touch", self.store.touch, identity, ttl)
+
+    def forget(self, identity: Identity) -> bool:
+        """`forget`, or its fault."""
+        return self._meet("forget", self.store.forget, identity)
+
+    def close(self) -> None:
+        """Close the store; this never fails on purpose."""
+        self.store.close()
+
+    def _meet(
+        self, verb: str, apply: Callable[P, Answer], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Answer:
+        match self._next(verb, args, kwargs):
+            case Refuse(error):
+                raise error
+            case LoseReply(error):
+                apply(*args, **kwargs)
+                raise error
+            case Delay(seconds):
+                time.sleep(seconds)
+        return apply(*args, **kwargs)
+
+
+class AsyncFaultyStore(FaultScript):
+    """A store for asyncio whose calls fail as scripted."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        super().__init__()
+        self.store = store
+        for verb in OPTIONAL_VERBS:
+            if hasattr(store, verb):
+                setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
+
+    async def claim(self, ask: ClaimRequest) -> Claim:
+        """`claim`, or its fault."""
+        return await self._meet("claim", self.store.claim, ask)
+
+    async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """`renew`, or its fault."""
+        return await self._meet("renew", self.store.renew, identity, owner, lease)
+
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """`complete`, or its fault."""
+        return await self._meet("complete", self.store.complete, identity, owner, result, ttl)
+
+    async def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> bool:
+        """`fail`, or its fault."""
+        return await self._meet(
+            "fail",
+            self.store.fail,
+            identity,
+            owner,
+            error,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+            ttl=ttl,
+        )
+
+    async def get(self, identity: Identity) -> Record | None:
+        """`get`, or its fault."""
+        return await self._meet("get", self.store.get, identity)
+
+    async def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
+        """`put`, or its fault."""
+        return await self._meet("put", self.store.put, identity, result, ttl, owner=owner)
+
+    async def touch(self, identity: Identity, ttl: float) -> bool:
+        """`touch`, or its fault."""
+        return await self._meet("touch", self.store.touch, identity, ttl)
+
+    async def forget(self, identity: Identity) -> bool:
+        """`forget`, or its fault."""
+        return await self._meet("forget", self.store.forget, identity)
+
+    async def close(self) -> None:
+        """Close the store; this never fails on purpose."""
+        await self.store.close()
+
+    async def _meet(
+        self, verb: str, apply: Callable[P, Awaitable[Answer]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Answer:
+        match self._next(verb, args, kwargs):
+            case Refuse(error):
+                raise error
+            case LoseReply(error):
+                await apply(*args, **kwargs)
+                raise error
+            case Delay(seconds):
+                await asyncio.sleep(seconds)
+        return await apply(*args, **kwargs)

@@ -1,0 +1,45 @@
+"""One contract, every store, both kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.reference_store import DictStore
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.testing import FakeClock, StoreContract
+
+
+class WithFakeClock(StoreContract):
+    """Stores that take a clock do not make anyone wait."""
+
+    @pytest.fixture
+    def clock(self):
+        return FakeClock()
+
+    @pytest.fixture
+    def sleep(self, clock):
+        return clock.advance
+
+
+class TestTheReferenceStore(WithFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return DictStore(clock)
+
+
+class TestMemory(WithFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return MemoryStore(clock=clock)
+
+
+class TestMemoryByItsOwnClock(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return MemoryStore()
+
+
+class TestAsyncMemory(WithFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return AsyncMemoryStore(clock=clock)
