@@ -52,6 +52,7 @@ NEXT: dict[State | None, dict[str, State | None]] = {
     State.SUCCEEDED: {
         "claim": State.PROCESSING,  # only by another payload under mismatch="replace"
         "complete": State.SUCCEEDED,  # the same owner, sent twice: the same answer
+        "put": State.SUCCEEDED,  # the same owner, sent twice: the same answer
         "touch": State.SUCCEEDED,
         "forget": None,
     },
