@@ -1,7 +1,7 @@
 """The two engines are twins: without `async` and `await`, one reads like the other.
 
-Both files are parsed, the asynchronous one is turned into its plain form by the tables below,
-and the two are compared as text, docstrings included. Comments are free, and so is what each
+The files of `semel.sync` and `semel.aio` are parsed, the asynchronous ones are turned into their
+plain form by the tables below, and each is compared as text with its twin, docstrings included. Comments are free, and so is what each
 side imports from `semel._mirror`, the place for what cannot be the same.
 """
 
@@ -10,6 +10,11 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from pathlib import Path
+
+import pytest
+
+import semel
 
 RENAMED = {
     "__aenter__": "__enter__",
@@ -18,6 +23,7 @@ RENAMED = {
     "__anext__": "__next__",
     "StopAsyncIteration": "StopIteration",
     "aclosing": "closing",
+    "aio": "sync",
     "asynccontextmanager": "contextmanager",
     "open_async_store": "open_store",
 }
@@ -71,6 +77,7 @@ class Plain(ast.NodeTransformer):
         if node.module == MAY_DIFFER:
             return None
         names = {renamed(alias.name) for alias in node.names} - PROMISES.keys()
+        node.module = renamed_text(node.module)
         node.names = [ast.alias(name) for name in sorted(names)]
         return node if names else None
 
@@ -96,13 +103,24 @@ def plain(source: str) -> str:
     return ast.unparse(ast.fix_missing_locations(Plain().visit(ast.parse(source))))
 
 
-def test_without_async_and_await_one_engine_reads_like_the_other(project):
-    package = project / "src" / "semel"
+PACKAGE = Path(semel.__file__).parent
+
+
+def files(side: str) -> set[str]:
+    return {path.name for path in (PACKAGE / side).glob("*.py")}
+
+
+def test_each_file_of_one_engine_has_a_twin_in_the_other():
+    assert files("sync") == files("aio")
+
+
+@pytest.mark.parametrize("name", sorted(files("sync") | files("aio")))
+def test_without_async_and_await_one_engine_reads_like_the_other(name):
     sync, aio = (
-        plain((package / name).read_text(encoding="utf-8")).splitlines()
-        for name in ("sync.py", "aio.py")
+        plain((PACKAGE / side / name).read_text(encoding="utf-8")).splitlines()
+        for side in ("sync", "aio")
     )
-    difference = difflib.unified_diff(sync, aio, "sync.py", "aio.py without async", lineterm="")
+    difference = difflib.unified_diff(sync, aio, "sync", "aio without async", lineterm="")
     assert list(difference) == []
 
 
