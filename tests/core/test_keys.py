@@ -259,6 +259,15 @@ def test_threads_never_get_the_same_owner_id():
     assert len(set(made)) == len(made)
 
 
+def test_after_a_reset_the_old_block_is_not_used_any_more(monkeypatch):
+    blocks = iter([b"a" * 4092, b"b" * 4092])
+    monkeypatch.setattr("os.urandom", lambda size: next(blocks))
+    ids = OwnerIds()
+    assert [ids.next(), ids.next()] == [b"a" * OWNER_BYTES] * 2
+    ids.reset()
+    assert ids.next() == b"b" * OWNER_BYTES
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_that_resets_has_owner_ids_of_its_own(tmp_path: Path):

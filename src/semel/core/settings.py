@@ -1,0 +1,107 @@
+"""Settings: where records are kept and which policy applies, from files, environment and code.
+
+This module decides on precedence. Later wins, field by field:
+
+    preset < semel.toml < semel.{environment}.toml < SEMEL_* variables < code
+
+Every source is read before anything is said, so that one `ConfigError` names all that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from semel.core.layers import PRESETS, Layer, LayerReader, own_variables
+from semel.core.policy import Policy
+from semel.errors import ConfigError
+
+FILE_NAME = "semel.toml"
+DEFAULT_ENVIRONMENT = "default"
+
+_ENVIRONMENT_NAME = re.compile(r"[\w-]+")
+"""It becomes part of a file's name, so it must not lead out of the folder."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that can be configured outside the code."""
+
+    url: str | None
+    """Where records are kept; None when the code brings a store of its own."""
+    prefix: str = "idem:"
+    key_pattern: str | None = None
+    policy: Policy = Policy()
+    scopes: dict[str, Policy] = {}
+    environment: str = DEFAULT_ENVIRONMENT
+    preset: str = "default"
+    disabled: bool = False
+    """True: calls run unprotected; for tests."""
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None, directory: Path | None = None, **overrides: Any
+) -> Settings:
+    """Read the settings; `overrides` are fields of `Settings` given by the code.
+
+    `url=None` among them says that the code brings its own store, so that none is looked for.
+    """
+    reader = LayerReader()
+    variables = own_variables(os.environ if environ is None else environ)
+    named = overrides.pop("environment", variables.pop("SEMEL_ENV", None))
+    config = variables.pop("SEMEL_CONFIG", None)
+    environment = DEFAULT_ENVIRONMENT if named is None else named
+    if not isinstance(environment, str) or not _ENVIRONMENT_NAME.fullmatch(environment):
+        reader.problems.append("SEMEL_ENV: a name is made of letters, digits, _ and -")
+        environment = DEFAULT_ENVIRONMENT
+    folder = Path() if directory is None else directory
+    base = folder / (FILE_NAME if config is None else config)
+
+    layers = [
+        reader.file(base, required=config is not None),
+        reader.file(base.parent / f"{base.stem}.{environment}.toml", required=False),
+        reader.variables(variables),
+        reader.table("code", overrides),
+    ]
+    preset = _choose_preset(named, layers)
+    settings = _merge([reader.table("preset", PRESETS[preset]), *layers])
+    problems = [*reader.problems, *_unfit_for_production(preset, settings.top)]
+    if problems:
+        raise ConfigError("\n  - ".join(["these settings are wrong:", *problems]))
+    return Settings(
+        **{**settings.top, "preset": preset},
+        environment=environment,
+        policy=Policy(**settings.policy),
+        scopes={scope: Policy(**fields) for scope, fields in settings.scopes.items()},
+    )
+
+
+def _choose_preset(environment: str | None, layers: list[Layer]) -> str:
+    """Take the code's word, else the environment's name if it is one, else what a file says."""
+    *files_and_variables, code = (layer.top.get("preset") for layer in layers)
+    by_name = environment if environment in PRESETS else None
+    chosen = [name for name in (*files_and_variables, by_name, code) if name is not None]
+    return chosen[-1] if chosen else "default"
+
+
+def _merge(layers: Iterable[Layer]) -> Layer:
+    merged = Layer({}, {}, {})
+    for layer in layers:
+        merged.top.update(layer.top)
+        merged.policy.update(layer.policy)
+        for scope, fields in layer.scopes.items():
+            merged.scopes.setdefault(scope, {}).update(fields)
+    return merged
+
+
+def _unfit_for_production(preset: str, top: Mapping[str, Any]) -> Iterable[str]:
+    if preset != "production":
+        return
+    if "url" not in top:
+        yield "production needs a store: set SEMEL_URL, or url in semel.toml"
+    elif top["url"] is not None and top["url"].startswith("memory:"):
+        yield "production must not keep its records in memory: they end with the process"

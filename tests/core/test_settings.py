@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from msgspec import UNSET
+
+from semel.core.layers import POLICY_NAMES
+from semel.core.policy import Policy, resolve
+from semel.core.settings import load_settings
+from semel.errors import ConfigError
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(files=None, environ=None, **overrides):
+        for name, text in (files or {}).items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        return load_settings(environ or {}, tmp_path, **overrides)
+
+    return load
+
+
+@pytest.fixture
+def problems(load):
+    def problems(files=None, environ=None, **overrides):
+        with pytest.raises(ConfigError) as refused:
+            load(files, environ, **overrides)
+        first, *lines = str(refused.value).splitlines()
+        assert first == "these settings are wrong:"
+        return [line.removeprefix("  - ") for line in lines]
+
+    return problems
+
+
+# --- presets -----------------------------------------------------------------------------
+
+
+def test_without_any_source_the_default_preset_applies(load):
+    settings = load()
+    assert settings.url == "sqlite:///semel.db"
+    assert settings.prefix == "idem:"
+    assert settings.key_pattern is None
+    assert settings.policy == Policy()
+    assert settings.scopes == {}
+    assert (settings.environment, settings.preset) == ("default", "default")
+    assert settings.disabled is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "url", "ttl"),
+    [
+        ("default", "sqlite:///semel.db", 86400.0),
+        ("development", "sqlite:///semel-dev.db", 3600.0),
+        ("test", "memory://", 300.0),
+    ],
+)
+def test_a_known_environment_picks_its_preset(load, environment, url, ttl):
+    settings = load(environ={"SEMEL_ENV": environment})
+    assert settings.url == url
+    assert resolve(settings.policy).ttl == ttl
+    assert settings.preset == settings.environment == environment
+
+
+def test_production_needs_a_url(problems):
+    assert problems(environ={"SEMEL_ENV": "production"}) == [
+        "production needs a store: set SEMEL_URL, or url in semel.toml"
+    ]
+
+
+def test_production_refuses_memory(problems):
+    assert problems(environ={"SEMEL_ENV": "production", "SEMEL_URL": "memory://"}) == [
+        "production must not keep its records in memory: they end with the process"
+    ]
+
+
+def test_production_takes_a_real_store_or_one_that_the_code_brings(load):
+    production = {"SEMEL_ENV": "production"}
+    assert load(environ={**production, "SEMEL_URL": "redis://localhost"}).url == "redis://localhost"
+    assert load(environ=production, url=None).url is None
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "overrides", "preset"),
+    [
+        ({"semel.toml": 'preset = "development"'}, {}, {}, "development"),
+        ({"semel.toml": 'preset = "development"'}, {"SEMEL_ENV": "staging"}, {}, "development"),
+        ({"semel.toml": 'preset = "development"'}, {"SEMEL_ENV": "test"}, {}, "test"),
+        ({"semel.toml": 'preset = "development"'}, {"SEMEL_ENV": "default"}, {}, "default"),
+        (
+            {"semel.toml": 'preset = "default"', "semel.ci.toml": 'preset = "test"'},
+            {"SEMEL_ENV": "ci"},
+            {},
+            "test",
+        ),
+        ({}, {"SEMEL_ENV": "production"}, {"preset": "test"}, "test"),
+    ],
+)
+def test_the_code_then_the_environment_then_a_file_chooses_the_preset(
+    load, files, environ, overrides, preset
+):
+    assert load(files, environ, **overrides).preset == preset
+
+
+# --- precedence --------------------------------------------------------------------------
+
+SOURCES = [
+    ("files", {"semel.toml": 'url = "redis://base"\n[policy]\nttl = 1'}),
+    ("files", {"semel.ci.toml": 'url = "redis://ci"\n[policy]\nttl = 2'}),
+    ("environ", {"SEMEL_URL": "redis://variable", "SEMEL_TTL": "3"}),
+    ("overrides", {"url": "redis://code", "policy": Policy(ttl=4)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "url", "ttl"),
+    [
+        (1, "redis://base", 1.0),
+        (2, "redis://ci", 2.0),
+        (3, "redis://variable", 3.0),
+        (4, "redis://code", 4.0),
+    ],
+)
+def test_each_source_wins_over_the_ones_before_it(load, count, url, ttl):
+    given = {"files": {}, "environ": {"SEMEL_ENV": "ci"}, "overrides": {}}
+    for kind, content in SOURCES[:count]:
+        given[kind].update(content)
+    settings = load(given["files"], given["environ"], **given["overrides"])
+    assert (settings.url, settings.policy.ttl) == (url, ttl)
+
+
+def test_sources_are_laid_over_each_other_field_by_field(load):
+    settings = load(
+        {
+            "semel.toml": "[policy]\nttl = 1\n[scopes.orders]\nlease = 10\nttl = 20",
+            "semel.ci.toml": '[scopes.orders]\nttl = 30\n[scopes.mail]\npreset = "message"',
+        },
+        {"SEMEL_ENV": "ci", "SEMEL_LEASE": "5s"},
+        policy=Policy(store_timeout=9),
+        scopes={"orders": Policy(failure=lambda error: "final"), "jobs": {"preset": "job"}},
+    )
+    assert settings.policy == Policy(ttl=1, lease=5, store_timeout=9)
+    orders = settings.scopes["orders"]
+    assert (orders.lease, orders.ttl) == (10.0, 30.0)
+    assert callable(orders.failure)
+    assert settings.scopes["mail"] == Policy.preset("message")
+    assert settings.scopes["jobs"] == Policy.job()
+
+
+def test_an_explicit_value_equal_to_the_default_still_wins(load):
+    settings = load(
+        {"semel.toml": "[policy]\nttl = 60"}, {"SEMEL_TTL": "24h", "SEMEL_DUPLICATE": "replay"}
+    )
+    assert settings.policy.ttl == 86400.0
+    assert settings.policy.duplicate == "replay"
+    assert settings.policy.lease is UNSET
+
+
+def test_a_scope_may_start_from_a_preset_and_say_more(load):
+    settings = load({"semel.toml": '[scopes."orders.create"]\nttl = "7d"\npreset = "payment"'})
+    policy = settings.scopes["orders.create"]
+    assert policy.ttl == 7 * 86400.0
+    assert policy.abandoned == "hold"
+
+
+# --- files -------------------------------------------------------------------------------
+
+
+def test_the_base_file_may_be_elsewhere_and_its_environment_file_is_beside_it(load, tmp_path):
+    elsewhere = tmp_path / "etc"
+    elsewhere.mkdir()
+    (elsewhere / "shop.toml").write_text('prefix = "shop:"\nurl = "redis://base"')
+    (elsewhere / "shop.ci.toml").write_text('url = "redis://ci"')
+    settings = load(environ={"SEMEL_CONFIG": "etc/shop.toml", "SEMEL_ENV": "ci"})
+    assert (settings.prefix, settings.url) == ("shop:", "redis://ci")
+
+
+def test_a_config_file_that_was_named_must_exist(problems, tmp_path):
+    assert problems(environ={"SEMEL_CONFIG": "gone.toml"}) == [
+        f"SEMEL_CONFIG: there is no file {tmp_path / 'gone.toml'}"
+    ]
+
+
+def test_a_file_that_is_not_toml_is_named_with_its_line(problems):
+    (line,) = problems({"semel.toml": "url = 1\nttl = = 2"})
+    assert line.startswith("semel.toml: is not valid TOML: ")
+    assert "line 2" in line
+
+
+def test_a_file_that_is_not_utf8_is_named(problems, tmp_path):
+    (tmp_path / "semel.toml").write_bytes(b'url = "\xff"')
+    (line,) = problems()
+    assert line.startswith("semel.toml: is not valid TOML: 'utf-8' codec")
+
+
+def test_a_file_that_cannot_be_read_is_named(problems, tmp_path):
+    (tmp_path / "semel.toml").mkdir()
+    (line,) = problems()
+    assert line.startswith("semel.toml: cannot be read: ")
+
+
+def test_the_current_folder_and_environment_are_read_by_default(tmp_path, monkeypatch):
+    (tmp_path / "semel.toml").write_text('prefix = "here:"')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMEL_URL", "memory://")
+    settings = load_settings()
+    assert (settings.prefix, settings.url) == ("here:", "memory://")
+
+
+# --- values ------------------------------------------------------------------------------
+
+TEXTS = {
+    "duplicate": ("reject", "reject"),
+    "concurrent": ("reject", "reject"),
+    "failure": ("final", "final"),
+    "abandoned": ("hold", "hold"),
+    "mismatch": ("replace", "replace"),
+    "store_error": ("open", "open"),
+    "ttl": ("7d", 604800.0),
+    "failed_ttl": ("10m", 600.0),
+    "lease": ("30s", 30.0),
+    "wait_timeout": ("2.5", 2.5),
+    "wait_interval": ("250ms", 0.25),
+    "wait_interval_max": ("1", 1.0),
+    "max_attempts": ("3", 3),
+    "max_result_bytes": ("0", 0),
+    "codec": ("json", "json"),
+    "store_timeout": ("24h", 86400.0),
+    "message": ("none", "none"),
+    "payload_required": ("Yes", True),
+}
+
+
+def test_every_policy_field_that_can_be_text_is_tried_here():
+    assert set(TEXTS) == set(POLICY_NAMES)
+    assert set(Policy.__struct_fields__) - set(POLICY_NAMES) == {"not_done"}
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_every_policy_field_has_a_variable(load, name):
+    text, value = TEXTS[name]
+    settings = load(environ={f"SEMEL_{name.upper()}": text})
+    assert getattr(settings.policy, name) == value
+
+
+@pytest.mark.parametrize("name", ["wait_timeout", "max_attempts"])
+def test_none_is_written_as_a_word(load, name):
+    settings = load({"semel.toml": f'[policy]\n{name} = "none"'})
+    assert getattr(settings.policy, name) is None
+    settings = load({"semel.toml": f"[policy]\n{name} = 2"}, {f"SEMEL_{name.upper()}": "None"})
+    assert getattr(settings.policy, name) is None
+
+
+def test_the_code_may_give_durations_as_timedelta(load):
+    assert load(policy={"ttl": timedelta(minutes=1)}).policy.ttl == 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "disabled"),
+    [
+        ("1", True),
+        ("true", True),
+        ("YES", True),
+        ("on", True),
+        ("0", False),
+        ("False", False),
+        ("no", False),
+        ("off", False),
+    ],
+)
+def test_disabled_is_said_in_the_usual_words(load, text, disabled):
+    assert load({"semel.toml": "disabled = true"}, {"SEMEL_DISABLED": text}).disabled is disabled
+
+
+def test_an_empty_variable_counts_as_not_set(load):
+    assert (
+        load({"semel.toml": 'url = "redis://base"'}, {"SEMEL_URL": "", "SEMEL_TTL": ""}).url
+        == "redis://base"
+    )
+
+
+def test_other_variables_and_those_of_kubernetes_are_left_alone(load):
+    load(
+        environ={
+            "PATH": "/bin",
+            "SEMEL_PORT": "tcp://10.0.0.1",
+            "SEMEL_PORT_80_TCP": "x",
+            "SEMEL_SERVICE_HOST": "x",
+        }
+    )
+
+
+def test_key_pattern_and_prefix_are_carried(load):
+    settings = load(
+        {"semel.toml": 'key_pattern = "a"'}, {"SEMEL_KEY_PATTERN": "[a-z]+", "SEMEL_PREFIX": "p:"}
+    )
+    assert (settings.key_pattern, settings.prefix) == ("[a-z]+", "p:")
+    assert load(key_pattern=None).key_pattern is None
+
+
+# --- problems ----------------------------------------------------------------------------
+
+
+def test_everything_that_is_wrong_is_named_at_once_with_its_source(problems):
+    found = problems(
+        {
+            "semel.toml": (
+                'url = 5\nprefx = "x:"\npolicy = 3\n'
+                '[scopes."a b"]\nttl = 1\n[scopes.orders]\npreset = "gold"\nlease = "soon"\n'
+            ),
+            "semel.ci.toml": 'preset = "staging"\nscopes = "all"\n[policy]\nttl = true\ncolour = "red"\n',
+        },
+        {
+            "SEMEL_ENV": "ci",
+            "SEMEL_TLL": "60",
+            "SEMEL_DISABLED": "perhaps",
+            "SEMEL_MAX_ATTEMPTS": "three",
+            "SEMEL_KEY_PATTERN": "(",
+            "SEMEL_RAINBOW": "1",
+        },
+        zebra=1,
+        scopes={5: Policy()},
+    )
+    beginnings = [
+        "semel.toml: url: must be a text, not int",
+        "semel.toml: prefx: is not known; did you mean prefix?",
+        "semel.toml: policy: must be a table, not int",
+        "semel.toml: scopes: the scope (3 characters) has whitespace",
+        'semel.toml: scopes."orders".preset: no policy preset is called',
+        'semel.toml: scopes."orders".lease: must be seconds or a text such as 250ms',
+        "semel.ci.toml: preset: must be one of default, development, test, production",
+        "semel.ci.toml: scopes: must be a table, not str",
+        "semel.ci.toml: policy.ttl: policy field ttl must be a number of seconds",
+        "semel.ci.toml: policy.colour: is not known; known are: duplicate, ",
+        "SEMEL_TLL: is not known; did you mean SEMEL_TTL?",
+        "SEMEL_DISABLED: must be true or false; a variable may say 1, true, yes, on, 0",
+        "SEMEL_MAX_ATTEMPTS: policy field max_attempts must be a whole number",
+        "SEMEL_KEY_PATTERN: the key pattern is not a regular expression",
+        "SEMEL_RAINBOW: is not known; known are: SEMEL_URL, SEMEL_PREFIX, ",
+        "code: zebra: is not known; known are: url, ",
+        "code: scopes: the scope must be a str, not int",
+    ]
+    for beginning, line in zip(beginnings, found, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_an_unquoted_scope_with_a_dot_is_explained(problems):
+    (line,) = problems({"semel.toml": "[scopes.orders.create]\nttl = 1"})
+    assert line.startswith('semel.toml: scopes."orders".create: is not known; a scope with a dot')
+    assert line.endswith('[scopes."orders.create"]')
+
+
+@pytest.mark.parametrize("name", ["../etc", "a/b", "a b", ".", 5])
+def test_an_environment_name_cannot_lead_out_of_the_folder(problems, name):
+    assert problems(environment=name) == ["SEMEL_ENV: a name is made of letters, digits, _ and -"]
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "٣", "9" * 5000])
+def test_a_variable_that_is_no_sensible_whole_number_is_named(problems, text):
+    (line,) = problems(environ={"SEMEL_MAX_ATTEMPTS": text})
+    assert line.startswith("SEMEL_MAX_ATTEMPTS: policy field max_attempts must be a whole number")
+    assert len(line) < 200
+
+
+def test_a_url_is_never_repeated_in_an_error(problems):
+    found = problems(environ={"SEMEL_URL": "redis://:secret@host", "SEMEL_TTL": "x"})
+    assert "secret" not in "".join(found)
+
+
+def test_importing_the_settings_does_not_import_a_toml_parser():
+    code = (
+        "import sys, semel.core.settings;print(sorted({'tomllib', 'difflib'} & set(sys.modules)))"
+    )
+    # A coverage run measures child processes too, and coverage itself imports tomllib.
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ
+    )
+    assert done.stdout.strip() == "[]"
