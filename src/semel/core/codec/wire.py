@@ -1,0 +1,131 @@
+"""The codecs: a value becomes a tree, the tree becomes bytes, and all of it back.
+
+First result and replay are equal in value and type, without a hint. Nothing is pickled, and stored
+content never causes an import. Every failure is a `SerializationError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol
+
+import msgspec
+
+from semel.core.codec import formats, kinds
+from semel.core.codec.names import Names
+from semel.core.codec.walk import Reader, ReadTree, Tree, Writer, WriteTree
+from semel.core.refusal import Refused
+from semel.errors import ConfigError, SerializationError
+
+
+class Codec(Protocol):
+    """Turns results into bytes and back; `name` is stored with the bytes and includes a version."""
+
+    @property
+    def name(self) -> str:
+        """Name and version of the format, like `json/1`."""
+        ...
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
+        """Encode a result; `context` is the identity it belongs to, `hint` its declared type."""
+        ...
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
+        """Read a result back, equal in value and type."""
+        ...
+
+
+class _Wire(NamedTuple):
+    """The bytes of a tree, one way and the other."""
+
+    writers: Mapping[type, WriteTree]
+    pack: Callable[[Tree], bytes]
+    unpack: Callable[[bytes], Tree]
+    tag_bytes: bytes
+    """How a tag begins in the data; where it is absent, the tree is the value."""
+
+
+class _TreeCodec:
+    """What the plain codecs share: all but the bytes of a tree."""
+
+    name: ClassVar[str]
+    _wire: ClassVar[_Wire]
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
+        """Encode a result, or say which part of it cannot be stored."""
+        del context  # plain bytes can be read anywhere
+        try:
+            return self._wire.pack(Writer(self._wire.writers, Names(hint)).tree(value))
+        except Refused as refused:
+            raise refused.as_error("result") from None
+        except Exception as error:  # the user's classes and encoders run here: any error may come
+            raise SerializationError(f"the result cannot be stored: {error!r}") from error
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> Any:
+        """Read a result back, or say why it cannot be read."""
+        del context
+        try:
+            tree = self._wire.unpack(data)
+            if self._wire.tag_bytes not in data:
+                return tree
+            return Reader(_READERS, Names(hint)).value(tree)
+        except Refused as refused:
+            raise SerializationError(f"the stored result cannot be read: {refused}") from None
+        except Exception as error:  # damaged bytes, and classes that have changed: any may come
+            raise SerializationError(f"the stored result cannot be read: {error!r}") from error
+
+
+def _refuse_extension(code: int, _: memoryview) -> NoReturn:
+    raise Refused(f"MessagePack extension {code} was not written by semel")
+
+
+_READERS: Final[Mapping[str, ReadTree]] = formats.READERS | kinds.READERS
+
+
+class JsonCodec(_TreeCodec):
+    """JSON that other tools can read; the default."""
+
+    name = "json/1"
+    _wire = _Wire(
+        writers=formats.JSON_WRITERS | {object: kinds.write_object},
+        pack=msgspec.json.Encoder().encode,
+        unpack=msgspec.json.Decoder().decode,
+        tag_bytes=b'"$"',
+    )
+
+
+class MsgpackCodec(_TreeCodec):
+    """MessagePack: smaller, and bytes as they are."""
+
+    name = "msgpack/1"
+    _wire = _Wire(
+        writers=formats.MSGPACK_WRITERS | {object: kinds.write_object},
+        pack=msgspec.msgpack.Encoder().encode,
+        unpack=msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode,
+        tag_bytes=b"\xa1$",
+    )
+
+
+_BY_SHORT_NAME: Final[Mapping[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec()}
+_BY_STORED_NAME: Final[Mapping[str, Codec]] = {
+    codec.name: codec for codec in _BY_SHORT_NAME.values()
+}
+
+
+def codec_named(name: str) -> Codec:
+    """Give the codec that a policy names: `json` or `msgpack`."""
+    codec = _BY_SHORT_NAME.get(name)
+    if codec is None:
+        known = ", ".join(_BY_SHORT_NAME)
+        raise ConfigError(f"no codec is called {name!r}; known: {known}, or pass a codec object")
+    return codec
+
+
+def decoder_for(stored_name: str, extra: Mapping[str, Codec]) -> Codec:
+    """Give the codec that wrote a result, by its stored name; `extra` are the caller's own."""
+    codec = extra.get(stored_name, _BY_STORED_NAME.get(stored_name))
+    if codec is None:
+        raise SerializationError(
+            f"the stored result was written by the codec {stored_name!r}, which is not known here"
+        )
+    return codec

@@ -1,0 +1,94 @@
+"""Results that only key holders can read, and only under the identity they were stored for.
+
+AES-GCM with a fresh 96-bit nonce. The data is `length of key id | key id | nonce | ciphertext`; key
+id, codec name and context are authenticated with it, so that a result cannot be moved to another
+record or passed off as written by another codec. Errors tell nothing but that it did not work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from semel.core.codec import Codec, JsonCodec
+from semel.errors import ConfigError, SerializationError
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        "EncryptedCodec needs the package cryptography: pip install 'semel[encryption]'"
+    ) from missing
+
+KEY_LENGTHS: Final = (16, 24, 32)
+NONCE_BYTES: Final = 12
+KEY_ID_LIMIT: Final = 255
+
+
+class EncryptedCodec:
+    """Encrypts what another codec writes; every key in `keys` reads, `primary` writes.
+
+    To rotate: add a key and make it primary; remove the old one when its last record has expired.
+    """
+
+    def __init__(
+        self, inner: Codec | None = None, *, keys: Mapping[str, bytes], primary: str
+    ) -> None:
+        self._inner: Codec = JsonCodec() if inner is None else inner
+        self.name = f"aesgcm/1+{self._inner.name}"
+        self._ciphers = {_key_id(name): _cipher(name, key) for name, key in keys.items()}
+        self._primary = _key_id(primary)
+        if self._primary not in self._ciphers:
+            raise ConfigError(f"the primary key {primary!r} is not among the keys")
+
+    def __repr__(self) -> str:
+        return f"EncryptedCodec({self.name!r})"
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
+        """Encode with the inner codec, then encrypt with the primary key."""
+        plain = self._inner.encode(value, context, hint)
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = self._ciphers[self._primary].encrypt(
+            nonce, plain, self._associated(self._primary, context)
+        )
+        return _prefixed(self._primary) + nonce + sealed
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
+        """Decrypt with the key that the data names, then read with the inner codec."""
+        key_id, nonce, sealed = _split(data)
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            raise SerializationError("the stored result was encrypted with a key not known here")
+        try:
+            plain = cipher.decrypt(nonce, sealed, self._associated(key_id, context))
+        except (InvalidTag, ValueError):  # ValueError: cut so short that not even a tag is left
+            raise SerializationError("the stored result could not be decrypted") from None
+        return self._inner.decode(plain, context, hint)
+
+    def _associated(self, key_id: bytes, context: bytes) -> bytes:
+        return _prefixed(self.name.encode()) + _prefixed(key_id) + context
+
+
+def _key_id(name: str) -> bytes:
+    encoded = name.encode()
+    if not 0 < len(encoded) <= KEY_ID_LIMIT:
+        raise ConfigError(f"a key id has 1 to {KEY_ID_LIMIT} bytes; got {len(encoded)}")
+    return encoded
+
+
+def _cipher(name: str, key: bytes) -> AESGCM:
+    if len(key) not in KEY_LENGTHS:
+        raise ConfigError(f"key {name!r} has {len(key)} bytes; AES takes 16, 24 or 32")
+    return AESGCM(key)
+
+
+def _prefixed(part: bytes) -> bytes:
+    return bytes([len(part)]) + part
+
+
+def _split(data: bytes) -> tuple[bytes, bytes, bytes]:
+    start = 1 + data[0] if data else 0
+    end = start + NONCE_BYTES
+    return data[1:start], data[start:end], data[end:]

@@ -1,0 +1,220 @@
+"""The digest that tells one payload from another.
+
+Two payloads are the same when their canonical JSON is the same: keys sorted, a tuple like a list,
+a data class like the dict of its fields, a date like its ISO text. 1, 1.0 and true are three
+payloads. Raw bytes are hashed as they are, apart from everything JSON. Nothing here is ever read
+back, but a change of this format makes every stored fingerprint a mismatch: golden tests hold it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import hashlib
+import hmac
+import math
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import msgspec
+
+from semel.core.foreign import dataclass_fields, is_dataclass, is_pydantic_model
+from semel.core.records import FINGERPRINT_BYTES
+from semel.core.refusal import Refused, check_text, type_name
+from semel.errors import SerializationError
+
+_RAW = b"raw\0"
+_RAW_TYPES = (bytes, bytearray, memoryview)
+_JSON = b"json\0"
+
+_MARK = "\0semel"
+"""Key of the objects that stand for what JSON has no form for."""
+
+_ATOMS = frozenset(
+    {
+        type(None),
+        bool,
+        bytes,
+        bytearray,
+        memoryview,
+        decimal.Decimal,
+        uuid.UUID,
+        dt.datetime,
+        dt.date,
+        dt.time,
+        dt.timedelta,
+    }
+)
+"""Types that msgspec writes by itself, each in one way."""
+
+_DECIMAL_BITS = 2048
+"""Python may refuse to write longer integers in decimal; hexadecimal has no such limit."""
+
+_MSGPACK_NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""How MessagePack begins every inf and nan."""
+
+
+def fingerprint(payload: object, secret: bytes | None = None) -> bytes:
+    """Digest a payload to 16 bytes; with a secret, nobody else can compute or guess it."""
+    if isinstance(payload, _RAW_TYPES):
+        return _digest(_RAW + bytes(payload), secret)
+    return _digest(_JSON + _canonical_json(payload), secret)
+
+
+def _digest(message: bytes, secret: bytes | None) -> bytes:
+    if secret is None:
+        return hashlib.sha256(message).digest()[:FINGERPRINT_BYTES]
+    return hmac.digest(secret, message, "sha256")[:FINGERPRINT_BYTES]
+
+
+def _canonical_json(payload: object) -> bytes:
+    try:
+        text = _JSON_ENCODER.encode(payload)
+    except Exception:  # noqa: BLE001 - whatever it is, the careful way finds and names it
+        return _careful_json(payload)
+    # Two things msgspec writes without complaint but not uniquely: nan and inf become null, and
+    # sets of sets are "sorted" by inclusion, which is no order.
+    if (b"null" in text and _has_non_finite(payload)) or b"[[" in text:
+        return _careful_json(payload)
+    return text
+
+
+def _has_non_finite(payload: object) -> bool:
+    """MessagePack keeps the floats that JSON turns to null; a chance match only costs time."""
+    try:
+        packed = _MSGPACK_ENCODER.encode(payload)
+    except (OverflowError, RecursionError):  # an integer beyond 64 bits; a shorter stack
+        return True
+    return _MSGPACK_NON_FINITE.search(packed) is not None
+
+
+def _careful_json(payload: object) -> bytes:
+    """Take any payload that has a canonical form, or say which part has none."""
+    try:
+        return _JSON_ENCODER.encode(_plain(payload))
+    except Refused as refused:
+        raise refused.as_error("payload") from None
+    except RecursionError:
+        raise SerializationError("the payload is nested too deeply, or contains itself") from None
+    except Exception as error:  # the caller's own classes run here: any error may come
+        raise SerializationError(f"the payload cannot be read: {error}") from error
+
+
+def _open(value: Any) -> object:
+    """Turn an object that msgspec does not know into one that it does (its `enc_hook`)."""
+    if is_pydantic_model(type(value)):
+        # Not mode="json": that would give two secrets the same stars.
+        return value.model_dump()
+    raise TypeError
+
+
+_JSON_ENCODER = msgspec.json.Encoder(order="sorted", enc_hook=_open)
+_MSGPACK_ENCODER = msgspec.msgpack.Encoder(order="sorted", enc_hook=_open)
+
+
+# --- the careful way ---------------------------------------------------------------------
+
+
+def _plain(value: object) -> object:
+    """Rebuild a value from what msgspec writes in exactly one way."""
+    if type(value) in _ATOMS:
+        return value
+    for types, rebuild in _RULES:
+        if isinstance(value, types):
+            return rebuild(value)
+    return _object(value)
+
+
+def _text(value: str) -> str:
+    check_text(value)
+    return str.__str__(value)
+
+
+def _integer(value: int) -> object:
+    return int(value) if value.bit_length() <= _DECIMAL_BITS else {_MARK: hex(value)}
+
+
+def _float(value: float) -> object:
+    return float(value) if math.isfinite(value) else {_MARK: float.__repr__(value)}
+
+
+def _iso(value: dt.date | dt.time) -> str:
+    """Write a subclass (pendulum, freezegun) as msgspec writes the real one."""
+    text = value.isoformat()
+    return f"{text[:-6]}Z" if text.endswith("+00:00") else text
+
+
+def _set(values: AbstractSet[object]) -> list[object]:
+    return sorted((_plain(value) for value in values), key=_JSON_ENCODER.encode)
+
+
+def _items(values: Sequence[object]) -> list[object]:
+    plain: list[object] = []
+    try:
+        for value in values:
+            plain.append(_plain(value))  # noqa: PERF401 - its length is the position of a failure
+    except Refused as refused:
+        raise refused.inside(f"[{len(plain)}]") from None
+    return plain
+
+
+def _mapping(value: Mapping[object, object]) -> object:
+    pairs: list[tuple[Any, object]] = []
+    for key, item in value.items():
+        try:
+            pairs.append((_plain(key), _plain(item)))
+        except Refused as refused:
+            raise refused.inside(f"[{key!r}]") from None
+    if all(type(key) is str for key, _ in pairs):
+        return dict(pairs)
+    return {_MARK: sorted(pairs, key=_JSON_ENCODER.encode)}
+
+
+def _struct(value: msgspec.Struct) -> object:
+    config = value.__struct_config__
+    plain = _fields(value, value.__struct_fields__, value.__struct_encode_fields__)
+    if config.tag_field is not None:
+        plain[config.tag_field] = config.tag
+    return plain
+
+
+def _object(value: object) -> object:
+    cls = type(value)
+    if is_dataclass(cls):
+        names = [field.name for field in dataclass_fields(cls)]
+        return _fields(value, names, names)
+    if is_pydantic_model(cls):
+        return _plain(_open(value))
+    raise Refused(f"{type_name(cls)} has no canonical form; give a payload of plain data")
+
+
+def _fields(value: object, names: Sequence[str], keys: Sequence[str]) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    for name, key in zip(names, keys, strict=True):
+        item = getattr(value, name, msgspec.UNSET)
+        if item is msgspec.UNSET:
+            continue
+        try:
+            plain[key] = _plain(item)
+        except Refused as refused:
+            raise refused.inside(f".{name}") from None
+    return plain
+
+
+_RULES: tuple[tuple[Any, Callable[[Any], object]], ...] = (
+    (enum.Enum, lambda member: _plain(member.value)),
+    (str, _text),
+    (int, _integer),
+    (float, _float),
+    (_RAW_TYPES, bytes),
+    (AbstractSet, _set),
+    (Mapping, _mapping),
+    (Sequence, _items),
+    ((dt.date, dt.time), _iso),
+    (msgspec.Struct, _struct),
+)
+"""What the first matching type is rebuilt as; a string is a sequence too, so the order counts."""
