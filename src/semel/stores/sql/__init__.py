@@ -1,0 +1,9 @@
+"""Stores on SQL databases: one table, one flow of verbs, one dialect module each.
+
+verbs        what each verb does, as generators that yield statements and receive rows
+rows         how a record looks as a row
+sqlite_*     the statements of SQLite, its connection, its errors
+combining    many threads, one transaction
+writing      many tasks, one writer thread, one transaction
+store, aio   the store classes, thin, over any of these
+"""

@@ -1,0 +1,127 @@
+"""How a record looks as a row of the table, and back.
+
+The columns that everybody's idempotency table has come first, under their usual names; ours
+follow. Times are whole microseconds since the epoch: SQL compares and indexes them exactly, where
+a float would round and a text would depend on its format.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from semel.core.records import Encoded, Identity, Record, State
+from semel.errors import StoreError
+
+FORMAT = 1
+"""Version of the row's content; rows of a newer version are refused, not guessed at."""
+
+COLUMNS: Final = (
+    "idem_key",
+    "biz_type",
+    "payload_hash",
+    "status",
+    "result_payload",
+    "expire_at",
+    "created_at",
+    "updated_at",
+    "codec",
+    "retryable",
+    "owner",
+    "number",
+    "fence",
+    "hold",
+    "lease_until",
+    "superseded",
+    "format",
+)
+
+Row: TypeAlias = tuple[Any, ...]
+
+MICROSECONDS = 1_000_000
+
+
+def to_row(record: Record) -> Row:
+    """Write a record in the order of `COLUMNS`."""
+    outcome = record.outcome
+    return (
+        record.identity.key,
+        record.identity.scope,
+        record.fingerprint,
+        int(record.state),
+        None if outcome is None else outcome.data,
+        _stamp(record.expires_at),
+        stamp(record.created_at),
+        stamp(record.updated_at),
+        None if outcome is None else outcome.codec,
+        record.retryable,
+        record.owner,
+        record.number,
+        record.fence,
+        record.hold,
+        _stamp(record.lease_until),
+        msgspec.msgpack.encode(record.superseded) if record.superseded else None,
+        FORMAT,
+    )
+
+
+def to_record(row: Row, now: float) -> Record:
+    """Read a row back, as seen at `now`."""
+    (
+        key,
+        scope,
+        fingerprint,
+        state,
+        data,
+        expires_at,
+        created_at,
+        updated_at,
+        codec,
+        retryable,
+        owner,
+        number,
+        fence,
+        hold,
+        lease_until,
+        superseded,
+        version,
+    ) = row
+    if version > FORMAT:
+        raise StoreError(
+            f"the record of {scope!r} / {key!r} was written by a newer version of semel "
+            f"(format {version}, this one reads {FORMAT}): upgrade this program"
+        )
+    return Record(
+        identity=Identity(scope, key),
+        state=State(state),
+        owner=owner,
+        number=number,
+        fence=fence,
+        hold=bool(hold),
+        created_at=seconds(created_at),
+        updated_at=seconds(updated_at),
+        now=now,
+        fingerprint=fingerprint,
+        superseded=()
+        if superseded is None
+        else msgspec.msgpack.decode(superseded, type=tuple[bytes, ...]),
+        lease_until=None if lease_until is None else seconds(lease_until),
+        expires_at=None if expires_at is None else seconds(expires_at),
+        outcome=None if codec is None else Encoded(codec, data),
+        retryable=bool(retryable),
+    )
+
+
+def stamp(moment: float) -> int:
+    """Turn seconds into the table's microseconds."""
+    return round(moment * MICROSECONDS)
+
+
+def seconds(stored: int) -> float:
+    """Turn the table's microseconds into seconds."""
+    return stored / MICROSECONDS
+
+
+def _stamp(moment: float | None) -> int | None:
+    return None if moment is None else stamp(moment)

@@ -1,0 +1,113 @@
+"""`sqlite:///path`: one file, several processes on one machine, nothing to install.
+
+`sqlite:///semel.db` is relative to the working directory, `sqlite:////var/lib/semel.db` absolute.
+Options in the URL: `table`, `synchronous` (FULL, or NORMAL: the last commits may be lost when the
+machine, not the program, goes down) and `timeout`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.errors import ConfigError
+from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.sql.aio import AsyncSQLStore
+from semel.stores.sql.combining import Combiner
+from semel.stores.sql.sqlite_session import Session
+from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
+from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
+from semel.stores.sql.store import SQLStore
+from semel.stores.sql.verbs import Verbs
+from semel.stores.sql.writing import Writer
+from semel.stores.urls import merge_options, split_url
+
+OPTIONS: Final = frozenset({"table", "synchronous", "timeout", "trace", "clock"})
+
+
+def open_store(url: str, *, prefix: str, timeout: float, **options: Any) -> SQLiteStore:
+    """Open a store for threads; the file is opened by the first call."""
+    path, arguments = _arguments(url, timeout, options)
+    return SQLiteStore(path, prefix=prefix, **arguments)
+
+
+def open_async_store(url: str, *, prefix: str, timeout: float, **options: Any) -> AsyncSQLiteStore:
+    """Open a store for asyncio; the file is opened by the first call."""
+    path, arguments = _arguments(url, timeout, options)
+    return AsyncSQLiteStore(path, prefix=prefix, **arguments)
+
+
+class SQLiteStore(SQLStore):
+    """A store for threads, which share their commits.
+
+    It takes a path, or `connection=` of the application, which must not be in a transaction when
+    the store is used and is never closed by it. Stores with different prefixes may share a table
+    and never see each other's records. `trace` is told every statement. Times are the host's.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        connection: sqlite3.Connection | None = None,
+        prefix: str = DEFAULT_PREFIX,
+        table: str = DEFAULT_TABLE,
+        timeout: float = DEFAULT_TIMEOUT,
+        synchronous: str = "FULL",
+        trace: Trace | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        records = SQLiteTable(table, prefix, clock)
+        if connection is None and path is not None:
+            source: FileSource | GivenSource = FileSource(
+                path, records, timeout=timeout, synchronous=synchronous, trace=trace
+            )
+        elif connection is not None and path is None:
+            source = GivenSource(connection, records, timeout=timeout)
+        else:
+            raise ConfigError("an SQLite store takes a path or a connection, one of them")
+        super().__init__(Verbs(records), Combiner(Session(source), timeout))
+
+
+class AsyncSQLiteStore(AsyncSQLStore):
+    """A store for asyncio: a writer thread of its own serves all tasks, many in one commit.
+
+    The arguments are those of `SQLiteStore`, but for `connection`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        table: str = DEFAULT_TABLE,
+        timeout: float = DEFAULT_TIMEOUT,
+        synchronous: str = "FULL",
+        trace: Trace | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        records = SQLiteTable(table, prefix, clock)
+        source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
+        super().__init__(Verbs(records), Writer(Session(source), timeout))
+
+
+def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    address, in_url = split_url(url)
+    if not address.startswith("/"):
+        raise ConfigError(f"{url}: write sqlite:///semel.db, or sqlite:////var/lib/semel.db")
+    arguments = merge_options("sqlite", in_url, options, OPTIONS)
+    given = arguments.pop("timeout", timeout)
+    return address[1:], {**arguments, "timeout": _seconds(given)}
+
+
+def _seconds(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) else 0.0
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"timeout must be a number of seconds above 0, not {value!r}")
+    return number

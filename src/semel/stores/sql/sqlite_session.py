@@ -1,0 +1,197 @@
+"""The one connection of an SQLite store, and the transactions on it: one for many callers.
+
+This module runs operations. Who waits for whom is decided by `combining` and `writing`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from semel.errors import StoreUnavailable
+from semel.stores.forking import follow_forks
+from semel.stores.sql.jobs import PENDING, Job, Member
+from semel.stores.sql.sqlite_errors import VALUE_ERRORS, primary_code, translate
+from semel.stores.sql.verbs import Operation, Reply
+
+J = TypeVar("J", bound=Job)
+
+
+class Source(Protocol):
+    """Where a session's connection comes from."""
+
+    place: str
+    """The name of the database, for error messages."""
+    timeout: float
+
+    def connect(self) -> sqlite3.Connection:
+        """Give a connection that is ready for use."""
+        ...
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Raise when the connection may not be used right now."""
+        ...
+
+    def release(self, connection: sqlite3.Connection) -> None:
+        """Take the connection back."""
+        ...
+
+
+class Session:
+    """Runs jobs on a connection that is opened on first use."""
+
+    def __init__(self, source: Source) -> None:
+        self._source: Final = source
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._torn_by_fork = False
+        follow_forks(self)
+
+    def run(self, jobs: Sequence[J], answer: Callable[[list[J]], None]) -> None:
+        """Run the jobs, all writes in one transaction; `answer` hears of each job once."""
+        waiting = list(jobs)
+        try:
+            with self._lock:
+                connection = self._ready()
+                self._peek(connection, waiting)
+                answered = [job for job in waiting if job.done]
+                waiting = [job for job in waiting if not job.done]
+                if answered:
+                    answer(answered)
+                if waiting:
+                    self._write(connection, waiting)
+        except Exception as error:  # noqa: BLE001 - it reaches the callers as their outcome
+            self._fail(waiting, error)
+        finally:
+            # Also when interrupted (KeyboardInterrupt): nobody is left waiting.
+            self._fail(waiting, StoreUnavailable("the transaction was interrupted"))
+            answer(waiting)
+
+    @property
+    def place(self) -> str:
+        """Name the database, for error messages."""
+        return self._source.place
+
+    def close(self) -> None:
+        """Release the connection; no operation runs after this."""
+        with self._lock:
+            self._closed = True
+            self._release()
+
+    def _ready(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self._source.place} is closed")
+        if self._torn_by_fork:
+            raise StoreUnavailable(
+                f"this process was forked during a transaction on {self._source.place}; "
+                "SQLite cannot be used safely in it"
+            )
+        if self._connection is None:
+            self._connection = self._source.connect()
+        self._source.check(self._connection)
+        return self._connection
+
+    def _release(self) -> None:
+        if self._connection is not None:
+            self._source.release(self._connection)
+            self._connection = None
+
+    def _peek(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+        """Answer what needs no write, without the write lock.
+
+        An answer that writes nothing judges a state that was committed when it was read, so it
+        is as good as one from a transaction. A replay thus never waits for another process's
+        commit; a first claim pays one more SELECT.
+        """
+        for member in _pending(jobs):
+            if member.operation.peek:
+                self._drive(connection, member, may_write=False)
+
+    def _write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+        together: list[Member] = []
+        lost = self._transact(connection, jobs, together)
+        if lost is None:
+            return
+        if primary_code(lost) == sqlite3.SQLITE_FULL and len(together) > 1:
+            # A large result that does not fit must not refuse the small ones beside it.
+            for member in together:
+                self._transact(connection, (), [member])
+        self._fail(jobs, lost)
+
+    def _transact(
+        self, connection: sqlite3.Connection, jobs: Sequence[Job], members: list[Member]
+    ) -> sqlite3.Error | None:
+        """Run members, and those of the jobs, in one transaction; return what lost it, if so."""
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            # Only now: who lost patience while another process held the lock is not served.
+            members.extend(_pending([job for job in jobs if job.take()]))
+            for member in members:
+                self._drive(connection, member, may_write=True)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            for member in members:
+                member.outcome = translate(error, self._source.place)
+            return error
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        return None
+
+    def _drive(self, connection: sqlite3.Connection, member: Member, *, may_write: bool) -> None:
+        try:
+            member.outcome = drive(connection, member.operation, may_write=may_write)
+        except Exception as error:  # even a bug in one member is not the others'
+            if isinstance(error, sqlite3.Error) and not isinstance(error, VALUE_ERRORS):
+                raise  # disk full, I/O: SQLite gives up the whole transaction
+            member.outcome = translate(error, self._source.place)
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        for member in _pending(jobs):
+            member.outcome = translate(error, self._source.place)
+
+    # --- forks: no connection is open while the process forks --------------------------------
+    # SQLite remembers in memory which files this process has locked. A child inherits that, and
+    # trusts locks that only the parent holds, even on a connection of its own: the parent then
+    # deletes the write-ahead log under it, and commits of the child are lost.
+
+    def before_fork(self) -> None:
+        """Close the connection, once its transaction has ended."""
+        longest = 2 * self._source.timeout + 1.0
+        self._torn_by_fork = not self._lock.acquire(timeout=longest)
+        if not self._torn_by_fork:
+            self._release()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on; the next operation opens a connection again."""
+        if not self._torn_by_fork:
+            self._lock.release()
+        self._torn_by_fork = False
+
+    def after_fork_in_child(self) -> None:
+        """Start with a lock that nobody holds."""
+        self._lock = threading.Lock()
+
+
+def drive(connection: sqlite3.Connection, operation: Operation[Any], *, may_write: bool) -> Any:
+    """Run an operation to its answer; PENDING when it wants to write and may not."""
+    verb = operation.start()
+    cursor = connection.cursor()
+    cursor.row_factory = None  # an application's own connection may have another
+    try:
+        statement = next(verb)
+        while may_write or not statement.writes:
+            cursor.execute(statement.sql, statement.parameters)
+            statement = verb.send(Reply(cursor.fetchall(), cursor.rowcount))
+    except StopIteration as end:
+        return end.value
+    finally:
+        verb.close()
+    return PENDING
+
+
+def _pending(jobs: Sequence[Job]) -> list[Member]:
+    return [member for job in jobs for member in job.members if member.outcome is PENDING]

@@ -1,0 +1,173 @@
+"""Where an SQLite store's connection comes from: a file of ours, or the application's own.
+
+The table is created here too, when a connection is first used.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.sql import sqlite_table as schema
+from semel.stores.sql.sqlite_errors import primary_code
+from semel.stores.sql.sqlite_table import SQLiteTable
+
+Trace = Callable[[str], object]
+
+SYNCHRONOUS: Final = ("FULL", "NORMAL")
+
+RETRY_WAL = 0.01
+
+
+class FileSource:
+    """A database file, opened when it is needed and closed by the store."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        table: SQLiteTable,
+        *,
+        timeout: float,
+        synchronous: str,
+        trace: Trace | None,
+    ) -> None:
+        self.place = _checked(path)
+        self.timeout = timeout
+        if synchronous.upper() not in SYNCHRONOUS:
+            raise ConfigError(f"synchronous must be FULL or NORMAL, not {synchronous!r}")
+        self._synchronous = synchronous.upper()
+        self._table = table
+        self._trace = trace
+
+    def connect(self) -> sqlite3.Connection:
+        """Open the file in WAL mode, with the table in it."""
+        connection = sqlite3.connect(
+            self.place,
+            timeout=self.timeout,
+            isolation_level=None,  # transactions begin and end where the session says
+            check_same_thread=False,  # used by one thread at a time: the session's lock sees to it
+        )
+        try:
+            self._use_wal(connection)
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            ensure_table(connection, self._table)
+        except BaseException:
+            connection.close()
+            raise
+        connection.set_trace_callback(self._trace)
+        return connection
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Undo what an interrupt between two statements left open; its callers were told."""
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+    def release(self, connection: sqlite3.Connection) -> None:
+        """Close the connection."""
+        connection.close()
+
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        # The busy timeout does not cover this change of mode: several processes that start
+        # together on a new file have to take turns by themselves.
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_WAL)
+            else:
+                break
+        if mode != "wal":
+            raise StoreUnavailable(
+                f"the SQLite database {self.place} cannot use WAL (a network file system?); "
+                "put it on a local disk"
+            )
+
+
+class GivenSource:
+    """A connection the application opened, and will close."""
+
+    place = "of the given connection"
+
+    def __init__(
+        self, connection: sqlite3.Connection, table: SQLiteTable, *, timeout: float
+    ) -> None:
+        if connection.text_factory is not str:
+            raise ConfigError("the connection's text_factory must be str")
+        self.timeout = timeout
+        self._connection = connection
+        self._table = table
+        self._opened_by = os.getpid()
+
+    def connect(self) -> sqlite3.Connection:
+        """Make sure that the table is there."""
+        if os.getpid() != self._opened_by:
+            raise StoreUnavailable("an SQLite connection cannot be used after a fork")
+        self.check(self._connection)
+        ensure_table(self._connection, self._table)
+        return self._connection
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Refuse while the application's own transaction is open: ours would become part of it."""
+        if connection.in_transaction:
+            raise StoreError(
+                "the given connection has an open transaction; commit it or roll it back first, "
+                "or give the store a connection of its own"
+            )
+
+    def release(self, connection: sqlite3.Connection) -> None:
+        """Leave it open: whoever opened a connection closes it."""
+
+
+def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
+    """Create the table unless it exists; refuse one that a newer version of semel made."""
+    version = _version(connection, table)
+    if version is None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = _version(connection, table)  # another process may have been faster
+            if version is None:
+                version = schema.SCHEMA_VERSION
+                for statement in (schema.CREATE_VERSIONS, *table.create):
+                    connection.execute(statement)
+                connection.execute(schema.WRITE_VERSION, (table.name, version))
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+    if version > schema.SCHEMA_VERSION:
+        raise StoreError(
+            f"the table {table.name} was made by a newer version of semel (schema {version}, "
+            f"this one knows {schema.SCHEMA_VERSION}): upgrade this program"
+        )
+
+
+def _version(connection: sqlite3.Connection, table: SQLiteTable) -> int | None:
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    if cursor.execute(schema.FIND_VERSIONS).fetchone() is None:
+        return None
+    row = cursor.execute(schema.READ_VERSION, (table.name,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _checked(path: str | os.PathLike[str]) -> str:
+    given = os.fspath(path)
+    if given == ":memory:":
+        raise ConfigError("an SQLite database in memory belongs to one connection; use memory://")
+    if not given:
+        raise ConfigError("the path of the SQLite database is missing: sqlite:///semel.db")
+    # Absolute from now on: a later change of directory must not mean another database.
+    place = Path(given).absolute()
+    if place.is_dir():
+        raise ConfigError(f"the SQLite database {place} is a directory")
+    if not place.parent.is_dir():
+        raise ConfigError(f"the directory of the SQLite database {place} does not exist")
+    return str(place)

@@ -1,0 +1,210 @@
+"""What each verb does on a SQL table: read the row, let `judge` decide, write the row.
+
+The verbs are generators: they yield statements and receive replies, so that one text serves
+threads and asyncio, and every dialect. They do no I/O. Each writes with one statement, its last,
+so that a verb that fails leaves nothing behind in a transaction it shares with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial, wraps
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from semel.core import judge
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.stores.base import Counts, Page
+from semel.stores.sql.rows import Row
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Statement(NamedTuple):
+    """One SQL statement with its parameters."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    writes: bool
+
+
+class Reply(NamedTuple):
+    """What the database answered to a statement."""
+
+    rows: list[Row]
+    changed: int
+    """How many rows a writing statement touched."""
+
+
+Verb: TypeAlias = Generator[Statement, Reply, T]
+
+
+class Operation(NamedTuple, Generic[T]):
+    """A verb with its arguments, ready to be started (again, if its transaction is lost)."""
+
+    start: Callable[[], Verb[T]]
+    peek: bool
+    """Worth a try without a transaction: it often, or always, ends without writing."""
+
+
+def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Operation[T]]]:
+    """Turn a generator function into one that returns the `Operation`."""
+
+    def decorate(verb: Callable[P, Verb[T]]) -> Callable[P, Operation[T]]:
+        @wraps(verb)
+        def prepare(*args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+            return Operation(partial(verb, *args, **kwargs), peek)
+
+        return prepare
+
+    return decorate
+
+
+class Table(Protocol):
+    """The statements of one dialect."""
+
+    def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
+        """Read the record as stored, and the store's time."""
+        ...
+
+    def save(self, record: Record) -> Verb[None]:
+        """Insert or overwrite the record."""
+        ...
+
+    def delete(self, identity: Identity) -> Verb[None]:
+        """Remove the record."""
+        ...
+
+    def page(
+        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
+    ) -> Verb[Page]:
+        """List records by key, then scope."""
+        ...
+
+    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+        """List abandoned records, oldest first."""
+        ...
+
+    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+        """Remove what may go, at most `limit`."""
+        ...
+
+    def counts(self) -> Verb[Counts]:
+        """Count the records by state."""
+        ...
+
+
+class Verbs:
+    """The verbs of the store SPI, on one table."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    @operation(peek=True)  # a replay, the frequent case of a duplicate, needs no write lock
+    def claim(self, ask: ClaimRequest) -> Verb[Claim]:
+        """Ask to run the operation."""
+        stored, now = yield from self._table.read(ask.identity)
+        answer, record = judge.claim(stored, ask, now)
+        if record is not None:
+            yield from self._table.save(record)
+        return answer
+
+    @operation(peek=False)
+    def renew(self, ask: RenewRequest) -> Verb[bool]:
+        """Extend the owner's lease from now."""
+        stored, now = yield from self._table.read(ask.identity)
+        return (yield from self._keep(stored, judge.renew(stored, ask, now)))
+
+    @operation(peek=False)
+    def complete(self, ask: CompleteRequest) -> Verb[bool]:
+        """Store the owner's success."""
+        stored, now = yield from self._table.read(ask.identity)
+        return (yield from self._keep(stored, judge.complete(stored, ask, now)))
+
+    @operation(peek=False)
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> Verb[bool]:
+        """Store the owner's failure."""
+        stored, now = yield from self._table.read(identity)
+        failed = judge.fail(
+            stored,
+            owner,
+            error,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+            ttl=ttl,
+            now=now,
+        )
+        return (yield from self._keep(stored, failed))
+
+    @operation(peek=True)
+    def get(self, identity: Identity) -> Verb[Record | None]:
+        """Read the record; expired is absent."""
+        stored, now = yield from self._table.read(identity)
+        return judge.present(stored, now)
+
+    @operation(peek=True)  # a mark that exists is the frequent case here too
+    def put(self, ask: PutRequest) -> Verb[bool]:
+        """Mark as done without running."""
+        stored, now = yield from self._table.read(ask.identity)
+        return (yield from self._keep(stored, judge.put(stored, ask, now)))
+
+    @operation(peek=False)
+    def touch(self, identity: Identity, ttl: float) -> Verb[bool]:
+        """Keep a finished record for `ttl` from now."""
+        stored, now = yield from self._table.read(identity)
+        return (yield from self._keep(stored, judge.touch(stored, ttl, now)))
+
+    @operation(peek=False)
+    def forget(self, identity: Identity) -> Verb[bool]:
+        """Remove the record, whatever its state."""
+        stored, now = yield from self._table.read(identity)
+        if stored is not None:
+            yield from self._table.delete(identity)
+        return judge.present(stored, now) is not None
+
+    @operation(peek=True)
+    def page(
+        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
+    ) -> Verb[Page]:
+        """List records by key, then scope."""
+        return (yield from self._table.page(scope, prefix, state, limit, cursor))
+
+    @operation(peek=True)
+    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+        """Abandoned records, oldest first."""
+        return (yield from self._table.stuck(older_than, limit))
+
+    @operation(peek=False)
+    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+        """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
+        return (yield from self._table.purge(limit, abandoned_after))
+
+    @operation(peek=True)
+    def counts(self) -> Verb[Counts]:
+        """Count the records by state."""
+        return (yield from self._table.counts())
+
+    def _keep(self, stored: Record | None, record: Record | None) -> Verb[bool]:
+        """Write what the judge says; the very record that was read means it is there already."""
+        if record is not None and record is not stored:
+            yield from self._table.save(record)
+        return record is not None

@@ -1,0 +1,147 @@
+"""Many tasks, one transaction: a writer thread serves an event loop.
+
+SQLite's calls block, so they run in a thread; one thread, because one connection writes at a time
+anyway. What is asked for while it commits goes into its next transaction. The thread starts with
+the first call and ends with `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from semel.errors import StoreUnavailable
+from semel.stores.forking import follow_forks
+from semel.stores.sql.jobs import Job
+from semel.stores.sql.sqlite_session import Session
+from semel.stores.sql.verbs import Operation
+
+BATCH = 1024
+"""Jobs in one transaction. Their callers wait together, and the loop is not held up by them."""
+
+
+class _Awaited(Job):
+    """A job whose task awaits a future of its loop."""
+
+    __slots__ = ("answered", "loop")
+
+    def __init__(self, operations: Sequence[Operation[Any]]) -> None:
+        super().__init__(operations)
+        self.loop = asyncio.get_running_loop()
+        self.answered: asyncio.Future[None] = self.loop.create_future()
+
+
+class _Farewell(_Awaited):
+    """The last job: `close` waits for it, and the thread ends with it."""
+
+    __slots__ = ()
+
+
+class Writer:
+    """Runs the operations of many tasks on one session."""
+
+    def __init__(self, session: Session, timeout: float) -> None:
+        self._session = session
+        # Twice: the writer may wait that long for another process before it turns to this job.
+        self._patience = 2 * timeout
+        self._closed = False
+        self._fresh()
+        follow_forks(self)
+
+    def _fresh(self) -> None:
+        self._mutex = threading.Lock()
+        self._queue: SimpleQueue[_Awaited] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._farewell: _Farewell | None = None
+
+    async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations and return their outcomes, errors among them.
+
+        A caller that is cancelled is freed at once; its operations are carried out all the same.
+        """
+        job = _Awaited(operations)
+        with self._mutex:
+            if self._closed:
+                raise StoreUnavailable(f"the store on {self._session.place} is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="semel-sqlite", daemon=True
+                )
+                self._thread.start()
+            self._queue.put(job)
+        alarm = job.loop.call_later(self._patience, self._give_up, job)
+        try:
+            await job.answered
+        finally:
+            alarm.cancel()
+        return job.outcomes
+
+    async def close(self) -> None:
+        """Finish what was asked for, then end the thread and close the session."""
+        with self._mutex:
+            self._closed = True
+            if self._thread is not None and self._farewell is None:
+                self._farewell = _Farewell(())
+                self._queue.put(self._farewell)
+        if self._thread is None or self._farewell is None:
+            self._session.close()
+        else:
+            # Shielded: a second caller may wait for the same farewell.
+            await asyncio.shield(self._farewell.answered)
+            self._thread.join()
+
+    def _serve(self) -> None:
+        last: _Awaited | None = None
+        while not isinstance(last, _Farewell):
+            batch = self._collect()
+            last = batch[-1]
+            self._session.run([job for job in batch if job.members], _tell)
+        self._session.close()
+        _tell([last])
+
+    def _collect(self) -> list[_Awaited]:
+        batch = [self._queue.get()]
+        with suppress(Empty):
+            while len(batch) < BATCH:
+                batch.append(self._queue.get_nowait())
+        return batch
+
+    def _give_up(self, job: _Awaited) -> None:
+        what = "nothing was done" if job.take() else "the transaction may still be committed"
+        if not job.answered.done():
+            job.answered.set_exception(
+                StoreUnavailable(
+                    f"the SQLite database {self._session.place} did not answer within "
+                    f"{self._patience:g} s; {what}"
+                )
+            )
+
+    def before_fork(self) -> None:
+        """Do nothing: the thread works on the session, which comes to rest by itself."""
+
+    def after_fork_in_parent(self) -> None:
+        """Do nothing: see `before_fork`."""
+
+    def after_fork_in_child(self) -> None:
+        """Start without a thread: the parent's is not here, nor are the tasks it served."""
+        self._fresh()
+
+
+def _tell(jobs: Sequence[_Awaited]) -> None:
+    """Wake the callers: once per loop, not once per caller."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Awaited]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, answered in by_loop.items():
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, answered)
+
+
+def _settle(jobs: Sequence[_Awaited]) -> None:
+    for job in jobs:
+        if not job.answered.done():  # cancelled, or out of patience
+            job.answered.set_result(None)

@@ -1,0 +1,47 @@
+"""Reads what a store URL holds besides its address: options, checked and named when wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from semel.errors import ConfigError
+
+
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """Part `scheme://address?name=value` into the decoded address and its options."""
+    scheme, _, rest = url.partition("://")
+    address, _, query = rest.partition("?")
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in options:
+            raise ConfigError(f"{scheme}:// has the option {name} twice")
+        options[name] = value
+    return unquote(address), options
+
+
+def merge_options(
+    scheme: str, in_url: Mapping[str, str], by_name: Mapping[str, Any], known: frozenset[str]
+) -> dict[str, Any]:
+    """Join the options of the URL with those given by name; unknown ones are an error."""
+    unknown = sorted((set(in_url) | set(by_name)) - known)
+    if unknown:
+        raise ConfigError(
+            f"{scheme}:// does not know the option {unknown[0]}; known: {', '.join(sorted(known))}"
+        )
+    twice = sorted(set(in_url) & set(by_name))
+    if twice:
+        raise ConfigError(f"{scheme}:// got the option {twice[0]} in its URL and by name")
+    return {**in_url, **by_name}
+
+
+def whole_number(name: str, value: object) -> int:
+    """Read a positive whole number, from a URL or as it is."""
+    try:
+        number = int(value) if isinstance(value, (str, int)) else 0
+    except ValueError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a whole number above 0, not {value!r}")
+    return number

@@ -1,0 +1,59 @@
+"""The shared contract, on SQLite: for threads, for asyncio, on an application's connection."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
+from semel.testing import FakeClock, StoreContract
+
+
+class WithFakeClock(StoreContract):
+    @pytest.fixture
+    def clock(self):
+        return FakeClock()
+
+    @pytest.fixture
+    def sleep(self, clock):
+        return clock.advance
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        return tmp_path / "semel.db"
+
+
+class TestSQLite(WithFakeClock):
+    @pytest.fixture
+    def store(self, path, clock):
+        return SQLiteStore(path, clock=clock)
+
+
+class TestSQLiteByTheHostsClock(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return SQLiteStore(tmp_path / "semel.db")
+
+
+class TestAsyncSQLite(WithFakeClock):
+    @pytest.fixture
+    def store(self, path, clock):
+        return AsyncSQLiteStore(path, clock=clock)
+
+
+class TestSQLiteOnAGivenConnection(WithFakeClock):
+    @pytest.fixture
+    def store(self, path, clock):
+        connection = sqlite3.connect(path, check_same_thread=False)
+        connection.row_factory = sqlite3.Row
+        yield SQLiteStore(connection=connection, clock=clock)
+        connection.close()
+
+
+class TestSQLiteBesideAnotherPrefix(WithFakeClock):
+    """The same table holds records of the same identities under another prefix."""
+
+    @pytest.fixture
+    def store(self, path, clock):
+        return SQLiteStore(path, clock=clock, prefix="other:")
