@@ -9,7 +9,7 @@ VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
 COVERAGE_MIN ?= 100
-COVERED := src/semel/*.py,src/semel/core/*,src/semel/sync/*,src/semel/aio/*,src/semel/stores/*
+COVERED := src/semel/*.py,src/semel/core/*,src/semel/engine/*,src/semel/sync/*,src/semel/aio/*,src/semel/stores/*
 
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.ready

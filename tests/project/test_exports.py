@@ -58,3 +58,10 @@ def test_every_public_name_is_in_the_reference(public, project):
         name for page in pages for name in DOCUMENTED.findall(page.read_text(encoding="utf-8"))
     }
     assert public - documented == {"__version__"}
+
+
+def test_every_field_of_a_policy_is_explained(project):
+    page = (project / "docs" / "reference" / "policy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert explained == set(semel.Policy.__struct_fields__)
