@@ -1,1 +1,112 @@
-"""semel: run an operation once per key."""
+"""semel (Latin: once): makes any operation safe to retry.
+
+    from semel import Idempotency
+
+    idem = Idempotency("sqlite:///semel.db")
+    idem.execute("order:42", lambda: charge(order), payload=order)
+
+Run an operation once per key, give every duplicate the same answer, and know what happened
+when something crashed. This module holds the public names and imports no driver or framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from semel.aio import AsyncIdempotency
+from semel.attempts import Attempt, Outcome, current_attempt
+from semel.core.codec import Codec, register_type
+from semel.core.keys import KeyGenerator, derive_key, new_key
+from semel.core.policy import Policy
+from semel.core.records import Record, State
+from semel.default import attempt, configure, consume, execute, marks, once, run
+from semel.errors import (
+    AttemptsExhausted,
+    ConcurrentRequest,
+    ConfigError,
+    DuplicateRequest,
+    IdempotencyError,
+    InvalidKey,
+    LeaseLost,
+    NestedCall,
+    OutcomeUnknown,
+    PayloadMismatch,
+    PreviousFailure,
+    ResultUnavailable,
+    RetryTransaction,
+    SerializationError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    WaitTimeout,
+)
+from semel.events import Event
+from semel.stores.registry import open_async_store, open_store
+from semel.sync import Idempotency
+
+if TYPE_CHECKING:
+    from semel.core.encryption import EncryptedCodec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "UNSET",
+    "AsyncIdempotency",
+    "Attempt",
+    "AttemptsExhausted",
+    "Codec",
+    "ConcurrentRequest",
+    "ConfigError",
+    "DuplicateRequest",
+    "EncryptedCodec",
+    "Event",
+    "Idempotency",
+    "IdempotencyError",
+    "InvalidKey",
+    "KeyGenerator",
+    "LeaseLost",
+    "NestedCall",
+    "Outcome",
+    "OutcomeUnknown",
+    "PayloadMismatch",
+    "Policy",
+    "PreviousFailure",
+    "Record",
+    "ResultUnavailable",
+    "RetryTransaction",
+    "SerializationError",
+    "State",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "WaitTimeout",
+    "__version__",
+    "attempt",
+    "configure",
+    "consume",
+    "current_attempt",
+    "derive_key",
+    "execute",
+    "marks",
+    "new_key",
+    "once",
+    "open_async_store",
+    "open_store",
+    "register_type",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # EncryptedCodec brings cryptography along: only for those who ask for it.
+    if name == "EncryptedCodec":
+        try:
+            from semel.core.encryption import EncryptedCodec  # noqa: PLC0415
+        except ModuleNotFoundError as missing:
+            raise ConfigError(
+                f"EncryptedCodec needs the package {missing.name}: pip install 'semel[encryption]'"
+            ) from missing
+        return EncryptedCodec
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Opens a store by its URL. A store's module, and so its driver, is imported only when asked for."""
+"""Opens a store by its URL; its module, and so its driver, is imported only when asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_TIMEOUT = 5.0
 
 
 class Backend(NamedTuple):
-    """Where the stores of one URL scheme live: a module with `open_store` and `open_async_store`."""
+    """Where the stores of a URL scheme live: a module with `open_store` and `open_async_store`."""
 
     module: str
     extra: str | None

@@ -1,0 +1,13 @@
+"""The few primitives in which threads and asyncio differ, once for each kind.
+
+`semel.sync` takes `threads`, `semel.aio` takes `tasks`: the same names in both, so that the
+engines read alike. What is here never decides anything about an operation.
+
+    sleep        wait for some seconds
+    background   let a step end after its caller is gone (a thread does it at once)
+    drain        wait for background steps
+    Home         the event loop an engine belongs to
+    Flights      calls of one process that share one running execution
+    flights_of   the flights of a store: engines on the same store share them
+    Timer        calls `tick` when it is due
+"""

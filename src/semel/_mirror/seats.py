@@ -1,0 +1,79 @@
+"""Who leads each shared execution of a process, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from semel.core.records import Finished
+from semel.errors import StoreError
+
+T = TypeVar("T")
+
+Answer: TypeAlias = Finished | StoreError
+"""What a shared execution tells the calls that wait for it."""
+
+LEAD: Literal["lead"] = "lead"
+LATE: Literal["late"] = "late"
+Given: TypeAlias = Answer | Literal["lead", "late"]
+"""An answer; or this call leads now; or its time ran out."""
+
+
+class Seats(Generic[T]):
+    """Who leads each shared execution, and who waits for it. The order of waiting is kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, dict[T, None]] = {}
+
+    def take_lead(self, place: Hashable, seat: Callable[[], T]) -> T | None:
+        """Lead when nobody does (None), else take a seat."""
+        with self._lock:
+            waiting = self._waiting.get(place)
+            if waiting is None:
+                self._waiting[place] = {}
+                return None
+            mine = seat()
+            waiting[mine] = None
+            return mine
+
+    def end(self, place: Hashable) -> list[T]:
+        """Nobody leads any more; gives those who waited."""
+        with self._lock:
+            return list(self._waiting.pop(place, ()))
+
+    def next_leader(self, place: Hashable) -> T | None:
+        """Take the first who waits out of the row; the execution ends when there is none."""
+        with self._lock:
+            waiting = self._waiting.get(place)
+            if not waiting:
+                self._waiting.pop(place, None)
+                return None
+            first = next(iter(waiting))
+            del waiting[first]
+            return first
+
+    def leave(self, place: Hashable, seat: T) -> bool:
+        """Give up a seat; False when something was given to it already."""
+        with self._lock:
+            waiting = self._waiting.get(place, {})
+            return waiting.pop(seat, False) is None
+
+
+_of_stores: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+
+
+def one_for(store: object, kind: type[T]) -> T:
+    """Give the one object of this kind that belongs to a store."""
+    try:
+        found = _of_stores.setdefault(store, kind())
+    except TypeError:
+        return kind()  # A store that cannot be referenced weakly: each engine for itself.
+    return found if isinstance(found, kind) else kind()
+
+
+def forget_flights() -> None:
+    """In a forked child nobody leads, whatever the parent's threads were doing."""
+    _of_stores.clear()

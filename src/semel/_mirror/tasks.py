@@ -1,0 +1,148 @@
+"""The primitives for asyncio; `threads` has the same names."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any
+
+from semel._mirror.seats import LATE, LEAD, Answer, Given, Seats, one_for
+from semel.errors import ConfigError
+
+sleep = asyncio.sleep
+
+
+def background(
+    tasks: set[asyncio.Task[Any]], step: Callable[[], Coroutine[Any, Any, object]]
+) -> None:
+    """Do this to the end, after its caller is gone; `tasks` keeps it alive until then."""
+    task = asyncio.get_running_loop().create_task(step())
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
+    """Wait for background work, for at most `timeout` seconds."""
+    if tasks:
+        await asyncio.wait(set(tasks), timeout=timeout)
+
+
+class Home:
+    """The event loop that an engine belongs to: the first one that uses it."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Refuse to work on another loop: connections and waiters cannot follow."""
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise ConfigError(
+                "this AsyncIdempotency belongs to another event loop: make one for each loop"
+            )
+
+
+class Flights:
+    """Tasks of one loop that share one execution: one asks the store, the others wait for it."""
+
+    def __init__(self) -> None:
+        self._seats = Seats[asyncio.Future[Given]]()
+
+    async def join(self, place: Hashable, timeout: float | None) -> Given:
+        """Lead, or wait for the leader's answer."""
+        seat = self._seats.take_lead(place, asyncio.get_running_loop().create_future)
+        if seat is None:
+            return LEAD
+        try:
+            if timeout is None:
+                return await seat
+            await asyncio.wait((seat,), timeout=timeout)
+        except BaseException:
+            self._gone(place, seat)
+            raise
+        if not seat.done():
+            self._seats.leave(place, seat)
+            return LATE
+        return seat.result()
+
+    def share(self, place: Hashable, answer: Answer) -> None:
+        """Give every waiting call the answer."""
+        for seat in self._seats.end(place):
+            if not seat.done():
+                seat.set_result(answer)
+
+    def pass_on(self, place: Hashable) -> None:
+        """Let the next call lead; nothing was stored that could be shared."""
+        while (seat := self._seats.next_leader(place)) is not None:
+            if not seat.done():  # A cancelled call keeps its seat until its task is told.
+                seat.set_result(LEAD)
+                return
+
+    def _gone(self, place: Hashable, seat: asyncio.Future[Given]) -> None:
+        """A cancelled call gives up its seat, and the lead if it was just given to it."""
+        self._seats.leave(place, seat)
+        if seat.done() and not seat.cancelled() and seat.result() is LEAD:
+            self.pass_on(place)
+
+
+class Timer:
+    """Calls `tick` when it is due: a call-back while nothing is due, a task while it ticks."""
+
+    def __init__(self, tick: Callable[[], Awaitable[float]]) -> None:
+        self._tick = tick
+        self._handle: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._next = math.inf
+
+    def due(self, at: float) -> None:
+        """Be there at this time (of the monotonic clock) or before."""
+        if at < self._next:
+            self._next = at
+            if self._ticking is None:
+                self._schedule()
+
+    async def stop(self) -> None:
+        """End the timer and wait for a tick that is under way."""
+        self._next = -math.inf
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._ticking is not None:
+            await asyncio.wait((self._ticking,))
+
+    def _schedule(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        if math.isfinite(self._next):
+            loop = asyncio.get_running_loop()
+            wait = max(0.0, self._next - time.monotonic())
+            self._handle = loop.call_later(wait, self._start)
+
+    def _start(self) -> None:
+        self._next = math.inf
+        self._ticking = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        following = await self._tick()
+        self._ticking = None
+        self._next = min(self._next, following)
+        self._schedule()
+
+
+def mark_coroutine_function(function: object) -> None:
+    """Let frameworks see that calling this object gives a coroutine."""
+    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
+        inspect.markcoroutinefunction(function)  # type: ignore[attr-defined,type-var,unused-ignore]
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def flights_of(store: object) -> Flights:
+    """Engines on the same store share its running executions."""
+    return one_for(store, Flights)

@@ -1,0 +1,142 @@
+"""The primitives for threads; `tasks` has the same names."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, cast
+
+from semel._mirror.seats import LATE, LEAD, Answer, Given, Seats, one_for
+
+sleep = time.sleep
+
+
+def background(tasks: set[Any], step: Callable[[], object]) -> None:
+    """Do this to the end; a thread does it at once."""
+    step()
+
+
+def drain(tasks: set[Any], timeout: float) -> None:
+    """Threads leave nothing in the background."""
+
+
+class Home:
+    """Threads are at home everywhere."""
+
+    def check(self) -> None:
+        """Nothing to check."""
+
+
+class Seat:
+    """Where one thread waits for the execution it shares."""
+
+    __slots__ = ("_given", "given")
+
+    def __init__(self) -> None:
+        self.given: Given | None = None
+        self._given = threading.Event()
+
+    def give(self, given: Given) -> None:
+        """Wake the waiting thread with this."""
+        self.given = given
+        self._given.set()
+
+    def wait(self, timeout: float | None) -> None:
+        """Sleep until something is given or the time runs out."""
+        self._given.wait(timeout)
+
+    def taken(self) -> Given:
+        """What is given to this seat; once it is out of the row that is only a moment away."""
+        self._given.wait()
+        return cast("Given", self.given)
+
+
+class Flights:
+    """Threads that share one execution: one leads and asks the store, the others wait for it."""
+
+    def __init__(self) -> None:
+        self._seats = Seats[Seat]()
+
+    def join(self, place: Hashable, timeout: float | None) -> Given:
+        """Lead, or wait for the leader's answer."""
+        seat = self._seats.take_lead(place, Seat)
+        if seat is None:
+            return LEAD
+        try:
+            seat.wait(timeout)
+        except BaseException:
+            self._gone(place, seat)
+            raise
+        if seat.given is None and self._seats.leave(place, seat):
+            return LATE
+        return seat.taken()
+
+    def share(self, place: Hashable, answer: Answer) -> None:
+        """Give every waiting call the answer."""
+        for seat in self._seats.end(place):
+            seat.give(answer)
+
+    def pass_on(self, place: Hashable) -> None:
+        """Let the next call lead; nothing was stored that could be shared."""
+        seat = self._seats.next_leader(place)
+        if seat is not None:
+            seat.give(LEAD)
+
+    def _gone(self, place: Hashable, seat: Seat) -> None:
+        """An interrupted call gives up its seat, and the lead if it was just given to it."""
+        if not self._seats.leave(place, seat) and seat.taken() is LEAD:
+            self.pass_on(place)
+
+
+class Timer:
+    """One thread that calls `tick` when it is due; it ends when nothing is."""
+
+    def __init__(self, tick: Callable[[], float]) -> None:
+        self._tick = tick
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._next = math.inf
+
+    def due(self, at: float) -> None:
+        """Be there at this time (of the monotonic clock) or before."""
+        if at < self._next:
+            with self._changed:
+                self._next = min(self._next, at)
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="semel-timer", daemon=True
+                    )
+                    self._thread.start()
+                self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed:
+                while self._thread is me and self._next > time.monotonic():
+                    if self._next == math.inf:
+                        self._thread = None
+                        break
+                    self._changed.wait(self._next - time.monotonic())
+                if self._thread is not me:
+                    return
+                # Whoever comes while we tick is heard: `due` compares with infinity.
+                self._next = math.inf
+            following = self._tick()
+            with self._changed:
+                self._next = min(self._next, following)
+
+
+def flights_of(store: object) -> Flights:
+    """Engines on the same store share its running executions."""
+    return one_for(store, Flights)

@@ -1,0 +1,184 @@
+"""The engine for asyncio: execute once per key, replay the result to every duplicate.
+
+Twin of `semel.sync.engine`: the same names in the same order, with the waiting awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
+
+from msgspec import UNSET
+
+from semel._mirror.tasks import drain, sleep
+from semel.aio.marks import AsyncMarks
+from semel.aio.once import AsyncOnce, AsyncOnceDecorator
+from semel.aio.runner import AsyncRunner
+from semel.attempts import Attempt, Outcome
+from semel.core.policy import Duration, Policy, seconds
+from semel.core.records import Record
+from semel.decorated import KeySource, PayloadSource
+from semel.engine.call import Call
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+CONSUMING = Policy(concurrent="reject")
+
+
+class AsyncIdempotency(AsyncRunner):
+    """Makes operations safe to retry: one execution per key, one answer for every duplicate.
+
+    It takes a store URL, a store object, or nothing (then the settings decide), and belongs to
+    the first event loop that uses it.
+    """
+
+    async def execute(
+        self,
+        key: str,
+        fn: Callable[[], Awaitable[T]],
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        returns: type[T] | None = None,
+        policy: Policy | None = None,
+    ) -> T:
+        """Run `fn` once per key and give its result; duplicates wait, then get the same."""
+        rules = self._rules(scope, policy)
+        outcome = await self._run(self._call(key, scope, payload, rules, returns=returns), fn)
+        return outcome.value
+
+    async def run(
+        self,
+        key: str,
+        fn: Callable[[], Awaitable[T]],
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        returns: type[T] | None = None,
+        policy: Policy | None = None,
+    ) -> Outcome[T]:
+        """Do what `execute` does, and tell whether the value was replayed and by which attempt."""
+        rules = self._rules(scope, policy)
+        return await self._run(self._call(key, scope, payload, rules, returns=returns), fn)
+
+    async def consume(
+        self,
+        key: str,
+        fn: Callable[[], Awaitable[object]],
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        ttl: Duration | None = None,
+        policy: Policy | None = None,
+    ) -> bool:
+        """Handle a message once: True = ran now, False = was done before.
+
+        A message that is being handled elsewhere raises `ConcurrentRequest` at once, so that it
+        is never acknowledged as done by mistake.
+        """
+        retention = None if ttl is None else Policy(ttl=ttl)
+        rules = self._rules(scope, CONSUMING, retention, policy)
+        call = self._call(key, scope, payload, rules, keeps_value=False)
+        return not (await self._run(call, fn)).replayed
+
+    @overload
+    def once(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncOnce[P, R]: ...
+    @overload
+    def once(
+        self,
+        template: str | None = None,
+        /,
+        *,
+        key: KeySource = None,
+        scope: str | None = None,
+        payload: PayloadSource = None,
+        ttl: Duration | None = None,
+        message: str | None = None,
+        policy: Policy | None = None,
+    ) -> AsyncOnceDecorator: ...
+    def once(self, given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
+        """Decorate a function: each call runs once per key made from its arguments."""
+        return AsyncOnceDecorator.of(lambda: self, given, key=key, **options)
+
+    def attempt(
+        self,
+        key: str,
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+    ) -> AsyncAttemptContext:
+        """Do the same by hand: `async with idem.attempt(key) as attempt: ...`."""
+        call = self._call(key, scope, payload, self._rules(scope, policy))
+        return AsyncAttemptContext(self, call)
+
+    @property
+    def marks(self) -> AsyncMarks:
+        """Plain marks on the same records: check, set, do, results, and batches of them."""
+        return AsyncMarks(self)
+
+    async def peek(self, key: str, *, scope: str = "default") -> Record | None:
+        """Read the record of a key, without changing anything."""
+        return await self._store.get(self._identity(key, scope))
+
+    async def forget(self, key: str, *, scope: str = "default") -> bool:
+        """Remove the record of a key: the next call runs again. False when there was none."""
+        identity = self._identity(key, scope)
+        self._forgotten(identity)
+        return await self._store.forget(identity)
+
+    async def close(self, timeout: Duration = 5.0) -> None:  # noqa: ASYNC109 - twin of a thread's
+        """Take no new calls, let running ones end and save, and close what was opened here.
+
+        Attempts that still run after `timeout` are not renewed any more; what happens to their
+        keys is what the policy says of abandoned ones.
+        """
+        self._closed = True
+        end = monotonic() + seconds("timeout", timeout, zero=True)
+        while monotonic() < end and len(self._leases) > len(self._leases.unsaved()):
+            await sleep(0.01)
+        await drain(self._tasks, max(0.0, end - monotonic()))
+        await self._timer.stop()
+        for lease in self._leases.unsaved():
+            await self._save_late(lease)
+        if self._opening is not None:
+            await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncAttemptContext:
+    """One attempt by hand; made by `attempt()`."""
+
+    def __init__(self, engine: AsyncIdempotency, call: Call) -> None:
+        self._engine = engine
+        self._call = call
+
+    async def __aenter__(self) -> Attempt:
+        self._attempt = await self._engine._begin(self._call)
+        if not self._attempt.replayed:
+            self._attempt.__enter__()
+        return self._attempt
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        attempt = self._attempt
+        if attempt.replayed:
+            return
+        attempt.__exit__(kind, error, trace)
+        if error is None:
+            attempt.result = await self._engine._succeeded(self._call, attempt, attempt.result)
+        else:
+            await self._engine._failed(self._call, attempt, error)

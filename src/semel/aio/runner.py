@@ -1,0 +1,268 @@
+"""The way of one call on asyncio: claim, run, save; and the timer that keeps its lease.
+
+Twin of `semel.sync.runner`: the same names in the same order, with the waiting awaited.
+An interrupted step is done again in the background, because every verb is safe to send twice;
+so nothing needs a task of its own while nothing goes wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+from semel import events
+from semel._mirror.seats import LATE, LEAD
+from semel._mirror.tasks import Flights, Home, Timer, background, flights_of, sleep
+from semel.attempts import Attempt, Outcome
+from semel.core.codec import encode_failure
+from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
+from semel.core.leases import Lease
+from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Finished, RenewRequest
+from semel.engine.answers import Answers
+from semel.engine.call import SAVE_PATIENCE, Call, as_store_error, pauses
+from semel.engine.setup import Opening
+from semel.errors import IdempotencyError, StoreError
+from semel.events import logger
+from semel.stores.base import AsyncBatching, AsyncStore
+from semel.stores.registry import open_async_store
+
+T = TypeVar("T")
+
+
+class AsyncRunner(Answers[AsyncStore]):
+    """Runs calls; the doors are in `AsyncIdempotency`."""
+
+    _asynchronous = True
+    _flights: Flights
+    _timer: Timer
+
+    def _open(self, opening: Opening) -> AsyncStore:
+        return open_async_store(**opening)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._home = Home()
+        self._flights = flights_of(self._store)
+        self._timer = Timer(self._tick)
+
+    # --- the way of one call -------------------------------------------------------------
+
+    async def _run(self, call: Call, fn: Callable[[], Awaitable[T]]) -> Outcome[T]:
+        attempt = await self._begin(call)
+        if attempt.replayed:
+            return Outcome(cast("T", attempt.result), attempt)
+        try:
+            with attempt:
+                value = await fn()
+        except BaseException as error:
+            await self._failed(call, attempt, error)
+            raise
+        return Outcome(await self._succeeded(call, attempt, value), attempt)
+
+    async def _begin(self, call: Call) -> Attempt:
+        """Become the one that runs, or get the answer of the one that did."""
+        if self._bypassing():
+            return self._unprotected(call)
+        self._home.check()
+        self._refuse_unusable(call)
+        remembered = self._remembered(call)
+        if remembered is not None:
+            return self._replayed(call, remembered, waited=False)
+        patience = self._patience(call.rules)
+        end = math.inf if patience is None else monotonic() + patience
+        given = await self._flights.join(call.place, patience) if call.shares else LEAD
+        if given == LATE:
+            self._out_of_patience(call, 0.0)
+        if isinstance(given, Finished):
+            return self._replayed(call, given, waited=True)
+        if isinstance(given, StoreError):
+            return self._without_store(call, given)
+        try:
+            answer, waited = await self._claim(call, end)
+        except StoreError as error:
+            self._share(call, error)
+            return self._without_store(call, error)
+        except BaseException:
+            self._pass_on(call)
+            raise
+        if isinstance(answer, Attempt):
+            return answer
+        self._share(call, answer)
+        return self._replayed(call, answer, waited=waited)
+
+    async def _claim(  # noqa: C901 - every answer of a store, in one place
+        self, call: Call, end: float
+    ) -> tuple[Attempt | Finished, bool]:
+        """Ask the store until it gives the operation or its outcome; tells if that took waiting."""
+        ask = call.ask(self._owners.next())
+        waits = pauses(call.rules)
+        waited = False
+        while True:
+            sent = monotonic()
+            try:
+                answer = await self._store.claim(ask)
+                if isinstance(answer, Claimed) and monotonic() - sent > ask.lease / 3:
+                    # The answer was slow and the lease is partly used up: begin it anew.
+                    sent = monotonic()
+                    if not await self._store.renew(ask.identity, ask.owner, ask.lease):
+                        ask = call.ask(self._owners.next())
+                        continue
+            except BaseException as interruption:
+                if not isinstance(interruption, Exception):
+                    background(self._tasks, partial(self._disown, ask))
+                raise
+            match decide(answer, call.rules):
+                case Run(claimed=claimed):
+                    return self._started(call, ask.owner, claimed, sent), waited
+                case Replay(finished=finished):
+                    return finished, waited
+                case Refuse(error=error):
+                    self._refuse(call, error)
+                case Wait(retry_after=retry_after):
+                    left = end - monotonic()
+                    if left <= 0:
+                        self._out_of_patience(call, retry_after)
+                    waited = True
+                    await sleep(min(next(waits), retry_after, left))
+
+    async def _disown(self, ask: ClaimRequest) -> None:
+        """Give back a claim that nobody wants any more, if it was given at all."""
+        # Asking again tells; and a first command that comes late is refused: its owner has ended.
+        try:
+            if isinstance(await self._store.claim(ask), Claimed):
+                await self._store.fail(
+                    ask.identity,
+                    ask.owner,
+                    encode_failure(InterruptedError("nobody waited for this claim any more")),
+                    retryable=True,
+                    keep_fingerprint=False,
+                    ttl=ask.ttl,
+                )
+        except StoreError as error:
+            self._announce(
+                events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
+            )
+
+    # --- the end of one call -------------------------------------------------------------
+
+    async def _succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
+        if attempt.lease is None:
+            return value
+        lease = attempt.lease
+        return await self._to_the_end(lambda: self._save(call, attempt, lease, value))
+
+    async def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
+        """Record a failure; never raises, so that the business error reaches the caller."""
+        if attempt.lease is None:
+            return
+        lease = attempt.lease
+        if isinstance(error, Exception):
+            await self._to_the_end(lambda: self._record_failure(call, attempt, lease, error))
+        else:
+            # Cancelled or interrupted: the caller is freed at once.
+            background(self._tasks, lambda: self._record_failure(call, attempt, lease, error))
+
+    async def _to_the_end(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do a step that must not be left half done; an interrupted one is done again."""
+        try:
+            return await step()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                background(self._tasks, lambda: self._quietly(step))
+            raise
+
+    async def _quietly(self, step: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Nobody is left to be told; the events tell."""
+        try:
+            await step()
+        except IdempotencyError:
+            logger.debug("a step that was done again ended with an error", exc_info=True)
+
+    async def _save(self, call: Call, attempt: Attempt, lease: Lease, value: T) -> T:
+        """Tell the store the result; the caller gets it even if the store cannot be told yet."""
+        kept = self._kept(call, attempt, value)
+        if lease not in self._leases:
+            # Refused by the store already, or inherited through a fork: not ours to save.
+            self._lost(call, lease)
+        ask = CompleteRequest(call.identity, lease.owner, kept.encoded, call.rules.ttl)
+        end = monotonic() + SAVE_PATIENCE
+        waits = pauses(call.rules)
+        while True:
+            try:
+                saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+                break
+            except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
+                self._store_failed(lease, "complete", error)
+                pause = next(waits)
+                if monotonic() + pause > end:
+                    self._not_stored(call, lease, ask, error)
+                    return kept.value
+            await sleep(pause)
+        self._leases.drop(lease)
+        if not saved:
+            self._lost(call, lease)
+        self._ran(call, attempt, lease, kept.encoded)
+        return kept.value
+
+    async def _record_failure(
+        self, call: Call, attempt: Attempt, lease: Lease, error: BaseException
+    ) -> None:
+        """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
+        decision = verdict(error, call.rules)
+        try:
+            if lease not in self._leases:
+                recorded = False
+            elif decision == "unknown":
+                recorded = await self._store.renew(call.identity, lease.owner, 0.0)
+            else:
+                final = decision == "final"
+                recorded = await self._store.fail(
+                    call.identity,
+                    lease.owner,
+                    encode_failure(error),
+                    retryable=not final,
+                    keep_fingerprint=decision != "forget",
+                    ttl=call.rules.ttl if final else call.rules.failed_ttl,
+                )
+        except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
+            self._store_failed(lease, "fail", failure)
+        else:
+            self._announce_failure(attempt, decision, error, recorded=recorded)
+        self._leases.drop(lease)
+        self._pass_on(call)
+
+    # --- the timer -----------------------------------------------------------------------
+
+    async def _tick(self) -> float:
+        """Renew what is due and save what could not be saved; tells when to come back."""
+        for chunk in self._leases.due(monotonic()):
+            sent = monotonic()
+            answers = await self._renew([lease.renewal for lease in chunk])
+            for lease, answer in zip(chunk, answers, strict=True):
+                self._renewed(lease, answer, sent)
+        for lease in self._leases.unsaved():
+            await self._save_late(lease)
+        return self._leases.next_due()
+
+    async def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
+        try:
+            if isinstance(self._store, AsyncBatching):
+                return await self._store.renew_many(asks)
+            return [await self._store.renew(ask.identity, ask.owner, ask.lease) for ask in asks]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
+            return [as_store_error(error)] * len(asks)
+
+    async def _save_late(self, lease: Lease) -> None:
+        ask = lease.unsaved
+        if ask is None:
+            return
+        try:
+            saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+        except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
+            self._store_failed(lease, "complete", error)
+            lease.retry(monotonic())
+        else:
+            self._saved_late(lease, saved=saved)

@@ -1,0 +1,162 @@
+"""The running attempt: what the user's function may know about itself.
+
+An attempt is in a context variable while it runs, so that code deep inside can ask for it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from semel.core.keys import derived
+from semel.errors import DuplicateRequest, LeaseLost
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from semel.core.leases import Lease
+    from semel.core.records import Identity
+
+T = TypeVar("T")
+
+_current: ContextVar[Attempt | None] = ContextVar("semel_current_attempt", default=None)
+
+
+class Attempt:
+    """One try at an operation; `replayed` says that it was done before and nothing runs."""
+
+    __slots__ = (
+        "_result",
+        "_token",
+        "fence",
+        "identity",
+        "lease",
+        "number",
+        "outer",
+        "owner",
+        "protected",
+        "replayed",
+        "running",
+        "store",
+    )
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        number: int = 1,
+        fence: int = 0,
+        owner: bytes = b"",
+        replayed: bool = False,
+        protected: bool = True,
+        store: object = None,
+        lease: Lease | None = None,
+        result: object = UNSET,
+    ) -> None:
+        self.identity = identity
+        self.number = number
+        """1 on the first try, growing with every claim of the record."""
+        self.fence = fence
+        """Fencing token: grows with every claim, even across deletion of the record."""
+        self.owner = owner
+        self.replayed = replayed
+        self.protected = protected
+        """False when it runs without a record (store_error="open", bypassed)."""
+        self.store = store
+        self.lease = lease
+        self.running = False
+        self.outer: Attempt | None = None
+        self._result: object | UnsetType = result
+        self._token: Token[Attempt | None] | None = None
+
+    @property
+    def scope(self) -> str:
+        """The kind of operation."""
+        return self.identity.scope
+
+    @property
+    def key(self) -> str:
+        """The operation's key."""
+        return self.identity.key
+
+    @property
+    def result(self) -> object:
+        """The stored result of a replay, or what was set; None when nothing was."""
+        return None if self._result is UNSET else self._result
+
+    @result.setter
+    def result(self, value: object) -> None:
+        if self.replayed:
+            raise DuplicateRequest(
+                "this operation was done before: its result is kept and cannot be set again"
+            )
+        self._result = value
+
+    @property
+    def lost(self) -> bool:
+        """True when the lease could not be kept: another attempt may be running."""
+        # Asked of the clock, not of the timer: a process that was paused learns it at once.
+        return self.lease is not None and self.lease.lost_at(monotonic())
+
+    def derive(self, part: str) -> str:
+        """Make a stable key for a downstream call: the same on every attempt of this operation."""
+        return derived(self.identity, part)
+
+    def check(self) -> None:
+        """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""
+        if self.lost:
+            raise LeaseLost("the lease of this attempt was lost; another attempt may be running")
+
+    def __enter__(self) -> None:
+        """Become the current attempt of this context (for the engines)."""
+        self.outer = current_attempt()
+        self.running = True
+        self._token = _current.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.running = False
+        try:
+            if self._token is not None:
+                _current.reset(self._token)
+        except ValueError:
+            # Left in another context than it was entered in; `running` already tells the truth.
+            pass
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.number} of {self.identity.digest.hex()} in {self.scope!r}>"
+
+
+class Outcome(Generic[T]):
+    """What `run` gives: the value, whether it was replayed, and the attempt behind it."""
+
+    __slots__ = ("attempt", "replayed", "value")
+
+    def __init__(self, value: T, attempt: Attempt) -> None:
+        self.value = value
+        self.replayed = attempt.replayed
+        self.attempt = attempt
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.value!r}, replayed={self.replayed})"
+
+
+def current_attempt() -> Attempt | None:
+    """Give the attempt that is running in this context, or None."""
+    attempt = _current.get()
+    # A task that outlives the attempt it was started in keeps the variable, not the attempt.
+    while attempt is not None and not attempt.running:
+        attempt = attempt.outer
+    return attempt
+
+
+def is_nested(identity: Identity, store: object) -> bool:
+    """Tell whether a running attempt around this call already has this record."""
+    attempt = current_attempt()
+    while attempt is not None:
+        if attempt.running and attempt.store is store and attempt.identity == identity:
+            return True
+        attempt = attempt.outer
+    return False

@@ -1,0 +1,120 @@
+"""What an engine does with a store's answer, and with the end of a function.
+
+This module decides. It never waits, reads a clock or touches a store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from msgspec import Struct
+
+from semel.core.codec import decode_failure
+from semel.core.policy import CHOICES
+from semel.core.records import (
+    Abandoned,
+    Busy,
+    Claim,
+    Claimed,
+    Exhausted,
+    Finished,
+    Mismatch,
+    State,
+)
+from semel.errors import (
+    AttemptsExhausted,
+    ConcurrentRequest,
+    DuplicateRequest,
+    IdempotencyError,
+    OutcomeUnknown,
+    PayloadMismatch,
+    PreviousFailure,
+    WaitTimeout,
+)
+
+if TYPE_CHECKING:
+    from semel.core.policy import Failure, Rules
+
+
+class Run(Struct, frozen=True):
+    """Run the function: this caller owns the operation."""
+
+    claimed: Claimed
+
+
+class Replay(Struct, frozen=True):
+    """Give the stored result."""
+
+    finished: Finished
+
+
+class Wait(Struct, frozen=True):
+    """Ask again, at the latest when the running attempt's lease ends."""
+
+    retry_after: float
+
+
+class Refuse(Struct, frozen=True):
+    """Tell the caller why it gets nothing; nothing runs."""
+
+    error: IdempotencyError
+
+
+Step: TypeAlias = Run | Replay | Wait | Refuse
+
+
+def decide(claim: Claim, rules: Rules) -> Step:
+    """Turn the store's answer into the next step under these rules."""
+    match claim:
+        case Claimed():
+            return Run(claim)
+        case Finished(state=State.FAILED, outcome=outcome):
+            described = ("Unknown", "") if outcome is None else decode_failure(outcome)
+            return Refuse(PreviousFailure(*described))
+        case Finished():
+            if rules.duplicate == "reject":
+                return Refuse(DuplicateRequest(rules.message or ""))
+            return Replay(claim)
+        case Busy(retry_after=retry_after):
+            if rules.concurrent == "reject":
+                return Refuse(ConcurrentRequest(rules.message or "", retry_after=retry_after))
+            return Wait(retry_after)
+        case Mismatch(superseded=superseded):
+            return Refuse(PayloadMismatch(superseded=superseded))
+        case Abandoned(number=number):
+            return Refuse(
+                OutcomeUnknown(
+                    f"attempt {number} was abandoned and nobody knows whether it took effect; "
+                    "the record is held until it is resolved"
+                )
+            )
+        case Exhausted(number=number):
+            return Refuse(AttemptsExhausted(number))
+        case _:
+            assert_never(claim)
+
+
+def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:
+    """The error of a caller that has waited as long as it may."""
+    if rules.duplicate == "reject":
+        return ConcurrentRequest(rules.message or "", retry_after=retry_after)
+    return WaitTimeout("the running attempt did not end within the time this call waits")
+
+
+def verdict(error: BaseException, rules: Rules) -> Failure:
+    """What is recorded when the function ends with this error."""
+    default: Failure = "unknown" if rules.hold else "forget"
+    if isinstance(error, rules.not_done):
+        return "forget"
+    if not isinstance(error, Exception):
+        # Interrupted, cancelled, exiting: the function did not decide anything.
+        return default
+    if rules.failure is None:
+        return default
+    if isinstance(rules.failure, str):
+        return rules.failure
+    try:
+        chosen = rules.failure(error)
+    except Exception:  # noqa: BLE001 - the business error must reach the caller, not this one
+        return default
+    return chosen if chosen in CHOICES["failure"] else default

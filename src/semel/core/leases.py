@@ -1,0 +1,134 @@
+"""Which attempts are running, and when each lease must be renewed.
+
+This module keeps the book. Time is an argument (the monotonic clock, counted from before the
+claim was sent); it never waits, reads a clock or touches a store.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from semel.core.records import CompleteRequest, RenewRequest
+from semel.errors import StoreError
+
+if TYPE_CHECKING:
+    from semel.core.records import Identity
+
+RENEWALS_PER_LEASE = 3
+"""A lease is renewed after a third of it: two renewals may fail before it is in danger."""
+
+DANGER = 0.1
+"""The last part of a lease: not renewed by then, the attempt counts as lost."""
+
+CHUNK = 256
+"""How many leases one batch renews, so that no batch holds up the others for long."""
+
+SLOWEST_RETRY = 1.0
+
+
+class Lease:
+    """One running attempt's right to be the only one, as far as this process knows."""
+
+    __slots__ = (
+        "began",
+        "due",
+        "identity",
+        "number",
+        "owner",
+        "refused",
+        "seconds",
+        "unsaved",
+        "until",
+    )
+
+    def __init__(
+        self, identity: Identity, owner: bytes, number: int, seconds: float, sent: float
+    ) -> None:
+        self.identity = identity
+        self.owner = owner
+        self.number = number
+        self.seconds = seconds
+        self.refused = False
+        self.unsaved: CompleteRequest | None = None
+        """A result that the store could not be told yet."""
+        self.began = sent
+        self.begin(sent)
+
+    def begin(self, sent: float) -> None:
+        """Count from `sent`: the store's lease cannot end before ours."""
+        self.until = sent + self.seconds
+        self.due = sent + self.seconds / RENEWALS_PER_LEASE
+
+    def retry(self, now: float) -> None:
+        """The store could not be told: come back soon."""
+        self.due = min(self.due, now + min(SLOWEST_RETRY, self.seconds * DANGER / 2))
+
+    def lost_at(self, now: float) -> bool:
+        """Tell whether another attempt may have begun, with a margin to stop in time."""
+        return self.refused or now >= self.until - self.seconds * DANGER
+
+    @property
+    def renewal(self) -> RenewRequest:
+        """What to ask of the store."""
+        return RenewRequest(self.identity, self.owner, self.seconds)
+
+
+class Leases:
+    """All running attempts of one engine.
+
+    Single dictionary operations are atomic in CPython, so callers and the timer share it
+    without a lock.
+    """
+
+    __slots__ = ("_running",)
+
+    def __init__(self) -> None:
+        self._running: dict[bytes, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, lease: Lease | None) -> bool:
+        return lease is not None and self._running.get(lease.owner) is lease
+
+    def add(self, lease: Lease) -> None:
+        """Renew this lease from now on."""
+        self._running[lease.owner] = lease
+
+    def drop(self, lease: Lease) -> None:
+        """The attempt has ended; nothing is renewed any more."""
+        self._running.pop(lease.owner, None)
+
+    def due(self, now: float) -> list[list[Lease]]:
+        """Leases to renew now, in chunks; those that are nearly due come along."""
+        due = [
+            lease
+            for lease in tuple(self._running.values())
+            if lease.due <= now + lease.seconds / RENEWALS_PER_LEASE / 4
+        ]
+        return [due[start : start + CHUNK] for start in range(0, len(due), CHUNK)]
+
+    def unsaved(self) -> list[Lease]:
+        """Ended attempts whose result the store does not know yet."""
+        return [lease for lease in tuple(self._running.values()) if lease.unsaved is not None]
+
+    def next_due(self) -> float:
+        """When the timer has to come back; infinity when nothing runs."""
+        return min((lease.due for lease in tuple(self._running.values())), default=math.inf)
+
+    def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
+        """Note what the store said; True when the lease is lost by this (told once)."""
+        if lease not in self:
+            return False  # The attempt ended meanwhile.
+        if answer is True:
+            lease.begin(sent)
+            return False
+        was_lost = lease.lost_at(sent)
+        if answer is False:
+            lease.refused = True
+            self.drop(lease)
+            return True
+        lease.due = math.inf
+        lease.retry(now)
+        return not was_lost and lease.lost_at(now)

@@ -1,0 +1,260 @@
+"""Policies: what to do with a duplicate, a failure, a crash, another payload, a broken store.
+
+A `Policy` says only what its author wrote: fields left out stay UNSET, so that an explicit value
+equal to the default still wins over a lower level. `resolve` lays the levels over each other
+(call > decorator > scope > engine > environment > file > default) and gives complete `Rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict, force_setattr
+
+from semel.core.codec import codec_named
+from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semel.core.codec import Codec
+
+Duration: TypeAlias = float | timedelta
+Duplicate: TypeAlias = Literal["replay", "reject"]
+Concurrent: TypeAlias = Literal["wait", "reject"]
+Failure: TypeAlias = Literal["forget", "retryable", "final", "unknown"]
+Abandonment: TypeAlias = Literal["takeover", "hold"]
+Mismatching: TypeAlias = Literal["reject", "replace"]
+StoreFailure: TypeAlias = Literal["closed", "open"]
+
+LONGEST = 100 * 365 * 86400.0
+"""A hundred years: beyond it a duration is a mistake, and some stores cannot hold it."""
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+
+GUARD_PATIENCE = 0.3
+"""How long guard mode waits for a running attempt before it rejects, unless told otherwise."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "duplicate": get_args(Duplicate),
+    "concurrent": get_args(Concurrent),
+    "failure": get_args(Failure),
+    "abandoned": get_args(Abandonment),
+    "mismatch": get_args(Mismatching),
+    "store_error": get_args(StoreFailure),
+}
+POSITIVE = ("ttl", "failed_ttl", "lease", "wait_interval", "wait_interval_max", "store_timeout")
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """How one kind of operation behaves; durations are seconds or timedelta.
+
+    >>> Policy(ttl=3600, concurrent="reject").ttl
+    3600.0
+    """
+
+    duplicate: Duplicate | UnsetType = UNSET
+    concurrent: Concurrent | UnsetType = UNSET
+    failure: Failure | Callable[[BaseException], Failure] | UnsetType = UNSET
+    abandoned: Abandonment | UnsetType = UNSET
+    mismatch: Mismatching | UnsetType = UNSET
+    store_error: StoreFailure | UnsetType = UNSET
+    ttl: Duration | UnsetType = UNSET
+    failed_ttl: Duration | UnsetType = UNSET
+    lease: Duration | UnsetType = UNSET
+    wait_timeout: Duration | UnsetType | None = UNSET
+    wait_interval: Duration | UnsetType = UNSET
+    wait_interval_max: Duration | UnsetType = UNSET
+    max_attempts: int | UnsetType | None = UNSET
+    max_result_bytes: int | UnsetType = UNSET
+    codec: str | Codec | UnsetType = UNSET
+    store_timeout: Duration | UnsetType = UNSET
+    message: str | UnsetType | None = UNSET
+    not_done: tuple[type[BaseException], ...] | UnsetType = UNSET
+    """Exceptions that prove the effect did not happen: under hold they free the key."""
+    payload_required: bool | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not UNSET:
+                force_setattr(self, name, _checked(name, value))
+
+    @classmethod
+    def preset(cls, name: str) -> Policy:
+        """Look a preset up by name: http, message, job, payment, coupon."""
+        try:
+            return cls(**PRESETS[name])
+        except KeyError:
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"no policy preset is called {name!r}; known: {known}") from None
+
+    @classmethod
+    def http(cls) -> Policy:
+        """Web requests: kept for 10 minutes."""
+        return cls.preset("http")
+
+    @classmethod
+    def messages(cls) -> Policy:
+        """Queue messages: kept for 30 days (`message` is the text of a rejection)."""
+        return cls.preset("message")
+
+    @classmethod
+    def job(cls) -> Policy:
+        """Scheduled jobs: kept for 24 hours."""
+        return cls.preset("job")
+
+    @classmethod
+    def payment(cls) -> Policy:
+        """Payments: kept for 3 days, payload needed and compared, held after a crash."""
+        return cls.preset("payment")
+
+    @classmethod
+    def coupon(cls) -> Policy:
+        """Coupons: kept for 7 days."""
+        return cls.preset("coupon")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "http": {"ttl": 10 * MINUTE},
+    "message": {"ttl": 30 * DAY},
+    "job": {"ttl": 24 * HOUR},
+    "payment": {
+        "ttl": 3 * DAY,
+        "abandoned": "hold",
+        "mismatch": "reject",
+        "payload_required": True,
+    },
+    "coupon": {"ttl": 7 * DAY},
+}
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """A complete policy: every field decided."""
+
+    duplicate: Duplicate = "replay"
+    concurrent: Concurrent = "wait"
+    failure: Failure | Callable[[BaseException], Failure] | None = None
+    """None: forget, or unknown under hold."""
+    abandoned: Abandonment = "takeover"
+    mismatch: Mismatching = "reject"
+    store_error: StoreFailure = "closed"
+    ttl: float = 24 * HOUR
+    failed_ttl: float = 5 * MINUTE
+    lease: float = 30.0
+    wait_timeout: float | None = None
+    wait_interval: float = 0.05
+    wait_interval_max: float = 0.5
+    max_attempts: int | None = None
+    max_result_bytes: int = 1024 * 1024
+    codec: Codec = codec_named("json")
+    store_timeout: float = 5.0
+    message: str | None = None
+    not_done: tuple[type[BaseException], ...] = ()
+    payload_required: bool = False
+
+    @property
+    def hold(self) -> bool:
+        """An abandoned attempt waits for a resolver or a person."""
+        return self.abandoned == "hold"
+
+    @property
+    def replace(self) -> bool:
+        """Another payload replaces the finished one (loose)."""
+        return self.mismatch == "replace"
+
+
+def resolve(*levels: Policy | None) -> Rules:
+    """Lay policies over each other, the highest level first."""
+    fields: dict[str, Any] = {}
+    for policy in levels:
+        if policy is not None:
+            for name, value in asdict(policy).items():
+                if value is not UNSET:
+                    fields.setdefault(name, value)
+    if isinstance(fields.get("codec"), str):
+        fields["codec"] = codec_named(fields["codec"])
+    if fields.get("duplicate") == "reject":
+        fields.setdefault("wait_timeout", GUARD_PATIENCE)
+    # A bound set at one level and a start set at another must still make sense together.
+    interval = fields.get("wait_interval", 0.0)
+    fields["wait_interval_max"] = max(interval, fields.get("wait_interval_max", 0.5))
+    return Rules(**fields)
+
+
+def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of field
+    """One field of a policy in its stored form, or a ConfigError that names it."""
+    if name in CHOICES:
+        return _choice(name, value)
+    if name in POSITIVE:
+        return seconds(name, value)
+    match name:
+        case "wait_timeout":
+            return value if value is None else seconds(name, value, zero=True)
+        case "max_attempts":
+            return value if value is None else _whole(name, value, at_least=1)
+        case "max_result_bytes":
+            return _whole(name, value, at_least=0)
+        case "codec":
+            return _codec(value)
+        case "message":
+            if value is not None and not isinstance(value, str):
+                raise _wrong(name, value, "a text or None")
+        case "not_done":
+            return _exception_types(value)
+        case _:
+            if not isinstance(value, bool):
+                raise _wrong(name, value, "True or False")
+    return value
+
+
+def _choice(name: str, value: Any) -> Any:
+    if name == "failure" and callable(value):
+        return value
+    if not isinstance(value, str) or value not in CHOICES[name]:
+        choices = ", ".join(repr(choice) for choice in CHOICES[name])
+        also = " or a function of the exception" if name == "failure" else ""
+        raise _wrong(name, value, f"one of {choices}{also}")
+    return value
+
+
+def seconds(name: str, value: Any, *, zero: bool = False) -> float:
+    """Turn a duration into seconds, once, at the edge; a ConfigError names what is wrong."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(name, value, "a number of seconds or a timedelta")
+    if value < 0 or (value == 0 and not zero):
+        raise _wrong(name, value, "zero or more seconds" if zero else "more than zero seconds")
+    if value > LONGEST:
+        raise _wrong(name, value, "at most 100 years")
+    return float(value)
+
+
+def _whole(name: str, value: Any, *, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise _wrong(name, value, f"a whole number of {at_least} or more")
+    return value
+
+
+def _codec(value: Any) -> Any:
+    if isinstance(value, str):
+        codec_named(value)  # a ConfigError now is better than one at the first call
+        return value
+    if not all(hasattr(value, needed) for needed in ("name", "encode", "decode")):
+        raise _wrong("codec", value, "a codec's name or an object with name, encode and decode")
+    return value
+
+
+def _exception_types(value: Any) -> tuple[type[BaseException], ...]:
+    types = value if isinstance(value, tuple | list) else (value,)
+    for item in types:
+        if not (isinstance(item, type) and issubclass(item, BaseException)):
+            raise _wrong("not_done", item, "exception classes")
+    return tuple(types)
+
+
+def _wrong(name: str, value: Any, expected: str) -> ConfigError:
+    shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
+    return ConfigError(f"policy field {name} must be {expected}; got {shown[:80]}")

@@ -1,0 +1,150 @@
+"""What `once` works out at decoration: the key, the payload and the rules of a function.
+
+This module plans. Wrong decorations are refused here, before the program serves anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from msgspec import UNSET
+
+from semel.core.arguments import Arguments, digest_key
+from semel.core.policy import Duration, Policy, resolve
+from semel.core.templates import compile_template
+from semel.errors import ConfigError
+
+Binding: TypeAlias = Literal["function", "class", "static"]
+KeySource: TypeAlias = str | Callable[..., str] | None
+PayloadSource: TypeAlias = str | Sequence[str] | Callable[..., object] | None
+
+
+class Arrived(NamedTuple):
+    """The arguments of one call, as they came and by name."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+class Plan:
+    """How one decorated function is called once per key."""
+
+    def __init__(
+        self,
+        fn: Any,
+        *,
+        asynchronous: bool,
+        key: KeySource,
+        scope: str | None,
+        payload: PayloadSource,
+        ttl: Duration | None,
+        message: str | None,
+        policy: Policy | None,
+    ) -> None:
+        self.binding: Binding = "function"
+        if isinstance(fn, classmethod):
+            self.binding, fn = "class", fn.__func__
+        elif isinstance(fn, staticmethod):
+            self.binding, fn = "static", fn.__func__
+        self.fn = fn
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
+        self._check_kind(asynchronous=asynchronous)
+        self.scope = f"{fn.__module__}.{self.name}" if scope is None else scope
+        self.policies = _policies(ttl, message, policy)
+        self._arguments = Arguments.of(fn)
+        self._key = self._key_maker(key)
+        self._payload = self._payload_maker(payload)
+        if payload is None and key is not None and resolve(*self.policies).payload_required:
+            raise ConfigError(
+                f"{self.name}: this policy compares payloads; name the arguments to compare, "
+                "such as payload='order'"
+            )
+
+    @cached_property
+    def returns(self) -> object:
+        """The annotated return type, read at the first call: by then its module is complete."""
+        try:
+            return typing.get_type_hints(self.fn).get("return")
+        except Exception:  # noqa: BLE001 - an annotation that cannot be read helps nobody, harms nobody
+            return None
+
+    def _check_kind(self, *, asynchronous: bool) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"once decorates functions, not {type(self.fn).__name__}")
+        if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
+            raise ConfigError(f"{self.name} is a generator: its result cannot be replayed")
+        if inspect.iscoroutinefunction(self.fn) is not asynchronous:
+            raise ConfigError(
+                f"{self.name} is not async: decorate it with an Idempotency"
+                if asynchronous
+                else f"{self.name} is async: decorate it with an AsyncIdempotency"
+            )
+
+    def arrived(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrived:
+        """Bind the arguments of a call; one that the function would refuse never gets further."""
+        return Arrived(args, kwargs, self._arguments.mapping(args, kwargs))
+
+    def key_of(self, call: Arrived) -> str:
+        """Make the key of a call."""
+        return self._key(call)
+
+    def payload_of(self, call: Arrived) -> object:
+        """Pick the payload of a call; UNSET when none is compared."""
+        return UNSET if self._payload is None else self._payload(call)
+
+    def _key_maker(self, key: KeySource) -> Callable[[Arrived], str]:
+        names = self._arguments.names
+        if key is None:
+            if names[:1] == ("self",) and self.binding == "function":
+                raise ConfigError(
+                    f"{self.name} is a method: say what makes its key, such as "
+                    "key='{self.id}:{order.id}'; the instance is no part of a digest"
+                )
+            skipped = names[0] if self.binding == "class" or names[:1] == ("cls",) else None
+            return lambda call: digest_key(
+                {name: value for name, value in call.values.items() if name != skipped}
+            )
+        if isinstance(key, str):
+            template = compile_template(key, names)
+            return lambda call: template.render(call.values.__getitem__)
+        if callable(key):
+            return lambda call: key(*call.args, **call.kwargs)
+        raise ConfigError(
+            f"{self.name}: key must be a template, a callable or None, not {type(key).__name__}"
+        )
+
+    def _payload_maker(self, payload: PayloadSource) -> Callable[[Arrived], object] | None:
+        if payload is None:
+            return None
+        if callable(payload):
+            return lambda call: payload(*call.args, **call.kwargs)
+        names = (payload,) if isinstance(payload, str) else tuple(payload)
+        unknown = [name for name in names if name not in self._arguments.names]
+        if unknown or not names:
+            raise ConfigError(
+                f"{self.name}: payload must name arguments of the function "
+                f"({', '.join(self._arguments.names)}); got {payload!r}"
+            )
+        if isinstance(payload, str):
+            return lambda call: call.values[payload]
+        return lambda call: {name: call.values[name] for name in names}
+
+
+def _policies(
+    ttl: Duration | None, message: str | None, policy: Policy | None
+) -> tuple[Policy, ...]:
+    """The decorator's own words first, then the policy it was given."""
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
+    words: dict[str, Any] = {}
+    if ttl is not None:
+        words["ttl"] = ttl
+    if message is not None:
+        words["message"] = message
+    own = (Policy(**words),) if words else ()
+    return own if policy is None else (*own, policy)

@@ -1,0 +1,140 @@
+"""The default engine behind `semel.execute` and its siblings: made at the first use.
+
+`configure` decides what it is made of. Decorated functions ask for it at each call, so that
+decorating at import time and configuring later in `main` works.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from msgspec import UNSET
+
+from semel.attempts import Outcome
+from semel.core.policy import Duration, Policy
+from semel.decorated import KeySource, PayloadSource
+from semel.sync.engine import AttemptContext, Idempotency
+from semel.sync.marks import Marks
+from semel.sync.once import Once, OnceDecorator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Default:
+    """Holds the one engine of the module-level functions."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._engine: Idempotency | None = None
+
+    def get(self) -> Idempotency:
+        if self._engine is None:
+            with self._lock:
+                if self._engine is None:
+                    self._engine = Idempotency()
+        return self._engine
+
+    def replace(self, engine: Idempotency) -> None:
+        with self._lock:
+            previous, self._engine = self._engine, engine
+        if previous is not None:
+            previous.close()
+
+
+_default = _Default()
+default_engine = _default.get
+"""Give the engine of the module-level functions; made from the settings unless configured."""
+
+
+def configure(url_or_store: Any = None, **options: Any) -> Idempotency:
+    """Make the default engine anew: the same arguments as `Idempotency`."""
+    engine = Idempotency(url_or_store, **options)
+    _default.replace(engine)
+    return engine
+
+
+def execute(
+    key: str,
+    fn: Callable[[], T],
+    *,
+    scope: str = "default",
+    payload: object = UNSET,
+    returns: type[T] | None = None,
+    policy: Policy | None = None,
+) -> T:
+    """`Idempotency.execute` on the default engine."""
+    return default_engine().execute(
+        key, fn, scope=scope, payload=payload, returns=returns, policy=policy
+    )
+
+
+def run(
+    key: str,
+    fn: Callable[[], T],
+    *,
+    scope: str = "default",
+    payload: object = UNSET,
+    returns: type[T] | None = None,
+    policy: Policy | None = None,
+) -> Outcome[T]:
+    """`Idempotency.run` on the default engine."""
+    return default_engine().run(
+        key, fn, scope=scope, payload=payload, returns=returns, policy=policy
+    )
+
+
+def consume(
+    key: str,
+    fn: Callable[[], object],
+    *,
+    scope: str = "default",
+    payload: object = UNSET,
+    ttl: Duration | None = None,
+    policy: Policy | None = None,
+) -> bool:
+    """`Idempotency.consume` on the default engine."""
+    return default_engine().consume(key, fn, scope=scope, payload=payload, ttl=ttl, policy=policy)
+
+
+@overload
+def once(function: Callable[P, R], /) -> Once[P, R]: ...
+@overload
+def once(
+    template: str | None = None,
+    /,
+    *,
+    key: KeySource = None,
+    scope: str | None = None,
+    payload: PayloadSource = None,
+    ttl: Duration | None = None,
+    message: str | None = None,
+    policy: Policy | None = None,
+) -> OnceDecorator: ...
+def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
+    """`Idempotency.once` on the default engine, asked for at each call."""
+    return OnceDecorator.of(default_engine, given, key=key, **options)
+
+
+def attempt(
+    key: str,
+    *,
+    scope: str = "default",
+    payload: object = UNSET,
+    policy: Policy | None = None,
+) -> AttemptContext:
+    """`Idempotency.attempt` on the default engine."""
+    return default_engine().attempt(key, scope=scope, payload=payload, policy=policy)
+
+
+class _DefaultMarks:
+    """`Idempotency.marks` of the default engine, asked for at each use."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(default_engine().marks, name)
+
+
+marks: Marks = _DefaultMarks()  # type: ignore[assignment]

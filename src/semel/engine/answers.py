@@ -1,0 +1,218 @@
+"""What an engine makes of a store's answers and of a function's end, and whom it tells.
+
+This module answers. It never waits and never touches the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+
+from semel import events
+from semel.attempts import Attempt
+from semel.core.decide import Refuse, decide, out_of_patience
+from semel.core.leases import Lease
+from semel.core.records import Claimed, CompleteRequest, Encoded, Finished, Identity, State
+from semel.core.results import Kept, keep, read
+from semel.engine.call import Call
+from semel.engine.setup import Setup
+from semel.errors import IdempotencyError, LeaseLost, StoreError
+
+if TYPE_CHECKING:
+    from semel.core.codec import Codec
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Sharing(Protocol):
+    """The running executions of a process, as far as answers go."""
+
+    def share(self, place: Hashable, answer: Finished | StoreError) -> None:
+        """Give every waiting call the answer."""
+        ...
+
+    def pass_on(self, place: Hashable) -> None:
+        """Let the next call lead."""
+        ...
+
+
+class Clockwork(Protocol):
+    """The timer, as far as answers go."""
+
+    def due(self, at: float) -> None:
+        """Be there at this time or before."""
+        ...
+
+
+class Answers(Setup[S]):
+    """Turns answers into attempts, results, errors and events."""
+
+    _flights: Sharing
+    _timer: Clockwork
+
+    # --- after the claim -----------------------------------------------------------------
+
+    def _started(self, call: Call, owner: bytes, claimed: Claimed, sent: float) -> Attempt:
+        """Begin an attempt that owns its record; its lease is counted from before the claim."""
+        rules = call.rules
+        lease = Lease(call.identity, owner, claimed.number, rules.lease, sent)
+        self._leases.add(lease)
+        self._timer.due(lease.due)
+        if claimed.takeover:
+            self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
+        return Attempt(
+            call.identity,
+            number=claimed.number,
+            fence=claimed.fence,
+            owner=owner,
+            store=self._store,
+            lease=lease,
+        )
+
+    def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
+        """Answer with a finished operation: its result, or the refusal that the rules ask for."""
+        step = decide(finished, call.rules)
+        if isinstance(step, Refuse):
+            self._refuse(call, step.error)
+        value = (
+            read(finished.outcome, call.identity, call.returns, self._codecs_for(call))
+            if call.keeps_value
+            else None
+        )
+        self._remember(call, finished)
+        self._announce(
+            events.Replayed(identity=call.identity, number=finished.number, waited=waited)
+        )
+        return Attempt(
+            call.identity,
+            number=finished.number,
+            fence=finished.fence,
+            replayed=True,
+            result=value,
+        )
+
+    def _codecs_for(self, call: Call) -> Mapping[str, Codec]:
+        codec = call.rules.codec
+        return self._codecs if codec.name in self._codecs else {**self._codecs, codec.name: codec}
+
+    def _refuse(self, call: Call, error: IdempotencyError) -> NoReturn:
+        self._announce(events.rejection(error, call.identity))
+        raise error
+
+    def _out_of_patience(self, call: Call, retry_after: float) -> NoReturn:
+        self._refuse(call, out_of_patience(call.rules, retry_after))
+
+    def _without_store(self, call: Call, error: StoreError) -> Attempt:
+        """The claim could not be made: fail, or run unprotected and say so loudly."""
+        self._announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
+        if call.rules.store_error == "closed":
+            raise error.with_traceback(None)  # one error may be told to many callers
+        self._announce(events.RanUnprotected(identity=call.identity))
+        return self._unprotected(call)
+
+    # --- after the function --------------------------------------------------------------
+
+    def _kept(self, call: Call, attempt: Attempt, value: T) -> Kept[T]:
+        rules = call.rules
+        kept = keep(value, rules.codec, call.identity, call.returns, rules.max_result_bytes)
+        if kept.problem is not None:
+            self._announce(
+                events.ResultOmitted(
+                    identity=call.identity, number=attempt.number, reason=kept.problem
+                )
+            )
+        return kept
+
+    def _ran(self, call: Call, attempt: Attempt, lease: Lease, result: Encoded) -> None:
+        """The result is stored: share it with whoever waits here, in the form a store tells it."""
+        rules = call.rules
+        finished = Finished(State.SUCCEEDED, result, attempt.number, attempt.fence, rules.ttl)
+        self._remember(call, finished)
+        self._share(call, finished)
+        self._announce(
+            events.Ran(
+                identity=call.identity,
+                number=attempt.number,
+                seconds=monotonic() - lease.began,
+                size=len(result.data),
+            )
+        )
+
+    def _not_stored(self, call: Call, lease: Lease, ask: CompleteRequest, error: Exception) -> None:
+        """The store cannot be told: the timer goes on renewing and saving."""
+        lease.unsaved = ask
+        lease.retry(monotonic())
+        self._timer.due(lease.due)
+        self._pass_on(call)
+        self._announce(
+            events.ResultNotStored(identity=call.identity, number=lease.number, error=str(error))
+        )
+
+    def _lost(self, call: Call, lease: Lease) -> NoReturn:
+        self._pass_on(call)
+        self._announce(events.LeaseLost(identity=call.identity, number=lease.number))
+        raise LeaseLost("another attempt replaced this one; its result was not stored")
+
+    def _announce_failure(
+        self, attempt: Attempt, decision: str, error: BaseException, *, recorded: bool
+    ) -> None:
+        identity, number, name = attempt.identity, attempt.number, type(error).__name__
+        if not recorded:
+            self._announce(events.LeaseLost(identity=identity, number=number))
+        elif decision == "unknown":
+            self._announce(events.Parked(identity=identity, number=number, error=name))
+        else:
+            self._announce(
+                events.Failed(identity=identity, number=number, verdict=decision, error=name)
+            )
+
+    def _store_failed(self, lease: Lease, verb: str, error: Exception) -> None:
+        self._announce(
+            events.StoreFailed(
+                identity=lease.identity, number=lease.number, verb=verb, error=str(error)
+            )
+        )
+
+    # --- the timer's book ----------------------------------------------------------------
+
+    def _renewed(self, lease: Lease, answer: bool | StoreError, sent: float) -> None:
+        """Note the store's answer to a renewal, and tell when the lease is lost by it."""
+        if isinstance(answer, StoreError):
+            self._announce(
+                events.RenewalFailed(
+                    identity=lease.identity, number=lease.number, error=str(answer)
+                )
+            )
+        if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
+            self._announce(events.LeaseLost(identity=lease.identity, number=lease.number))
+
+    def _saved_late(self, lease: Lease, *, saved: bool) -> None:
+        self._leases.drop(lease)
+        kind = events.ResultStoredLate if saved else events.LeaseLost
+        self._announce(kind(identity=lease.identity, number=lease.number))
+
+    # --- sharing and remembering ---------------------------------------------------------
+
+    def _share(self, call: Call, answer: Finished | StoreError) -> None:
+        if call.shares:
+            self._flights.share(call.place, answer)
+
+    def _pass_on(self, call: Call) -> None:
+        if call.shares:
+            self._flights.pass_on(call.place)
+
+    def _remembered(self, call: Call) -> Finished | None:
+        """Ask the local cache."""
+        if self._cache is None or call.rules.replace:
+            return None
+        return self._cache.get(call.identity, call.fingerprint, monotonic())
+
+    def _remember(self, call: Call, finished: Finished) -> None:
+        if self._cache is not None and not call.rules.replace:
+            self._cache.add(call.identity, call.fingerprint, finished, monotonic())
+
+    def _forgotten(self, identity: Identity) -> None:
+        if self._cache is not None:
+            self._cache.drop(identity)

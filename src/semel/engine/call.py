@@ -1,0 +1,74 @@
+"""One call, prepared, and the small rules that both engines follow while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import random
+
+from msgspec import Struct
+
+from semel.core.policy import Rules
+from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.results import keep
+from semel.errors import SerializationError, StoreError
+
+SAVE_PATIENCE = 2.0
+"""How long a call goes on telling the store its result before the timer takes over."""
+
+
+class Call(Struct, frozen=True):
+    """What to do, for which payload, under which rules."""
+
+    identity: Identity
+    fingerprint: bytes | None
+    rules: Rules
+    returns: object = None
+    keeps_value: bool = True
+    """False for `consume`: only that it was done is stored."""
+
+    @property
+    def shares(self) -> bool:
+        """May wait for, and lead, an execution in the same process."""
+        return self.keeps_value and self.rules.concurrent == "wait"
+
+    @property
+    def place(self) -> tuple[Identity, bytes | None]:
+        """Calls with the same place share one execution."""
+        return self.identity, self.fingerprint
+
+    def ask(self, owner: bytes) -> ClaimRequest:
+        """Make the claim of this call for a new owner."""
+        rules = self.rules
+        return ClaimRequest(
+            self.identity,
+            owner,
+            self.fingerprint,
+            rules.lease,
+            rules.ttl,
+            rules.hold,
+            rules.replace,
+            rules.max_attempts,
+        )
+
+
+def pauses(rules: Rules) -> Iterator[float]:
+    """Seconds between two questions: doubling up to a longest one, each with jitter."""
+    pause = rules.wait_interval
+    while True:
+        yield pause * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
+        pause = min(pause * 2, rules.wait_interval_max)
+
+
+def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:
+    """Encode a value that nothing has run for: what cannot be kept is refused, not omitted."""
+    kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+    if kept.problem is not None:
+        raise SerializationError(kept.problem)
+    return kept.encoded
+
+
+def as_store_error(error: Exception) -> StoreError:
+    """A store should raise only its own kind of error; another one is treated alike."""
+    if isinstance(error, StoreError):
+        return error
+    return StoreError(f"{type(error).__name__}: {error}")

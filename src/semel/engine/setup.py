@@ -1,0 +1,223 @@
+"""How an engine is made: settings, rules, the store, and what a fork leaves of it.
+
+This module prepares. Every bad input of a call is refused here, before anything is stored.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
+from weakref import WeakSet
+
+from msgspec import UNSET, UnsetType
+
+from semel import events
+from semel._mirror.seats import forget_flights
+from semel.attempts import Attempt, current_attempt, is_nested
+from semel.core.cache import FinishedCache
+from semel.core.fingerprint import fingerprint
+from semel.core.keys import KeyRules, OwnerIds
+from semel.core.leases import Leases
+from semel.core.policy import Duration, Policy, Rules, resolve, seconds
+from semel.core.records import Identity
+from semel.core.settings import load_settings
+from semel.core.switch import bypassed
+from semel.engine.call import Call
+from semel.errors import ConfigError, NestedCall, StoreUnavailable
+
+if TYPE_CHECKING:
+    from semel.core.codec import Codec
+
+S = TypeVar("S")
+
+RULES_CACHED = 256
+
+
+class Opening(TypedDict):
+    """What a store is opened with."""
+
+    url: str
+    prefix: str
+    timeout: float
+
+
+class Setup(ABC, Generic[S]):
+    """An engine's settings and parts, and the preparing of calls."""
+
+    _asynchronous: bool
+
+    def __init__(
+        self,
+        url_or_store: str | S | None = None,
+        *,
+        policy: Policy | None = None,
+        scopes: Mapping[str, Policy] | None = None,
+        prefix: str | UnsetType = UNSET,
+        hooks: Sequence[events.Hook] = (),
+        key_pattern: str | UnsetType | None = UNSET,
+        codecs: Sequence[Codec] = (),
+        cache: int = 0,
+        cache_ttl: Duration = 60.0,
+    ) -> None:
+        _check_options(policy, scopes, hooks, cache)
+        written: dict[str, Any] = {"prefix": prefix, "key_pattern": key_pattern}
+        if url_or_store is not None:
+            written["url"] = url_or_store if isinstance(url_or_store, str) else None
+        settings = load_settings(
+            **{name: value for name, value in written.items() if value is not UNSET}
+        )
+        self._levels = (policy, settings.policy)
+        self._scopes: dict[str, tuple[Policy | None, ...]] = {
+            scope: ((scopes or {}).get(scope), settings.scopes.get(scope))
+            for scope in {*(scopes or {}), *settings.scopes}
+        }
+        self._rules_of: dict[tuple[object, ...], Rules] = {}
+        self._key_rules = KeyRules(settings.key_pattern)
+        self._disabled = settings.disabled
+        base_rules = self._rules("")
+        self._codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
+        self._announce = events.Announcer(tuple(hooks))
+        self._cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
+        self._closed = False
+        self._opening: Opening | None = None
+        if url_or_store is None or isinstance(url_or_store, str):
+            self._opening = Opening(
+                url=cast("str", settings.url),
+                prefix=settings.prefix,
+                timeout=base_rules.store_timeout,
+            )
+            self._store = self._open(self._opening)
+        else:
+            self._store = self._accepted(url_or_store)
+        self._reset()
+        _engines.add(self)
+
+    @abstractmethod
+    def _open(self, opening: Opening) -> S:
+        """Open a store; it connects on first use."""
+
+    def _reset(self) -> None:
+        """Begin with nothing running; also in a forked child, where nothing is."""
+        self._owners = OwnerIds()
+        self._leases = Leases()
+        self._tasks: set[Any] = set()
+
+    def _after_fork(self) -> None:
+        # The parent goes on using its connections: ours are left alone, unclosed, and not used.
+        self._inherited = self._store
+        if self._opening is not None:
+            self._store = self._open(self._opening)
+        if self._cache is not None:
+            self._cache.clear()
+        self._reset()
+
+    def _accepted(self, store: S) -> S:
+        claim = getattr(store, "claim", None)
+        if claim is None:
+            raise ConfigError(
+                f"a store URL or a store object is needed; got {type(store).__name__}"
+            )
+        if inspect.iscoroutinefunction(claim) is not self._asynchronous:
+            raise ConfigError(
+                "AsyncIdempotency needs an async store; for one for threads use Idempotency"
+                if self._asynchronous
+                else "Idempotency needs a store for threads; for an async one use AsyncIdempotency"
+            )
+        return store
+
+    # --- preparing a call ----------------------------------------------------------------
+
+    def _rules(self, scope: str, *policies: Policy | None) -> Rules:
+        """Resolve the rules of a scope under these policies, the highest level first."""
+        cached = (scope if scope in self._scopes else None, *policies)
+        try:
+            return self._rules_of[cached]
+        except KeyError:
+            for policy in policies:
+                if policy is not None and not isinstance(policy, Policy):
+                    raise ConfigError(
+                        f"policy must be a Policy, not {type(policy).__name__}"
+                    ) from None
+            rules = resolve(*policies, *self._scopes.get(scope, ()), *self._levels)
+            if len(self._rules_of) < RULES_CACHED:
+                self._rules_of[cached] = rules
+            return rules
+
+    def _call(
+        self,
+        key: str,
+        scope: str,
+        payload: object,
+        rules: Rules,
+        *,
+        returns: object = None,
+        keeps_value: bool = True,
+    ) -> Call:
+        """Prepare a call; every bad input is refused here, before anything is stored."""
+        identity = self._identity(key, scope)
+        if payload is not UNSET:
+            return Call(identity, fingerprint(payload), rules, returns, keeps_value)
+        if rules.payload_required:
+            raise ConfigError(
+                "this policy compares payloads (as Policy.payment() does): pass payload=..."
+            )
+        return Call(identity, None, rules, returns, keeps_value)
+
+    def _identity(self, key: str, scope: str) -> Identity:
+        self._key_rules.check(key)
+        self._key_rules.check_scope(scope)
+        # A text enum formats as its member's name: the key is its plain text.
+        return Identity(str.__str__(scope), str.__str__(key))
+
+    # --- before the claim ----------------------------------------------------------------
+
+    def _refuse_unusable(self, call: Call) -> None:
+        """Refuse a call that could only wait for itself, or that comes after the end."""
+        if self._closed:
+            raise StoreUnavailable("this engine was closed")
+        if is_nested(call.identity, self._store):
+            raise NestedCall(
+                "the running attempt asked for its own key; it would wait for itself for ever"
+            )
+
+    def _bypassing(self) -> bool:
+        return self._disabled or bypassed()
+
+    def _unprotected(self, call: Call) -> Attempt:
+        return Attempt(call.identity, protected=False)
+
+    def _patience(self, rules: Rules) -> float | None:
+        """How long this call may wait in all; None = as long as its caller does."""
+        if rules.wait_timeout is None and current_attempt() is not None:
+            # Two attempts that wait for each other's keys must not hang for ever.
+            return rules.lease
+        return rules.wait_timeout
+
+
+def _check_options(policy: object, scopes: object, hooks: object, cache: object) -> None:
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
+    if scopes is not None and not (
+        isinstance(scopes, Mapping) and all(isinstance(item, Policy) for item in scopes.values())
+    ):
+        raise ConfigError("scopes must be a mapping from scope to Policy")
+    if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
+        raise ConfigError("hooks must be a sequence of callables that take an event")
+    if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
+        raise ConfigError("cache must be the number of results to keep, 0 for none")
+
+
+_engines: WeakSet[Setup[Any]] = WeakSet()
+
+
+def _in_forked_child() -> None:
+    forget_flights()
+    for engine in tuple(_engines):
+        engine._after_fork()  # noqa: SLF001 - our own class
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork.
+    os.register_at_fork(after_in_child=_in_forked_child)

@@ -1,0 +1,255 @@
+"""What happened, as frozen values, and the one-method hook that hears of it.
+
+A hook is any callable that takes an event. It runs in the caller's thread or task, should be
+quick, and can never break the call: what it raises is logged and dropped.
+
+    Event
+    ├── Ran                 the function ran and its result is stored
+    ├── Replayed            a duplicate got the stored result (`waited`: after the first one ended)
+    ├── RejectedBusy        the key was running elsewhere and this caller does not wait (any more)
+    ├── RejectedDuplicate   guard mode refused a duplicate
+    ├── RejectedFailure     the key failed for good before
+    ├── RejectedUnknown     an abandoned record is held
+    ├── RejectedExhausted   no attempts are left
+    ├── Mismatched          the same key came with another payload
+    ├── TakenOver           this attempt replaces an abandoned one
+    ├── Failed              the function raised; `verdict` says what was recorded
+    ├── Parked              nobody knows whether it happened; the record waits for a resolver
+    ├── LeaseLost           another attempt may have replaced this one
+    ├── RenewalFailed       one renewal failed; it is tried again
+    ├── ResultOmitted       done, but the result could not be kept (size, type)
+    ├── ResultNotStored     done, but the store could not be told yet; it is tried again
+    ├── ResultStoredLate    ... and now it was
+    ├── StoreFailed         a store call failed
+    └── RanUnprotected      the store was down and the policy says to run anyway
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
+
+from msgspec import Struct
+
+from semel.core.records import Identity
+from semel.errors import (
+    AttemptsExhausted,
+    ConcurrentRequest,
+    DuplicateRequest,
+    IdempotencyError,
+    OutcomeUnknown,
+    PayloadMismatch,
+    PreviousFailure,
+    WaitTimeout,
+)
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something happened to one operation."""
+
+    level: ClassVar[int] = logging.DEBUG
+    """How loud it is in a log."""
+
+    identity: Identity
+    number: int = 0
+    """The attempt it happened to; 0 when there was none."""
+
+    @property
+    def name(self) -> str:
+        """The event's name in logs and metrics."""
+        return type(self).__name__
+
+    @property
+    def scope(self) -> str:
+        """The kind of operation."""
+        return self.identity.scope
+
+    @property
+    def key_digest(self) -> str:
+        """Stands for scope and key where the raw key, which may be a secret, has no business."""
+        return self.identity.digest.hex()
+
+
+class Ran(Event, frozen=True, kw_only=True):
+    """The function ran and its result is stored."""
+
+    seconds: float
+    """From before the claim until after the save."""
+    size: int
+    """Bytes stored."""
+
+
+class Replayed(Event, frozen=True, kw_only=True):
+    """A duplicate got the stored result."""
+
+    level = logging.INFO
+    waited: bool
+
+
+class RejectedBusy(Event, frozen=True, kw_only=True):
+    """The key was running elsewhere and this caller does not wait (any more)."""
+
+    level = logging.INFO
+
+
+class RejectedDuplicate(Event, frozen=True, kw_only=True):
+    """Guard mode refused a duplicate."""
+
+    level = logging.INFO
+
+
+class RejectedFailure(Event, frozen=True, kw_only=True):
+    """The key failed for good before."""
+
+    level = logging.INFO
+
+
+class RejectedUnknown(Event, frozen=True, kw_only=True):
+    """An abandoned record is held; someone has to find out what happened."""
+
+    level = logging.WARNING
+
+
+class RejectedExhausted(Event, frozen=True, kw_only=True):
+    """No attempts are left."""
+
+    level = logging.WARNING
+
+
+class Mismatched(Event, frozen=True, kw_only=True):
+    """The same key came with another payload."""
+
+    level = logging.WARNING
+
+
+class TakenOver(Event, frozen=True, kw_only=True):
+    """This attempt replaces an abandoned one."""
+
+    level = logging.WARNING
+
+
+class Failed(Event, frozen=True, kw_only=True):
+    """The function raised."""
+
+    level = logging.INFO
+    verdict: str
+    """What was recorded: forget, retryable or final."""
+    error: str
+    """The type of the exception; its text may hold a secret."""
+
+
+class Parked(Event, frozen=True, kw_only=True):
+    """Nobody knows whether it happened; the record waits for a resolver or a person."""
+
+    level = logging.WARNING
+    error: str
+
+
+class LeaseLost(Event, frozen=True, kw_only=True):
+    """Another attempt may have replaced this one."""
+
+    level = logging.ERROR
+
+
+class RenewalFailed(Event, frozen=True, kw_only=True):
+    """One renewal failed; it is tried again until the lease ends."""
+
+    level = logging.WARNING
+    error: str
+
+
+class ResultOmitted(Event, frozen=True, kw_only=True):
+    """Done, but the result could not be kept; duplicates are told so."""
+
+    level = logging.ERROR
+    reason: str
+
+
+class ResultNotStored(Event, frozen=True, kw_only=True):
+    """Done, but the store could not be told yet; it is tried again in the background."""
+
+    level = logging.ERROR
+    error: str
+
+
+class ResultStoredLate(Event, frozen=True, kw_only=True):
+    """A result that could not be stored at first is stored now."""
+
+    level = logging.WARNING
+
+
+class StoreFailed(Event, frozen=True, kw_only=True):
+    """A store call failed."""
+
+    level = logging.ERROR
+    verb: str
+    error: str
+
+
+class RanUnprotected(Event, frozen=True, kw_only=True):
+    """The store was down and the policy says to run anyway (store_error="open")."""
+
+    level = logging.ERROR
+
+
+Hook: TypeAlias = Callable[[Event], object]
+
+_REJECTIONS: dict[type[IdempotencyError], type[Event]] = {
+    ConcurrentRequest: RejectedBusy,
+    WaitTimeout: RejectedBusy,
+    DuplicateRequest: RejectedDuplicate,
+    PreviousFailure: RejectedFailure,
+    OutcomeUnknown: RejectedUnknown,
+    AttemptsExhausted: RejectedExhausted,
+    PayloadMismatch: Mismatched,
+}
+
+
+def rejection(error: IdempotencyError, identity: Identity) -> Event:
+    """Give the event that tells of this refusal."""
+    return _REJECTIONS[type(error)](identity=identity)
+
+
+class Announcer:
+    """Tells every hook, and the `semel` logger; what a hook raises is logged and dropped."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: tuple[Hook, ...]) -> None:
+        self._hooks = hooks
+
+    def __call__(self, event: Event) -> None:
+        """Tell of one event."""
+        if logger.isEnabledFor(event.level):
+            log_event(event)
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                logger.exception("a hook failed on %s", event.name)
+
+
+logger = logging.getLogger("semel")
+
+
+def log_event(event: Event) -> None:
+    """Write one structured log record; the raw key is never in it."""
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "identity"}
+    details = " ".join(f"{name}={value}" for name, value in fields.items())
+    logger.log(
+        event.level,
+        "%s scope=%s key_digest=%s %s",
+        event.name,
+        event.scope,
+        event.key_digest,
+        details,
+        extra={
+            "semel": {
+                "event": event.name,
+                "scope": event.scope,
+                "key_digest": event.key_digest,
+                **fields,
+            }
+        },
+    )

@@ -1,0 +1,208 @@
+"""Marks: the plain "was it done?" on the same records that the engine keeps.
+
+Twin of `semel.aio.marks`: the same names in the same order, with the waiting done by the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from semel.core.policy import Duration, Policy
+from semel.core.records import Identity, PutRequest, Record, State
+from semel.core.results import read
+from semel.engine.call import stored_form
+from semel.errors import ConfigError, ResultUnavailable, StoreError
+from semel.stores.base import Batching, Scannable
+
+if TYPE_CHECKING:
+    from semel.sync.engine import Idempotency
+
+D = TypeVar("D")
+
+
+class Marks:
+    """Marks of one engine: `idem.marks`. A result of 0, "", [] or None is a result like any other.
+
+    The records are those of `execute` and `consume`: what one of them finished is marked as done.
+    """
+
+    def __init__(self, engine: Idempotency) -> None:
+        self._engine = engine
+
+    def check(self, key: str, *, scope: str = "default") -> bool:
+        """Tell whether it was done. What is still running is not done."""
+        return _done(self._get(key, scope))
+
+    def exists(self, key: str, *, scope: str = "default") -> bool:
+        """Tell whether there is a record at all: done, failed or running."""
+        return self._get(key, scope) is not None
+
+    def set(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
+        """Mark as done; False when it is done or running already."""
+        return self.set_result(key, None, ttl=ttl, scope=scope)
+
+    def do(
+        self,
+        key: str,
+        fn: Callable[[], object],
+        *,
+        ttl: Duration | None = None,
+        scope: str = "default",
+    ) -> bool:
+        """Run `fn` unless it was done: True = ran now, False = was done before.
+
+        While another call is running it, `ConcurrentRequest`: that is not "done".
+        """
+        return self._engine.consume(key, fn, scope=scope, ttl=ttl)
+
+    def set_result(
+        self, key: str, value: object, *, ttl: Duration | None = None, scope: str = "default"
+    ) -> bool:
+        """Mark as done with a result; False when it is done or running already."""
+        ask = self._put(key, value, ttl, scope)
+        return self._engine._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+
+    def get_result(
+        self,
+        key: str,
+        default: D | UnsetType = UNSET,
+        *,
+        scope: str = "default",
+        returns: type | None = None,
+    ) -> object | D:
+        """Give the stored result; without one `default`, or `ResultUnavailable` if none given."""
+        record = self._get(key, scope)
+        if record is None or not _done(record):
+            if default is UNSET:
+                raise ResultUnavailable("this key is not marked as done")
+            return default
+        return self._read(record, returns)
+
+    def delete(self, key: str, *, scope: str = "default") -> bool:
+        """Remove the mark, whatever it says; False when there was none."""
+        return self._engine.forget(key, scope=scope)
+
+    def ttl(self, key: str, *, scope: str = "default") -> float | None:
+        """Give the seconds that a finished mark is still kept; None when there is none."""
+        record = self._get(key, scope)
+        return None if record is None else record.remaining
+
+    def refresh(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
+        """Keep a finished mark for a whole `ttl` from now; False when there is none."""
+        engine = self._engine
+        identity = engine._identity(key, scope)
+        engine._forgotten(identity)
+        return engine._store.touch(identity, self._seconds(ttl, scope))
+
+    def clear(self, prefix: str = "", *, scope: str = "default") -> int:
+        """Remove every mark of a scope whose key begins with `prefix`; tells how many."""
+        store = self._engine._store
+        if not isinstance(store, Scannable):
+            raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
+        removed = 0
+        cursor: str | None = None
+        while True:
+            page = store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
+            removed += sum(self._forget([record.identity for record in page.records]))
+            cursor = page.cursor
+            if cursor is None:
+                return removed
+
+    # --- many at once: one round trip ----------------------------------------------------
+
+    def check_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
+        """Tell for each key whether it was done."""
+        records = self._get_many(keys, scope)
+        return {key: _done(record) for key, record in records.items()}
+
+    def exists_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
+        """Tell for each key whether there is a record at all."""
+        records = self._get_many(keys, scope)
+        return {key: record is not None for key, record in records.items()}
+
+    def set_many(
+        self, keys: Iterable[str], *, ttl: Duration | None = None, scope: str = "default"
+    ) -> dict[str, bool]:
+        """Mark each key as done; False for those that are done or running already."""
+        return self.set_result_many(dict.fromkeys(keys), ttl=ttl, scope=scope)
+
+    def set_result_many(
+        self, results: Mapping[str, object], *, ttl: Duration | None = None, scope: str = "default"
+    ) -> dict[str, bool]:
+        """Mark each key as done with its result; False where it is done or running already."""
+        asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
+        store = self._engine._store
+        answers: list[bool | StoreError]
+        if isinstance(store, Batching):
+            answers = store.put_many(asks)
+        else:
+            answers = [
+                store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner) for ask in asks
+            ]
+        return {key: _or_raise(answer) for key, answer in zip(results, answers, strict=True)}
+
+    def get_result_many(
+        self, keys: Iterable[str], *, scope: str = "default", returns: type | None = None
+    ) -> dict[str, object]:
+        """Give the stored results; keys that are not done are left out."""
+        records = self._get_many(keys, scope)
+        return {
+            key: self._read(record, returns)
+            for key, record in records.items()
+            if record is not None and _done(record)
+        }
+
+    def delete_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
+        """Remove each mark; False where there was none."""
+        wanted = list(dict.fromkeys(keys))
+        identities = [self._engine._identity(key, scope) for key in wanted]
+        return dict(zip(wanted, self._forget(identities), strict=True))
+
+    # --- below -----------------------------------------------------------------------------
+
+    def _get(self, key: str, scope: str) -> Record | None:
+        return self._engine.peek(key, scope=scope)
+
+    def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
+        wanted = list(dict.fromkeys(keys))
+        identities = [self._engine._identity(key, scope) for key in wanted]
+        store = self._engine._store
+        if isinstance(store, Batching):
+            records = store.get_many(identities)
+        else:
+            records = [store.get(identity) for identity in identities]
+        return dict(zip(wanted, records, strict=True))
+
+    def _forget(self, identities: list[Identity]) -> list[bool]:
+        store = self._engine._store
+        for identity in identities:
+            self._engine._forgotten(identity)
+        if isinstance(store, Batching):
+            return store.forget_many(identities)
+        return [store.forget(identity) for identity in identities]
+
+    def _put(self, key: str, value: object, ttl: Duration | None, scope: str) -> PutRequest:
+        engine = self._engine
+        identity = engine._identity(key, scope)
+        result = stored_form(value, identity, engine._rules(scope))
+        return PutRequest(identity, engine._owners.next(), result, self._seconds(ttl, scope))
+
+    def _seconds(self, ttl: Duration | None, scope: str) -> float:
+        words = None if ttl is None else Policy(ttl=ttl)
+        return self._engine._rules(scope, words).ttl
+
+    def _read(self, record: Record, returns: type | None) -> object:
+        return read(record.outcome, record.identity, returns, self._engine._codecs)
+
+
+def _done(record: Record | None) -> bool:
+    return record is not None and record.state is State.SUCCEEDED
+
+
+def _or_raise(answer: bool | StoreError) -> bool:
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer

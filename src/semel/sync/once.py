@@ -1,0 +1,134 @@
+"""Functions that run once per key.
+
+Twin of `semel.aio.once`: the same names in the same order, with the waiting done by the thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+
+from semel.attempts import Outcome
+from semel.decorated import KeySource, PayloadSource, Plan
+from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semel.core.policy import Duration, Policy
+    from semel.core.records import Record
+    from semel.engine.call import Call
+    from semel.sync.engine import Idempotency
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741 - the instance
+
+
+class Once(Generic[P, R]):
+    """A function that runs once per key; made by `once`."""
+
+    def __init__(
+        self,
+        engine: Callable[[], Idempotency],
+        plan: Plan,
+        bound_to: tuple[object, ...] = (),
+    ) -> None:
+        functools.update_wrapper(cast("Any", self), plan.fn)
+        self._engine = engine
+        self._plan = plan
+        self._bound_to = bound_to
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run once per key; a duplicate gets the first result."""
+        plan, arguments = self._plan, (*self._bound_to, *args)
+        call = self._prepared(arguments, kwargs)
+        outcome = self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        return cast("R", outcome.value)
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """Do what a call does, and tell whether the value was replayed."""
+        plan, arguments = self._plan, (*self._bound_to, *args)
+        call = self._prepared(arguments, kwargs)
+        return self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+
+    def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Give the key that a call with these arguments would use."""
+        return self._plan.key_of(self._plan.arrived((*self._bound_to, *args), kwargs))
+
+    def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Remove the record of a call with these arguments: the next one runs again."""
+        return self._engine().forget(self.key_for(*args, **kwargs), scope=self._plan.scope)
+
+    def peek(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
+        """Read the record of a call with these arguments, without running anything."""
+        return self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Once[P, R]: ...
+    @overload
+    def __get__(
+        self: Once[Concatenate[I, Q], R], instance: I, owner: type | None = None
+    ) -> Once[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Once[Any, R]:
+        """Bind to an instance or a class, as functions do."""
+        if self._plan.binding == "class":
+            return Once(self._engine, self._plan, (owner,))
+        if instance is None or self._plan.binding == "static":
+            return self
+        return Once(self._engine, self._plan, (instance,))
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        plan, engine = self._plan, self._engine()
+        arrived = plan.arrived(args, kwargs)
+        return engine._call(
+            plan.key_of(arrived),
+            plan.scope,
+            plan.payload_of(arrived),
+            engine._rules(plan.scope, *plan.policies),
+            returns=plan.returns,
+        )
+
+
+class OnceDecorator:
+    """What `once(...)` gives: decorates one function."""
+
+    def __init__(
+        self,
+        engine: Callable[[], Idempotency],
+        *,
+        key: KeySource = None,
+        scope: str | None = None,
+        payload: PayloadSource = None,
+        ttl: Duration | None = None,
+        message: str | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self._engine = engine
+        self._plan = functools.partial(
+            Plan,
+            asynchronous=False,
+            key=key,
+            scope=scope,
+            payload=payload,
+            ttl=ttl,
+            message=message,
+            policy=policy,
+        )
+
+    @classmethod
+    def of(
+        cls, engine: Callable[[], Idempotency], given: Any, *, key: KeySource, **options: Any
+    ) -> Any:
+        """Tell the bare `@once` (given a function) from `@once("template", ...)`."""
+        if given is None or isinstance(given, str):
+            if given is not None and key is not None:
+                raise ConfigError("once was given two keys: the template and key=")
+            return cls(engine, key=given if key is None else key, **options)
+        if key is not None or options:
+            raise ConfigError("a callable that makes the key is passed as key=...")
+        return cls(engine)(given)
+
+    def __call__(self, fn: Callable[P, R]) -> Once[P, R]:
+        """Decorate this function."""
+        return Once(self._engine, self._plan(fn))
