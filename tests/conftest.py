@@ -7,6 +7,7 @@ after each module pins it to the module that left it open.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from servers.redis import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,20 +46,16 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_of_this_worker():
+def redis_of_this_worker() -> Iterator[RedisServer]:
     """One private Redis for all tests of a worker that do not break it."""
-    from servers.redis import redis_server
-
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture
-def redis_url(redis_of_this_worker) -> str:
+def redis_url(redis_of_this_worker: RedisServer) -> str:
     """A private Redis, empty."""
-    from redis import Redis
-
-    with Redis.from_url(redis_of_this_worker.url) as client:
+    with contextlib.closing(redis_of_this_worker.client()) as client:
         client.flushall()
     return redis_of_this_worker.url
 

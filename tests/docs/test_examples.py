@@ -27,7 +27,7 @@ BLOCK = re.compile(
     r"^(?:<!-- no-run: (?P<reason>.+) -->\n+)?(?P<indent> *)```python\b.*\n(?P<code>(?:.*\n)*?) *```$",
     re.MULTILINE,
 )
-LOCAL_REDIS = re.compile(r"redis://localhost:6379")
+LOCAL_REDIS = re.compile(r"redis://localhost:6379\b")
 
 
 class Block(NamedTuple):
@@ -75,7 +75,8 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
 
     source = script(found)
     if LOCAL_REDIS.search(source):
-        source = LOCAL_REDIS.sub(request.getfixturevalue("redis_url"), source)
+        private = request.getfixturevalue("redis_url").removesuffix("/0")
+        source = LOCAL_REDIS.sub(private, source)
     example = tmp_path / page.with_suffix(".py").name
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}
