@@ -1,8 +1,10 @@
 """The two engines are twins: without `async` and `await`, one reads like the other.
 
 The files of `semel.sync` and `semel.aio` are parsed, the asynchronous ones are turned into their
-plain form by the tables below, and each is compared as text with its twin, docstrings included. Comments are free, and so is what each
-side imports from `semel._mirror`, the place for what cannot be the same.
+plain form by the tables below, and each is compared as text with its twin, docstrings included.
+
+What may differ: comments, the docstrings of modules and classes (they say what each kind is like),
+and what is imported from `semel._mirror`, the place for all that cannot be the same.
 """
 
 from __future__ import annotations
@@ -32,9 +34,13 @@ RENAMED = {
 PROMISES = {"Awaitable": 0, "Coroutine": 2}
 """Types that wrap what an async call gives, and where in their brackets that stands."""
 
-MAY_DIFFER = "semel._mirror"
+KIND = {"asynchronous", "_asynchronous"}
+"""Names whose True or False says which of the twins it is."""
 
-WORD = re.compile(r"\w+")
+ONLY_ASYNC = {"mark_coroutine_function"}
+"""Calls that have no meaning for plain functions."""
+
+MIRROR = "semel._mirror"
 
 
 def renamed(word: str) -> str:
@@ -43,11 +49,12 @@ def renamed(word: str) -> str:
 
 
 def renamed_text(text: str) -> str:
-    return WORD.sub(lambda found: renamed(found[0]), text)
+    without = re.sub(r"\b(?:async|await) ", "", text)
+    return re.sub(r"\w+", lambda found: renamed(found[0]), without)
 
 
 class Plain(ast.NodeTransformer):
-    """Takes `async` and `await` out of a module, and puts its imports in order."""
+    """Takes out `async` and `await`, and what may differ."""
 
     def visit_AsyncFunctionDef(self, node):
         return self.visit(ast.FunctionDef(**vars(node)))
@@ -74,33 +81,65 @@ class Plain(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_ImportFrom(self, node):
-        if node.module == MAY_DIFFER:
+        if node.module is not None and node.module.startswith(MIRROR):
             return None
-        names = {renamed(alias.name) for alias in node.names} - PROMISES.keys()
-        node.module = renamed_text(node.module)
-        node.names = [ast.alias(name) for name in sorted(names)]
-        return node if names else None
+        return self.generic_visit(node)
+
+    def visit_Module(self, node):
+        return self.generic_visit(without_docstring(node))
+
+    def visit_ClassDef(self, node):
+        return self.generic_visit(without_docstring(node))
+
+    def visit_Expr(self, node):
+        match node.value:
+            case ast.Call(func=ast.Name(id=name)) if name in ONLY_ASYNC:
+                return None
+        return self.generic_visit(node)
+
+    def visit_keyword(self, node):
+        return self.generic_visit(without_kind(node, node.arg))
+
+    def visit_Assign(self, node):
+        return self.generic_visit(without_kind(node, ast.unparse(node.targets[0])))
 
     def generic_visit(self, node):
         for field, value in ast.iter_fields(node):
             if isinstance(value, str):
                 setattr(node, field, renamed_text(value))
-        super().generic_visit(node)
-        if isinstance(node, ast.Module | ast.If):
-            node.body = in_order(node.body)
-        return node
+        return super().generic_visit(node)
 
 
-def in_order(body):
-    """Sort the imports, whose order may have changed with their names."""
-    imports = [line for line in body if isinstance(line, ast.Import | ast.ImportFrom)]
-    others = [line for line in body if line not in imports]
-    docstring = others[:1] if ast.get_docstring(ast.Module(others, [])) else []
-    return [*docstring, *sorted(imports, key=ast.unparse), *others[len(docstring) :]]
+def without_docstring(node):
+    if ast.get_docstring(node) is not None:
+        node.body = node.body[1:] or [ast.Pass()]
+    return node
+
+
+def without_kind(node, name):
+    if name in KIND:
+        node.value = ast.Constant(value=...)
+    return node
 
 
 def plain(source: str) -> str:
-    return ast.unparse(ast.fix_missing_locations(Plain().visit(ast.parse(source))))
+    tree = Plain().visit(ast.parse(source))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # in __all__
+    for block in ast.walk(tree):
+        if isinstance(block, ast.Module | ast.If):
+            block.body = with_imports_in_order(block.body, used)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def with_imports_in_order(body, used):
+    """Sort the imports, whose names have changed, and leave out those that only async needed."""
+    imports = [line for line in body if isinstance(line, ast.Import | ast.ImportFrom)]
+    others = [line for line in body if line not in imports]
+    for line in imports:
+        kept = {alias.name: alias for alias in line.names if (alias.asname or alias.name) in used}
+        line.names = [kept[name] for name in sorted(kept)]
+    return [*sorted((line for line in imports if line.names), key=ast.unparse), *others]
 
 
 PACKAGE = Path(semel.__file__).parent
@@ -121,27 +160,44 @@ def test_without_async_and_await_one_engine_reads_like_the_other(name):
         for side in ("sync", "aio")
     )
     difference = difflib.unified_diff(sync, aio, "sync", "aio without async", lineterm="")
-    assert list(difference) == []
+    assert not (shown := "\n".join(difference)), shown
 
 
-def test_the_comparison_sees_through_async_and_await_alone():
-    twin = '''"""Law of AsyncX."""
-from semel._mirror import shield
+TWIN = '''"""For tasks."""
 from collections.abc import AsyncIterator, Awaitable, Callable
+from semel._mirror.tasks import mark_coroutine_function, sleep
 class AsyncX:
-    """The AsyncX."""
+    """Belongs to a loop."""
+    def __init__(self):
+        self.plan = Plan(asynchronous=True)
+        mark_coroutine_function(self)
     async def __aenter__(self, fn: Callable[[], Awaitable[int]]) -> AsyncIterator[int]:
+        """Say `async with AsyncX()`."""
         async with self.lock:
             return [await one async for one in fn()]
 '''
-    other = '''"""Law of X."""
+
+OTHER = '''"""For threads."""
 from collections.abc import Callable, Iterator
+from semel._mirror.threads import sleep
 class X:
-    """The X."""
+    """Shared by threads."""
+    def __init__(self):
+        self.plan = Plan(asynchronous=False)
     def __enter__(self, fn: Callable[[], int]) -> Iterator[int]:
+        """Say `with X()`."""
         with self.lock:
             return [one for one in fn()]
 '''
-    assert plain(twin) == plain(other)
-    assert plain(twin) != plain(other.replace("self.lock", "self.other"))
-    assert plain(twin) != plain(other.replace("The X", "Another X"))
+
+
+def test_the_comparison_sees_through_what_may_differ():
+    assert plain(TWIN) == plain(OTHER)
+
+
+@pytest.mark.parametrize(
+    ("one", "another"),
+    [("self.lock", "self.other"), ("Say", "Write"), ("collections.abc", "typing"), ("fn", "f")],
+)
+def test_the_comparison_sees_any_other_difference(one, another):
+    assert plain(TWIN) != plain(OTHER.replace(one, another))
