@@ -1,19 +1,24 @@
-"""A state machine that drives a real store and the law side by side, and compares everything.
+"""Drives a real store and the law side by side through a random history, and compares everything.
 
-The model is `semel.core.judge` over a dict. A store with a clock of its own cannot be asked what
-time it judged at, so leases and retentions are minutes apart, an attempt is abandoned by parking
-it, and times are compared with `tolerance`. A store on a fake clock is compared exactly, and time
-moves on to the very edges.
+The model is `semel.core.judge` over one record. A store with a clock of its own cannot be asked
+what time it judged at, so leases and retentions are minutes apart, an attempt is abandoned by
+parking it, and times are compared with `tolerance`. A store on a fake clock is compared exactly,
+and time moves on to the very edges.
+
+A history is a list of numbers. Each one seeds one step, so that steps are as different as dice
+make them (drawn one by one, they come in clumps that rarely abandon anything), and hypothesis can
+still drop the steps that a failure does not need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from random import Random
 
 import pytest
+from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from msgspec.structs import replace
 
 from semel.core import judge
@@ -33,119 +38,120 @@ from semel.core.records import (
 )
 from semel.testing import FakeClock, StoreDriver
 
-owners = st.sampled_from([bytes([index]) * 12 for index in (0, 7, 128, 255)])
-payloads = st.sampled_from([None, *(bytes([index]) * 16 for index in (0, 65, 255))])
-results = st.builds(Encoded, st.sampled_from(["json", "raw"]), st.binary(max_size=3))
-leases = st.sampled_from([100.0, 1_000.0])
-leases_or_park = st.sampled_from([0.0, 100.0, 1_000.0])
-ttls = st.sampled_from([500.0, 5_000.0])
-limits = st.sampled_from([None, 1, 2, 3, 5])
-names = st.sampled_from(["a", "b"])
+histories = st.lists(st.integers(0, 2**31 - 1), min_size=20, max_size=60, unique=True)
+
+OWNERS = [bytes([index]) * 12 for index in (0, 128, 255)]
+PAYLOADS = [None, *(bytes([index]) * 16 for index in (0, 65, 255))]
+RESULTS = [Encoded("json", b"1"), Encoded("json", b""), Encoded("raw", b"\x00\xff")]
+LEASES = [100.0, 1_000.0]
+TTLS = [500.0, 5_000.0]
+LIMITS = [None, None, None, 1, 3]
+PASSING = [0.000001, 100.0, 400.0, 500.0]
+
+VERBS = {"claim": 8, "renew": 3, "complete": 2, "fail": 2, "put": 1, "touch": 1, "forget": 2}
+"""How often each is sent: a life that ends at once never gets interesting."""
+
 lives = count()
 
 
-class StoreAgainstTheLaw(RuleBasedStateMachine):
-    """Random verbs by several owners; after each one, answers and records must agree."""
+class StoreBesideTheLaw:
+    """One record in a store, and the same record as the law has it."""
 
     def __init__(self, store: StoreDriver, clock: Callable[[], float], tolerance: float) -> None:
-        super().__init__()
         self.store = store
         self.clock = clock
         self.tolerance = tolerance
-        # Every run has keys of its own, so that one store can serve them all.
-        self.scope = f"life:{next(lives)}"
-        self.model: dict[Identity, Record] = {}
-        self.fences: dict[Identity, int] = {}
+        # Every history has a key of its own, so that one store can serve them all.
+        self.key = Identity("life", str(next(lives)))
+        self.model: Record | None = None
+        self.fence = 0
+
+    def live(self, history: list[int]) -> None:
+        """Send one verb for each number; after each, answers and records must agree."""
+        for seed in history:
+            dice = Random(seed)
+            (verb,) = dice.choices([*VERBS], [*VERBS.values()])
+            getattr(self, verb)(dice)
+            if isinstance(self.clock, FakeClock) and dice.random() < 0.2:
+                self.clock.advance(dice.choice(PASSING))
+                self.agree_on_record()
 
     # --- the verbs -----------------------------------------------------------------------
 
-    @rule(
-        name=names,
-        owner=owners,
-        payload=payloads,
-        lease=leases,
-        ttl=ttls,
-        hold=st.booleans(),
-        loose=st.booleans(),
-        limit=limits,
-    )
-    def claim(self, *, name, owner, payload, lease, ttl, hold, loose, limit):
-        ask = ClaimRequest(self.key(name), owner, payload, lease, ttl, hold, loose, limit)
-        before = self.store.get(ask.identity)
+    def claim(self, dice):
+        ask = ClaimRequest(
+            self.key,
+            dice.choice(OWNERS),
+            dice.choice(PAYLOADS),
+            dice.choice(LEASES),
+            dice.choice(TTLS),
+            hold=dice.random() < 0.3,
+            replace=dice.random() < 0.5,
+            max_attempts=dice.choice(LIMITS),
+        )
+        note(f"{ask}")
+        before = self.store.get(self.key)
         answer = self.store.claim(ask)
-        expected, record = judge.claim(self.model.get(ask.identity), ask, self.clock())
+        expected, record = judge.claim(self.model, ask, self.clock())
         self.agree_on_claim(answer, expected)
-        after = self.follow(ask.identity, record)
+        after = self.follow(record)
         match answer:
             case Claimed(number, fence):
                 assert after is not None
-                assert (after.owner, after.number, after.fence) == (owner, number, fence)
+                assert (after.owner, after.number, after.fence) == (ask.owner, number, fence)
             case Mismatch():
                 assert unread(after) == unread(before), "a mismatch changed the record"
 
-    @rule(name=names, owner=owners, lease=leases_or_park)
-    def renew(self, name, owner, lease):
-        key = self.key(name)
-        answer = self.store.renew(key, owner, lease)
-        record = judge.renew(self.model.get(key), RenewRequest(key, owner, lease), self.clock())
-        self.agree_on_write(answer, key, record)
+    def renew(self, dice):
+        ask = RenewRequest(self.key, self.writer(dice), dice.choice([0.0, 0.0, *LEASES]))
+        note(f"{ask}")
+        answer = self.store.renew(ask.identity, ask.owner, ask.lease)
+        self.agree_on_write(answer, judge.renew(self.model, ask, self.clock()))
 
-    @rule(name=names, owner=owners, result=results, ttl=ttls)
-    def complete(self, name, owner, result, ttl):
-        key = self.key(name)
-        answer = self.store.complete(key, owner, result, ttl)
-        ask = CompleteRequest(key, owner, result, ttl)
-        self.agree_on_write(answer, key, judge.complete(self.model.get(key), ask, self.clock()))
+    def complete(self, dice):
+        ask = CompleteRequest(self.key, self.writer(dice), dice.choice(RESULTS), dice.choice(TTLS))
+        note(f"{ask}")
+        answer = self.store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+        self.agree_on_write(answer, judge.complete(self.model, ask, self.clock()))
 
-    @rule(
-        name=names,
-        owner=owners,
-        error=results,
-        retryable=st.booleans(),
-        keep_fingerprint=st.booleans(),
-        ttl=ttls,
-    )
-    def fail(self, *, name, owner, error, retryable, keep_fingerprint, ttl):
-        key = self.key(name)
-        terms = {"retryable": retryable, "keep_fingerprint": keep_fingerprint, "ttl": ttl}
-        answer = self.store.fail(key, owner, error, **terms)
-        record = judge.fail(self.model.get(key), owner, error, **terms, now=self.clock())
-        self.agree_on_write(answer, key, record)
+    def fail(self, dice):
+        owner, error = self.writer(dice), dice.choice(RESULTS)
+        terms = {
+            "retryable": dice.random() < 0.7,
+            "keep_fingerprint": dice.random() < 0.5,
+            "ttl": dice.choice(TTLS),
+        }
+        note(f"fail {owner!r} {error} {terms}")
+        answer = self.store.fail(self.key, owner, error, **terms)
+        record = judge.fail(self.model, owner, error, **terms, now=self.clock())
+        self.agree_on_write(answer, record)
 
-    @rule(name=names, owner=owners, result=results, ttl=ttls)
-    def put(self, name, owner, result, ttl):
-        key = self.key(name)
-        answer = self.store.put(key, result, ttl, owner=owner)
-        ask = PutRequest(key, owner, result, ttl)
-        self.agree_on_write(answer, key, judge.put(self.model.get(key), ask, self.clock()))
+    def put(self, dice):
+        ask = PutRequest(self.key, dice.choice(OWNERS), dice.choice(RESULTS), dice.choice(TTLS))
+        note(f"{ask}")
+        answer = self.store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        self.agree_on_write(answer, judge.put(self.model, ask, self.clock()))
 
-    @rule(name=names, ttl=ttls)
-    def touch(self, name, ttl):
-        key = self.key(name)
-        answer = self.store.touch(key, ttl)
-        self.agree_on_write(answer, key, judge.touch(self.model.get(key), ttl, self.clock()))
+    def touch(self, dice):
+        ttl = dice.choice(TTLS)
+        note(f"touch {ttl}")
+        answer = self.store.touch(self.key, ttl)
+        self.agree_on_write(answer, judge.touch(self.model, ttl, self.clock()))
 
-    # Rarely: a life that is cut short too often never gets interesting.
-    @rule(name=names, meant=st.integers(0, 4).map(lambda dice: dice == 0))
-    def forget(self, name, meant):
-        if meant:
-            key = self.key(name)
-            known = judge.present(self.model.pop(key, None), self.clock())
-            assert self.store.forget(key) is (known is not None)
-            assert self.store.get(key) is None
-            self.a_moment_passes()
-
-    @precondition(lambda self: isinstance(self.clock, FakeClock))
-    @rule(seconds=st.sampled_from([0.000001, 100.0, 400.0, 500.0, 900.0, 5_000.0]))
-    def time_passes(self, seconds):
-        self.clock.advance(seconds)
-        for key in self.model:
-            self.agree_on_record(key)
-
-    def a_moment_passes(self):
-        """No clock stands still while a record is forgotten; a fence is made of that moment."""
+    def forget(self, dice):
+        note("forget")
+        assert self.store.forget(self.key) is (judge.present(self.model, self.clock()) is not None)
+        self.model = None
+        assert self.store.get(self.key) is None
+        # No clock stands still meanwhile; where no record is left, a fence is made of time.
         if isinstance(self.clock, FakeClock):
             self.clock.advance(0.001)
+
+    def writer(self, dice):
+        """Mostly the owner in the record: where only strangers write, nothing ever ends."""
+        if self.model is None or dice.random() < 0.3:
+            return dice.choice(OWNERS)
+        return self.model.owner
 
     # --- what must agree -----------------------------------------------------------------
 
@@ -164,22 +170,22 @@ class StoreAgainstTheLaw(RuleBasedStateMachine):
             case _:
                 assert answer == expected
 
-    def agree_on_write(self, answer, key, record):
+    def agree_on_write(self, answer, record):
         assert answer is (record is not None)
-        self.follow(key, record)
+        self.follow(record)
 
-    def follow(self, key, record):
+    def follow(self, record):
         """Take the model a step on; None is a verb that changed nothing."""
-        before = judge.present(self.model.get(key), self.clock())
+        before = judge.present(self.model, self.clock())
         if record is not None:
-            self.model[key] = record
-        after = self.agree_on_record(key)
+            self.model = record
+        after = self.agree_on_record()
         if after is not None:
-            self.agree_on_safety(key, before, after)
+            self.agree_on_safety(before, after)
         return after
 
-    def agree_on_record(self, key):
-        record, expected = self.store.get(key), judge.present(self.model.get(key), self.clock())
+    def agree_on_record(self):
+        record, expected = self.store.get(self.key), judge.present(self.model, self.clock())
         assert timeless(record) == timeless(expected)
         if record is not None:
             for time in ("created_at", "updated_at", "lease_until", "expires_at", "now"):
@@ -189,7 +195,7 @@ class StoreAgainstTheLaw(RuleBasedStateMachine):
             assert (record.expires_at is None) is (record.state is State.PROCESSING)
         return record
 
-    def agree_on_safety(self, key, before, after):
+    def agree_on_safety(self, before, after):
         """What must hold whatever the law says: the safety properties of the guarantees."""
         new_attempt = before is None or after.number != before.number
         if before is not None:
@@ -199,15 +205,10 @@ class StoreAgainstTheLaw(RuleBasedStateMachine):
                 if before.state is not State.PROCESSING:
                     assert (after.state, after.outcome) == (before.state, before.outcome)
         if new_attempt:
-            assert after.fence > self.fences.get(key, 0), "a fence grows, also over forgetting"
+            assert after.fence > self.fence, "a fence grows, also over forgetting"
         else:
-            assert after.fence == self.fences[key]
-        self.fences[key] = after.fence
-
-    # --- helpers -------------------------------------------------------------------------
-
-    def key(self, name):
-        return Identity(self.scope, name)
+            assert after.fence == self.fence
+        self.fence = after.fence
 
     def about(self, moment):
         return moment if moment is None else pytest.approx(moment, rel=0, abs=self.tolerance)

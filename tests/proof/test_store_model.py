@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from functools import partial
 
-from hypothesis.stateful import run_state_machine_as_test
+import pytest
+from hypothesis import Phase, given, settings
 
+from contract import broken_stores as broken
 from contract.reference_store import DictStore
-from proof.model import StoreAgainstTheLaw
+from proof.model import StoreBesideTheLaw, histories
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, StoreDriver
 
@@ -19,10 +20,20 @@ SECONDS_A_MACHINE_MAY_STALL = 40.0
 EXACTLY = 0.000_002
 """Records may keep microseconds."""
 
+ALL = tuple(Phase)
+WITHOUT_SHRINKING = (Phase.generate,)
+"""For failures that are wanted, nobody reads the shortest history."""
 
-def obeys_the_law(store, clock=time.time, tolerance=SECONDS_A_MACHINE_MAY_STALL):
+
+def obeys_the_law(store, clock=time.time, tolerance=SECONDS_A_MACHINE_MAY_STALL, phases=ALL):
     with closing(StoreDriver(store)) as driver:
-        run_state_machine_as_test(partial(StoreAgainstTheLaw, driver, clock, tolerance))
+
+        @settings(phases=phases)
+        @given(histories)
+        def every_history(history):
+            StoreBesideTheLaw(driver, clock, tolerance).live(history)
+
+        every_history()
 
 
 def test_the_reference_store_obeys_the_law_to_the_very_edges_of_time():
@@ -37,3 +48,20 @@ def test_the_memory_store_obeys_the_law_to_the_very_edges_of_time():
 
 def test_the_async_memory_store_obeys_the_law():
     obeys_the_law(AsyncMemoryStore())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        broken.CompleteIgnoresTheOwner,
+        broken.AnEndedOwnerIsGivenANewClaim,
+        broken.ExpiresOnlyByPurge,
+        broken.FenceRestarts,
+        broken.TakeoverWeakensHold,
+        broken.SupersededIsForgotten,
+    ],
+)
+def test_a_store_that_breaks_the_law_is_found_out(kind):
+    clock = FakeClock()
+    with pytest.raises(AssertionError):
+        obeys_the_law(kind(clock), clock, EXACTLY, phases=WITHOUT_SHRINKING)

@@ -1,0 +1,134 @@
+"""A contract that nothing can break proves nothing: each broken store is caught, by name."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import closing
+
+import pytest
+
+from contract import broken_stores as broken
+from contract.reference_store import DictStore
+from semel.stores.memory import MemoryStore
+from semel.testing import FakeClock, StoreContract, StoreDriver
+
+CAUGHT_BY = [
+    (
+        broken.CompleteIgnoresTheOwner,
+        "test_a_late_owner_is_refused_after_takeover_and_the_new_attempt_is_untouched",
+    ),
+    (
+        broken.FailFreesWhoeverRuns,
+        "test_a_late_owner_is_refused_after_takeover_and_the_new_attempt_is_untouched",
+    ),
+    (
+        broken.RenewRefusesAPassedLease,
+        "test_a_paused_owner_that_nobody_replaced_may_still_renew",
+    ),
+    (
+        broken.CompleteRefusesAPassedLease,
+        "test_a_paused_owner_that_nobody_replaced_may_still_complete",
+    ),
+    (broken.ClaimChecksThenActs, "test_one_of_many_simultaneous_claims_is_claimed"),
+    (
+        broken.RepeatedClaimIsBusy,
+        "test_a_claim_sent_twice_is_claimed_again_as_the_same_attempt",
+    ),
+    (
+        broken.AnEndedOwnerIsGivenANewClaim,
+        "test_a_late_claim_of_an_owner_that_failed_is_finished",
+    ),
+    (
+        broken.BusyHidesAMismatch,
+        "test_another_payload_while_the_first_runs_is_a_mismatch_and_changes_nothing",
+    ),
+    (
+        broken.SecondCompleteIsRefused,
+        "test_complete_sent_twice_gives_the_same_answer_and_keeps_the_first_result",
+    ),
+    (
+        broken.SecondCompleteOverwrites,
+        "test_complete_sent_twice_gives_the_same_answer_and_keeps_the_first_result",
+    ),
+    (broken.ExpiresOnlyByPurge, "test_an_expired_success_is_a_first_request_again"),
+    (broken.RetentionStartsWithTheClaim, "test_retention_starts_when_the_operation_ends"),
+    (broken.FenceRestarts, "test_the_fence_grows_over_every_kind_of_new_claim"),
+    (
+        broken.TakeoverWeakensHold,
+        "test_a_caller_that_would_take_over_cannot_weaken_a_held_record",
+    ),
+    (
+        broken.CallersHoldIsIgnored,
+        "test_a_caller_that_holds_does_not_take_over_a_record_that_does_not",
+    ),
+    (broken.ReplaceInterrupts, "test_a_new_payload_never_interrupts_a_live_attempt"),
+    (broken.SupersededIsForgotten, "test_a_late_retry_of_the_replaced_payload_is_refused"),
+    (
+        broken.PayloadIsAlwaysErased,
+        "test_mismatch_comes_before_a_retry_that_would_be_allowed",
+    ),
+    (broken.IdentitiesAreJoined, "test_two_identities_never_meet"),
+    (broken.CaseIsIgnored, "test_two_identities_never_meet"),
+    (broken.EmptyResultIsLost, "test_a_result_comes_back_as_it_went_in"),
+    (broken.UpdatedAtStands, "test_renew_and_takeover_keep_the_time_of_creation"),
+    (
+        broken.PutOverwrites,
+        "test_put_by_another_owner_does_not_change_what_is_done",
+    ),
+    (
+        broken.BatchAnswersInAnotherOrder,
+        "test_each_claim_of_a_batch_has_its_own_answer_in_order",
+    ),
+    (broken.PrefixIsAPattern, "test_a_prefix_is_taken_literally"),
+    (broken.PurgeTakesHeldRecords, "test_purge_removes_abandoned_attempts_that_nobody_holds"),
+    (broken.StuckIsUnsorted, "test_stuck_shows_abandoned_attempts_oldest_first"),
+]
+
+PARAMETERS = {
+    broken.AnEndedOwnerIsGivenANewClaim: {"retryable": True},
+    broken.IdentitiesAreJoined: {"difference": "a separator inside scope or key"},
+    broken.CaseIsIgnored: {"difference": "upper and lower case"},
+    broken.EmptyResultIsLost: {"name": "empty"},
+    broken.PrefixIsAPattern: {"prefix": "a%"},
+}
+"""Which case of a test with several shows the fault."""
+
+
+def run(test, kind, parameters):
+    """Run one test of the contract on a store, as pytest would."""
+    clock = FakeClock()
+    method = getattr(StoreContract(), test)
+    with closing(StoreDriver(kind(clock=clock))) as driver:
+        offered = {
+            "driven": driver,
+            "batching": driver,
+            "scannable": driver,
+            "sleep": clock.advance,
+            **parameters,
+        }
+        method(**{name: offered[name] for name in inspect.signature(method).parameters})
+
+
+def named(value):
+    return value if isinstance(value, str) else value.__name__
+
+
+@pytest.mark.parametrize(("kind", "test"), CAUGHT_BY, ids=named)
+def test_a_broken_store_is_caught(kind, test):
+    with pytest.raises(AssertionError):
+        run(test, kind, PARAMETERS.get(kind, {}))
+
+
+@pytest.mark.parametrize(("kind", "test"), CAUGHT_BY, ids=named)
+def test_the_store_it_was_made_from_is_not(kind, test):
+    honest = MemoryStore if issubclass(kind, MemoryStore) else DictStore
+    run(test, honest, PARAMETERS.get(kind, {}))
+
+
+def test_every_broken_store_is_in_the_list():
+    made_here = {
+        value
+        for value in vars(broken).values()
+        if inspect.isclass(value) and value.__module__ == broken.__name__
+    }
+    assert made_here == {kind for kind, _ in CAUGHT_BY}
