@@ -1,0 +1,184 @@
+"""The Redis store for asyncio.
+
+This module is thin on purpose: `verbs` says what to send and how to read it, `listing` what to
+ask next, `transport` how to send. `store` is its twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import StoreError
+from semel.stores.base import Counts, Page
+from semel.stores.redis.adopt import adopt_async
+from semel.stores.redis.aio_transport import AsyncTransport
+from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps, certain
+from semel.stores.redis.verbs import Verbs
+from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+
+Result = TypeVar("Result")
+
+
+class AsyncRedisStore:
+    """Keeps records in Redis or Valkey: one server, Sentinel or a cluster.
+
+    `client` is a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of the application, which
+    also closes it. A store belongs to the first event loop that uses it.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._keys = KeyLayout(prefix)
+        self._verbs = Verbs(self._keys)
+        self._listing = Listing(self._keys, self._verbs)
+        self._transport = (
+            client if isinstance(client, AsyncTransport) else adopt_async(client, timeout)
+        )
+
+    def __repr__(self) -> str:
+        return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
+
+    async def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation; the answer says who may, and what is known."""
+        return await self._transport.call(self._verbs.claim(ask))
+
+    async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
+        return await self._transport.call(self._verbs.renew(RenewRequest(identity, owner, lease)))
+
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the success of this owner's attempt; False when it was replaced."""
+        ask = CompleteRequest(identity, owner, result, ttl)
+        return await self._transport.call(self._verbs.complete(ask))
+
+    async def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> bool:
+        """Store the failure of this owner's attempt; False when it was replaced."""
+        return await self._transport.call(
+            self._verbs.fail(
+                identity,
+                owner,
+                error,
+                retryable=retryable,
+                keep_fingerprint=keep_fingerprint,
+                ttl=ttl,
+            )
+        )
+
+    async def get(self, identity: Identity) -> Record | None:
+        """Read the record; expired is absent."""
+        return await self._transport.call(self._verbs.get(identity))
+
+    async def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
+        """Mark as done without running, if nothing else is running or done."""
+        return await self._transport.call(self._verbs.put(PutRequest(identity, owner, result, ttl)))
+
+    async def touch(self, identity: Identity, ttl: float) -> bool:
+        """Keep a finished record for `ttl` from now; False when there is none."""
+        return await self._transport.call(self._verbs.touch(identity, ttl))
+
+    async def forget(self, identity: Identity) -> bool:
+        """Remove the record, whatever its state; False when there was none."""
+        return await self._transport.call(self._verbs.forget(identity))
+
+    async def close(self) -> None:
+        """Release what this store opened itself."""
+        await self._transport.close()
+
+    # --- Batching ------------------------------------------------------------------------
+
+    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """`claim`, many in one round trip."""
+        return await self._transport.call_many([self._verbs.claim(ask) for ask in asks])
+
+    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """`complete`, many in one round trip."""
+        return await self._transport.call_many([self._verbs.complete(ask) for ask in asks])
+
+    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew`, many in one round trip."""
+        return await self._transport.call_many([self._verbs.renew(ask) for ask in asks])
+
+    async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
+        """`get`, many in one round trip."""
+        calls = [self._verbs.get(identity) for identity in identities]
+        return [certain(answer) for answer in await self._transport.call_many(calls)]
+
+    async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
+        """`put`, many in one round trip."""
+        return await self._transport.call_many([self._verbs.put(ask) for ask in asks])
+
+    async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
+        """`forget`, many in one round trip."""
+        calls = [self._verbs.forget(identity) for identity in identities]
+        return [certain(answer) for answer in await self._transport.call_many(calls)]
+
+    # --- Scannable -----------------------------------------------------------------------
+
+    async def scan(
+        self,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """List records page by page; `prefix` is the beginning of the key. A page may be short."""
+        return await self._run(self._listing.scan(scope, prefix, state, limit, cursor))
+
+    async def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
+        """Abandoned records whose lease ended at least `older_than` seconds ago, oldest first."""
+        return await self._run(self._listing.stuck(older_than, limit))
+
+    async def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
+        """Remove abandoned records that nobody holds; expired ones go by themselves."""
+        return await self._run(self._listing.purge(limit, abandoned_after))
+
+    async def counts(self) -> Counts:
+        """Count the records by state; reads every key."""
+        return await self._run(self._listing.counts())
+
+    async def _run(self, steps: Steps[Result]) -> Result:
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            match step:
+                case Nodes():
+                    answer = await self._transport.nodes()
+                case ScanStep():
+                    answer = await self._transport.scan(
+                        step.node, step.cursor, step.pattern, step.count
+                    )
+                case calls:
+                    answer = await self._transport.call_many(calls)

@@ -1,0 +1,182 @@
+"""Opens redis-py's clients the way semel needs them.
+
+This module configures. What differs from redis-py's defaults, and why:
+
+- Its commands are repeated ten times, each with its own timeout, which can add up to a minute.
+  Here a call is repeated only while half of `timeout` has not passed, and each wait for the
+  socket takes at most the other half, so that a call ends within `timeout`.
+- A wrong password is not repeated: it stays wrong.
+- Pools do not refuse callers: a gate lets in as many as there are connections.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.cluster import ClusterNode
+from redis.exceptions import AuthenticationError, AuthorizationError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from semel.errors import ConfigError
+from semel.stores.redis.addresses import Kind, ServerAddress
+
+DEFAULT_CONNECTIONS = 64
+SPARE_CONNECTIONS = 8
+"""Room in the pool beyond the gate, for what a cluster client asks on its own (its map)."""
+
+new_node: Any = ClusterNode
+_Sentinel: Any = Sentinel
+_AsyncSentinel: Any = AsyncSentinel
+# redis-py leaves these three without types.
+
+_REPEATS = 10
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+_OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
+
+
+def _hopeless(error: Exception) -> bool:
+    return isinstance(error, (AuthenticationError, AuthorizationError))
+
+
+def _backoff() -> ExponentialWithJitterBackoff:
+    return ExponentialWithJitterBackoff(base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
+
+
+class RetryWithin(Retry):
+    """Repeats a command while there is time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(_backoff(), _REPEATS)
+        self._seconds = seconds
+
+    def __deepcopy__(self, _memo: object) -> RetryWithin:
+        return RetryWithin(self._seconds)
+
+    def call_with_retry(self, do: Any, fail: Any, *_unused: Any, **options: Any) -> Any:
+        """See the base class; `is_retryable` is ours to give."""
+        options["is_retryable"] = _until(time.monotonic() + self._seconds)
+        return super().call_with_retry(do, fail, **options)
+
+
+class AsyncRetryWithin(AsyncRetry):
+    """Repeats a command while there is time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(_backoff(), _REPEATS)
+        self._seconds = seconds
+
+    def __deepcopy__(self, _memo: object) -> AsyncRetryWithin:
+        return AsyncRetryWithin(self._seconds)
+
+    async def call_with_retry(self, do: Any, fail: Any, *_unused: Any, **options: Any) -> Any:
+        """See the base class; `is_retryable` is ours to give."""
+        options["is_retryable"] = _until(time.monotonic() + self._seconds)
+        return await super().call_with_retry(do, fail, **options)
+
+
+def _until(deadline: float) -> Callable[[Exception], bool]:
+    def is_retryable(error: Exception) -> bool:
+        return not _hopeless(error) and time.monotonic() < deadline
+
+    return is_retryable
+
+
+def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> Callable[[], Any]:
+    """Check the settings now; the function that is returned makes a client for threads."""
+    settings = _Settings(address, timeout, more)
+    patience = RetryWithin(timeout / 2)
+    match address.kind:
+        case Kind.CLUSTER:
+            settings.check(redis.RedisCluster, redis.Redis)
+            nodes = [new_node(host, port) for host, port in address.hosts]
+            # The transport repeats by itself, with an eye on the time.
+            return lambda: redis.RedisCluster(
+                startup_nodes=nodes, retry=Retry(_backoff(), 1), **settings.both
+            )
+        case Kind.SENTINEL:
+            settings.check(redis.Redis)
+            finders = settings.for_sentinels | {"retry": RetryWithin(0)}
+            sentinel = _Sentinel(address.hosts, settings.min_other_sentinels, finders)
+            return lambda: sentinel.master_for(address.service, retry=patience, **settings.both)
+        case _:
+            settings.check(redis.Redis)
+            return lambda: redis.Redis(retry=patience, **settings.place, **settings.both)
+
+
+def async_opener(
+    address: ServerAddress, timeout: float, more: Mapping[str, Any]
+) -> Callable[[], Any]:
+    """Check the settings now; the function that is returned makes a client for asyncio."""
+    settings = _Settings(address, timeout, more)
+    patience = AsyncRetryWithin(timeout / 2)
+    match address.kind:
+        case Kind.CLUSTER:
+            settings.check(redis.asyncio.RedisCluster)
+            nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
+            return lambda: redis.asyncio.RedisCluster(
+                startup_nodes=nodes, retry=AsyncRetry(_backoff(), 1), **settings.both
+            )
+        case Kind.SENTINEL:
+            settings.check(redis.asyncio.Redis)
+            finders = settings.for_sentinels | {"retry": AsyncRetryWithin(0)}
+            sentinel = _AsyncSentinel(address.hosts, settings.min_other_sentinels, finders)
+            return lambda: sentinel.master_for(address.service, retry=patience, **settings.both)
+        case _:
+            settings.check(redis.asyncio.Redis)
+            return lambda: redis.asyncio.Redis(retry=patience, **settings.place, **settings.both)
+
+
+def clients_of(client: Any) -> list[Any]:
+    """The client itself, and those of the sentinels behind it: all that must be closed."""
+    pool = getattr(client, "connection_pool", None)
+    manager = getattr(pool, "sentinel_manager", None)
+    return [client] if manager is None else [client, *manager.sentinels]
+
+
+class _Settings:
+    """The keyword arguments of redis-py's clients, from a URL and what was passed beside it."""
+
+    def __init__(self, address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> None:
+        half = {"socket_timeout": timeout / 2, "socket_connect_timeout": timeout / 2}
+        given: dict[str, Any] = half | address.options | dict(more)
+        self.min_other_sentinels = int(given.get("min_other_sentinels", 0))
+        places = connection_limit(address, more)
+        self.both: dict[str, Any] = {
+            name: value for name, value in given.items() if name not in _OURS
+        }
+        self.both["max_connections"] = places + SPARE_CONNECTIONS
+        if address.tls:
+            self.both["ssl"] = True
+        login = {"username": "sentinel_username", "password": "sentinel_password"}
+        self.for_sentinels = {
+            name: value for name, value in self.both.items() if name.startswith(("socket_", "ssl"))
+        } | {name: given[option] for name, option in login.items() if option in given}
+        if address.path is not None:
+            self.place: dict[str, Any] = {"unix_socket_path": address.path}
+        elif address.kind is Kind.SINGLE:
+            self.place = dict(zip(("host", "port"), address.hosts[0], strict=True))
+
+    def check(self, *classes: type) -> None:
+        """Refuse what redis-py would take silently, or refuse only on the first connection."""
+        known = {name for kind in classes for name in inspect.signature(kind).parameters}
+        for name in self.both:
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}: redis-py knows no such setting here")
+
+
+def connection_limit(address: ServerAddress, more: Mapping[str, Any]) -> int:
+    """How many calls may be on their way at once (`max_connections`)."""
+    limit = dict(address.options | dict(more)).get("max_connections", DEFAULT_CONNECTIONS)
+    if not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"max_connections must be a positive number, got {limit!r}")
+    return limit

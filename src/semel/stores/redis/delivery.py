@@ -1,0 +1,104 @@
+"""What to do when a server did not simply answer: send again what can be sent again.
+
+This module decides. It sends nothing and reads no clock: `deliver` yields the commands of one
+round trip, is given an answer or an error for each, and goes on until every call has its own.
+
+    NOSCRIPT             the server forgot the script      -> again, with the whole text
+    TRYAGAIN             the slot is moving, two keys      -> the record alone, then its index entry
+    ASK                  the slot is moving, one key       -> again, at the node named
+    MOVED, node lost,    the map of the cluster is old     -> again, after a look at the new map
+    CLUSTERDOWN
+
+Every script may be run twice with the same answer, so sending again is always safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+from redis import exceptions as driver
+
+from semel.stores.redis.scripts import Argument, Call
+from semel.stores.redis.verbs import granted
+
+Address: TypeAlias = tuple[str, int]
+Reply: TypeAlias = Any
+
+_OLD_MAP = (
+    driver.ConnectionError,
+    driver.TimeoutError,
+    driver.ClusterDownError,
+    driver.SlotNotCoveredError,
+)
+_NOT_THE_MAP = (driver.AuthenticationError, driver.AuthorizationError, driver.MaxConnectionsError)
+_NOTE = -1
+
+
+class Attempt(Struct, frozen=True):
+    """One command of a round trip."""
+
+    call: Call[Any]
+    position: int
+    """Which answer this is; the index entry of a call that went alone has none (-1)."""
+    with_text: bool = False
+    node: Address | None = None
+    """Where a redirection said to go; None = whoever the map says has the slot."""
+    asking: bool = False
+    """The node is only about to get the slot: ASKING goes before the command."""
+    whole: Call[Any] | None = None
+    """Set when the record goes alone: the call with both keys."""
+
+    @property
+    def command(self) -> tuple[Argument, ...]:
+        """What to send."""
+        return self.call.command(with_text=self.with_text)
+
+
+Delivery: TypeAlias = Generator[list[Attempt], Sequence[Reply | Exception], list[Reply | Exception]]
+
+
+def deliver(calls: Sequence[Call[Any]], may_redirect: Callable[[], bool]) -> Delivery:
+    """Yield the attempts of each round trip; return a reply or an error for every call.
+
+    `may_redirect` says whether there are other nodes to go to, and time left to do so.
+    """
+    answers: list[Reply | Exception] = [None] * len(calls)
+    pending = [Attempt(call, position) for position, call in enumerate(calls)]
+    while pending:
+        replies = yield pending
+        again: list[Attempt] = []
+        for attempt, reply in zip(pending, replies, strict=True):
+            if attempt.position != _NOTE:
+                answers[attempt.position] = reply
+            follow = _after(attempt, reply, may_redirect)
+            if follow is not None:
+                again.append(follow)
+        pending = again
+    return answers
+
+
+def _after(
+    attempt: Attempt, reply: Reply | Exception, may_redirect: Callable[[], bool]
+) -> Attempt | None:
+    """The attempt that follows this reply; None when there is nothing more to do."""
+    match reply:
+        case driver.NoScriptError() if not attempt.with_text:
+            return replace(attempt, with_text=True)
+        case driver.TryAgainError() if len(attempt.call.keys) > 1:
+            return Attempt(attempt.call.without_index(), attempt.position, whole=attempt.call)
+        case driver.AskError() if may_redirect():  # a MovedError is one too
+            asking = not isinstance(reply, driver.MovedError)
+            return replace(attempt, node=(reply.host, reply.port), asking=asking)
+        case _ if means_old_map(reply) and may_redirect():
+            return replace(attempt, node=None, asking=False)
+        case _ if attempt.whole is not None and granted(reply):
+            return Attempt(attempt.whole.note(), _NOTE)
+    return None
+
+
+def means_old_map(reply: Reply | Exception) -> bool:
+    """Whether the error may go away with a new map of the cluster."""
+    return isinstance(reply, _OLD_MAP) and not isinstance(reply, _NOT_THE_MAP)

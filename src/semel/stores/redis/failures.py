@@ -1,0 +1,126 @@
+"""Turns what redis-py raises into our errors: the one place where that happens.
+
+This module names failures. Each message says which server it was and what to do about it; none
+repeats a command, because commands carry users' keys, payloads and passwords.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import exceptions as driver
+
+from semel.errors import StoreError, StoreFull, StoreUnavailable
+
+
+class RecordUnreadable(StoreError):
+    """A record is there but cannot be understood; nothing ran and it was left as it is."""
+
+    code = "record_unreadable"
+    retry_helps = False
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"a stored record cannot be read: {reason}; nothing ran. Upgrade this process, or "
+            "remove the record with forget() once it is known what happened"
+        )
+
+
+DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
+"""Everything redis-py raises; RedisClusterException is not a RedisError."""
+
+_OUR_SCRIPTS = re.compile(r"SEMEL<(.*?)>")
+_MISSING_PERMISSION = re.compile(r"'([^']*)' command|key|channel")
+
+_LOGIN = "authentication failed for {where}; check user name and password"
+_LOADING = "{where} is still loading its data; try again when it is up"
+_POOL = "no free connection to {where}; give the client a higher max_connections"
+_FULL = "{where} is full; raise maxmemory, or keep records for a shorter time"
+_REPLICA = "{where} is a replica and takes no writes; name the primary, or use redis+sentinel://"
+_DOWN = "{where} is down: some slots are served by nobody; see CLUSTER INFO"
+_REDIRECTED = "{where} is in a cluster (use redis+cluster://) whose slots did not settle in time"
+_MOVING = "{where} is moving this slot; try again"
+_SLOW = "{where} did not answer in time; it may be overloaded, or the timeout too short"
+_NO_CLUSTER = "{where} cannot be reached, or is not a cluster: {text}"
+_DISK = "{where} cannot write to its disk and refuses changes (MISCONF); make room there"
+_NO_REPLICAS = "{where} has too few good replicas to accept writes"
+_NO_PRIMARY = "{where} has lost its primary; wait for the failover"
+_BUSY = "{where} is busy running somebody's script"
+_CLIENTS = "{where} has reached its maxclients"
+_DATABASE = "{where} has no database of that number"
+_FOREIGN = "its key at {where} holds another type, so somebody else uses this prefix"
+
+# The first class that fits gives the answer, so subclasses stand before their bases.
+_BY_CLASS: tuple[tuple[type[Exception], type[StoreError], str], ...] = (
+    (driver.AuthenticationError, StoreUnavailable, _LOGIN),
+    (driver.AuthorizationError, StoreUnavailable, _LOGIN),
+    (driver.BusyLoadingError, StoreUnavailable, _LOADING),
+    (driver.MaxConnectionsError, StoreUnavailable, _POOL),
+    (driver.OutOfMemoryError, StoreFull, _FULL),
+    (driver.ReadOnlyError, StoreUnavailable, _REPLICA),
+    (driver.ClusterDownError, StoreUnavailable, _DOWN),
+    (driver.SlotNotCoveredError, StoreUnavailable, _DOWN),
+    (driver.AskError, StoreUnavailable, _REDIRECTED),  # a MovedError is one too
+    (driver.TryAgainError, StoreUnavailable, _MOVING),
+    (driver.TimeoutError, StoreUnavailable, _SLOW),
+    (TimeoutError, StoreUnavailable, _SLOW),
+    (driver.RedisClusterException, StoreUnavailable, _NO_CLUSTER),
+)
+
+# Replies that redis-py has no class for, by the word that names them. Errors raised inside a
+# script arrive with more text around that word, which is why it is searched for.
+_BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
+    ("OOM ", StoreFull, _FULL),
+    ("MISCONF", StoreUnavailable, _DISK),
+    ("READONLY", StoreUnavailable, _REPLICA),
+    ("NOREPLICAS", StoreUnavailable, _NO_REPLICAS),
+    ("MASTERDOWN", StoreUnavailable, _NO_PRIMARY),
+    ("BUSY ", StoreUnavailable, _BUSY),
+    ("WRONGTYPE", RecordUnreadable, _FOREIGN),
+    ("NOAUTH", StoreUnavailable, _LOGIN),
+    ("WRONGPASS", StoreUnavailable, _LOGIN),
+    ("max number of clients", StoreUnavailable, _CLIENTS),
+    ("DB index", StoreError, _DATABASE),
+)
+
+
+def failure(error: BaseException, where: str) -> StoreError:
+    """Our error for what redis-py raised."""
+    if isinstance(error, StoreError):
+        return error
+    text = str(error)
+    ours = _OUR_SCRIPTS.search(text)
+    if ours is not None:
+        return RecordUnreadable(ours[1])
+    if isinstance(error, driver.NoPermissionError) or "NOPERM" in text:
+        return StoreError(
+            f"{where} does not permit this user what semel needs: {_permission(text)}; "
+            "the ACL line is in the documentation of semel.stores.redis"
+        )
+    for kind, ours_class, message in _BY_CLASS:
+        if isinstance(error, kind):
+            return ours_class(message.format(where=where, text=text))
+    for word, ours_class, message in _BY_WORD:
+        if word in text:
+            return ours_class(message.format(where=where))
+    if isinstance(error, (driver.ConnectionError, OSError)):
+        return StoreUnavailable(f"{where} cannot be reached: {text or type(error).__name__}")
+    return StoreError(f"{where} answered: {text}")
+
+
+def _permission(text: str) -> str:
+    found = _MISSING_PERMISSION.search(text)
+    if found is None:
+        return "a permission"
+    return f"the command {found[1]}" if found[1] else f"access to a {found[0]}"
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Let only our errors out."""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        raise failure(error, where) from error

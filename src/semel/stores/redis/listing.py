@@ -1,0 +1,249 @@
+"""Lists, counts and clears records: what takes more than one round trip.
+
+This module decides what to ask next. It sends nothing: each generator yields the calls of a round
+trip (or one step of SCAN), is given the answers, and returns the result. The sync and the async
+store run the same generators.
+
+What is stuck is found through the indexes of running leases: 1024 cheap questions in one round
+trip, then one per candidate, however many records there are. An index is a hint: a record is
+believed, its index entry is put right. Listing and counting read every key and say so.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import operator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from semel.core.records import Identity, Record, State
+from semel.errors import ConfigError, StoreError
+from semel.stores.base import Counts, Page
+from semel.stores.redis import scripts
+from semel.stores.redis.keys import KeyLayout, member_identity
+from semel.stores.redis.scripts import Call
+from semel.stores.redis.verbs import Verbs, microseconds, record_reader
+
+log = logging.getLogger(__name__)
+
+_COUNT_STEP = 1000
+_WIDEST_STEP = 10_000
+_STEPS_PER_PAGE = 20
+"""A page that has found nothing after so many steps is given back short: the caller may go on."""
+
+
+class Nodes(Struct, frozen=True):
+    """Asks for the names of the servers that hold keys."""
+
+
+class ScanStep(Struct, frozen=True):
+    """Asks for one step of SCAN on one server; the answer is the next cursor and the keys."""
+
+    node: str
+    cursor: int
+    pattern: bytes
+    count: int
+
+
+Step: TypeAlias = Sequence[Call[Any]] | ScanStep | Nodes
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[Step, Any, Result]
+
+
+class _Cursor(Struct, frozen=True, array_like=True):
+    """Where a listing stands; travels as text."""
+
+    node: str | None
+    position: int
+    waiting: tuple[Identity, ...] = ()
+    """Found beyond the end of the page: SCAN gives them once only, so they are carried along."""
+
+    def text(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
+
+    @staticmethod
+    def parse(text: str) -> _Cursor:
+        try:
+            return msgspec.json.decode(base64.urlsafe_b64decode(text), type=_Cursor)
+        except ValueError:  # base64, UTF-8 and JSON errors are all of this class
+            raise ConfigError(f"{text!r} is not a cursor of this store") from None
+
+
+_END = _Cursor(None, 0)
+
+
+class Listing:
+    """Builds the generators of one store's keys."""
+
+    def __init__(self, keys: KeyLayout, verbs: Verbs) -> None:
+        self._keys = keys
+        self._verbs = verbs
+
+    def stuck(self, older_than: float, limit: int) -> Steps[list[Record]]:
+        """See `Scannable.stuck`."""
+        found: list[Record] = []
+
+        def keep(answers: list[Record | None]) -> int:
+            before = len(found)
+            found.extend(r for r in answers if r is not None and _idle_for(r) >= older_than)
+            return len(found) - before
+
+        def check(identity: Identity) -> Call[Record | None]:
+            keys = self._keys.record_and_index(identity)
+            return Call(scripts.CHECK, keys, (), record_reader(identity))
+
+        yield from self._visit_due(older_than, limit, check, keep)
+        return sorted(found, key=_idle_for, reverse=True)
+
+    def purge(self, limit: int, abandoned_after: float | None) -> Steps[int]:
+        """See `Scannable.purge`. Expired records go by themselves."""
+        if abandoned_after is None:
+            return 0
+        after = microseconds(abandoned_after)
+
+        def remove(identity: Identity) -> Call[int]:
+            return Call(scripts.PURGE, self._keys.record_and_index(identity), (after,), int)
+
+        return (yield from self._visit_due(abandoned_after, limit, remove, sum))
+
+    def _visit_due(
+        self,
+        older_than: float,
+        limit: int,
+        visit: Callable[[Identity], Call[Any]],
+        count: Callable[[list[Any]], int],
+    ) -> Steps[int]:
+        """Visit records whose lease ended, oldest first, until `count` has added up to `limit`."""
+        seen: set[Identity] = set()
+        wanted = limit
+        while wanted > 0:
+            # Those seen may still be in front of others (held ones stay where they are).
+            at_most = limit + len(seen)
+            arguments = (microseconds(older_than), at_most)
+            due = yield [
+                Call(scripts.DUE, (index,), arguments, _read_due) for index in self._keys.indexes()
+            ]
+            buckets = [certain(bucket) for bucket in due]
+            members = sorted(
+                (pair for bucket in buckets for pair in bucket), key=operator.itemgetter(0)
+            )
+            new = [identity for _, identity in members if identity not in seen]
+            seen.update(new)
+            while wanted > 0 and new:
+                chunk, new = new[:wanted], new[wanted:]
+                answers = yield [visit(identity) for identity in chunk]
+                wanted -= count(_readable(chunk, answers))
+            if all(len(bucket) < at_most for bucket in buckets):
+                break
+        return limit - wanted
+
+    def scan(
+        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
+    ) -> Steps[Page]:
+        """See `Scannable.scan`."""
+        nodes = yield Nodes()
+        at = _Cursor(nodes[0], 0) if cursor is None else _Cursor.parse(cursor)
+        pattern = self._keys.pattern(scope, prefix)
+        node, position, waiting = at.node, at.position, list(at.waiting)
+        records: list[Record] = []
+        count = limit
+        for _ in range(_STEPS_PER_PAGE):
+            if not waiting and node is not None:
+                position, keys = yield ScanStep(node, position, pattern, count)
+                waiting = self._identities(keys)
+                if not keys:
+                    count = min(count * 2, _WIDEST_STEP)  # few keys here are ours: look further
+                if position == 0:
+                    node = _following(nodes, node)
+            room = limit - len(records)
+            chunk, waiting = waiting[:room], waiting[room:]
+            found = yield [self._verbs.get(identity) for identity in chunk]
+            records += [
+                record
+                for record in _readable(chunk, found)
+                if record is not None and _matches(record, scope, prefix, state)
+            ]
+            if len(records) == limit or (node is None and not waiting):
+                break
+        following = _Cursor(node, position, tuple(waiting))
+        return Page(tuple(records), None if following == _END else following.text())
+
+    def counts(self) -> Steps[Counts]:
+        """See `Scannable.counts`."""
+        tally = dict.fromkeys(_COUNTED, 0)
+        pattern = self._keys.pattern(None, "")
+        for node in (yield Nodes()):
+            position, first = 0, True
+            while position != 0 or first:
+                first = False
+                position, keys = yield ScanStep(node, position, pattern, _COUNT_STEP)
+                identities = self._identities(keys)
+                states = yield [
+                    Call(scripts.STATE, (self._keys.record(identity),), (), _as_is)
+                    for identity in identities
+                ]
+                for found in _readable(identities, states):
+                    if found is not None:
+                        tally[found] += 1
+        return Counts(**{name: tally[state] for state, name in _COUNTED.items()})
+
+    def _identities(self, keys: Sequence[bytes]) -> list[Identity]:
+        found = (self._keys.identity(key) for key in dict.fromkeys(keys))
+        return [identity for identity in found if identity is not None]
+
+
+_COUNTED = {
+    int(State.PROCESSING): "processing",
+    int(State.SUCCEEDED): "succeeded",
+    int(State.FAILED): "failed",
+    3: "abandoned",
+}
+"""What state.lua answers."""
+
+
+def _matches(record: Record, scope: str | None, prefix: str, state: State | None) -> bool:
+    identity = record.identity
+    return (
+        (scope is None or identity.scope == scope)
+        and identity.key.startswith(prefix)
+        and (state is None or record.state is state)
+    )
+
+
+def _following(nodes: Sequence[str], node: str) -> str | None:
+    """The server after this one; a server that joined since has what another one gave away."""
+    return next((other for other in nodes if other > node), None)
+
+
+def _idle_for(record: Record) -> float:
+    """Seconds since the lease ended."""
+    assert record.lease_until is not None  # noqa: S101 - check.lua answers PROCESSING only
+    return record.now - record.lease_until
+
+
+def _read_due(reply: list[bytes]) -> list[tuple[float, Identity]]:
+    pairs = zip(reply[1::2], map(member_identity, reply[::2]), strict=True)
+    return [(float(deadline), identity) for deadline, identity in pairs if identity is not None]
+
+
+def _as_is(reply: Result) -> Result:
+    return reply
+
+
+def certain(answer: Result | StoreError) -> Result:
+    """The answer, where the SPI has no place for an error of one member."""
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
+
+
+def _readable(identities: Sequence[Identity], answers: Sequence[Any]) -> list[Any]:
+    """Answers without the errors: one damaged record must not hide all the others."""
+    for identity, answer in zip(identities, answers, strict=True):
+        if isinstance(answer, StoreError):
+            log.warning("left out of the listing: %s in scope %s", answer, identity.scope)
+    return [answer for answer in answers if not isinstance(answer, StoreError)]

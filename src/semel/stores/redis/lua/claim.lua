@@ -1,0 +1,53 @@
+-- ARGV: owner, fingerprint ('' = none), lease (us), keep (ms), hold, replace, attempts ('' = any)
+-- Judges in the order of semel.core.judge; the first line that fits is the answer.
+
+local owner, fingerprint = ARGV[1], ARGV[2]
+local lease, keep = tonumber(ARGV[3]), tonumber(ARGV[4])
+local hold, replace, attempts = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
+local now = clock()
+local old, raw = read()
+
+local function finished() return {'finished', raw, redis.call('PTTL', KEYS[1])} end
+
+local function was_superseded()
+  for from = 1, #old.superseded, 16 do
+    if string.sub(old.superseded, from, from + 15) == fingerprint then return true end
+  end
+  return false
+end
+
+local replacing = false
+if old then
+  if old.owner == owner then
+    if old.state ~= PROCESSING then return finished() end
+    write_running(old, lease, now)
+    return {'claimed', old.number, old.fence, 0}
+  end
+  replacing = old.fingerprint ~= '' and fingerprint ~= '' and old.fingerprint ~= fingerprint
+  if replacing and not replace then return {'mismatch', 0} end
+  if replace and was_superseded() then return {'mismatch', 1} end
+  if ended_for_good(old) and not replacing then return finished() end
+  if old.state == PROCESSING then
+    if old.lease_until > now then return {'busy', old.lease_until - now} end
+    if old.hold or hold then return {'abandoned', old.number} end
+  end
+  if attempts and old.number >= attempts then return {'exhausted', old.number} end
+end
+
+local new = {
+  state = PROCESSING, owner = owner, hold = hold, retryable = false, keep = keep,
+  number = old and old.number + 1 or 1,
+  fence = next_fence(old, now),
+  created = old and old.created or math.floor(now / 1000),
+  waited_for = old and old.waited_for or 0,
+  superseded = old and old.superseded or '',
+  fingerprint = fingerprint,
+}
+if old and fingerprint == '' then
+  new.fingerprint = old.fingerprint  -- no payload: does not erase what the key was first used for
+end
+if replacing then
+  new.superseded = string.sub(new.superseded .. old.fingerprint, -16 * SUPERSEDED_LIMIT)
+end
+write_running(new, lease, now)
+return {'claimed', new.number, new.fence, old and old.state == PROCESSING and 1 or 0}

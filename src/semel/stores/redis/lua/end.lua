@@ -1,0 +1,13 @@
+-- ARGV: owner, state (SUCCEEDED or FAILED), outcome, ttl (ms), retryable, keep fingerprint
+
+local owner, state = ARGV[1], tonumber(ARGV[2])
+local now = clock()
+local record = read()
+if not record or record.owner ~= owner then return 0 end
+if record.state == state then return 1 end  -- sent twice: the same answer
+if record.state ~= PROCESSING then return 0 end
+record.state = state
+record.retryable = ARGV[5] == '1'
+if ARGV[6] ~= '1' then record.fingerprint = '' end
+write_ended(record, ARGV[3], tonumber(ARGV[4]), now)
+return 1

@@ -1,0 +1,7 @@
+-- ARGV: owner, lease (us); lease 0 parks the attempt: abandoned from now on
+
+local now = clock()
+local record = read()
+if not record or record.state ~= PROCESSING or record.owner ~= ARGV[1] then return 0 end
+write_running(record, tonumber(ARGV[2]), now)
+return 1

@@ -1,0 +1,132 @@
+r"""Reads the packed record, and packs outcomes.
+
+This module turns bytes into values and back. It decides nothing and touches no server. The
+header is written by the scripts (lua/record.lua has the same table); only the outcome is packed
+here, and the scripts never look inside it.
+
+    bytes  field        meaning
+    1      version      1
+    1      flags        bits 0-1 state, 4 hold, 8 retryable, 16 fingerprint present,
+                        32 somebody waits (reserved)
+    1      superseded   how many replaced fingerprints follow, 0 to 8
+    4      number
+    7      fence        microseconds or previous + 1
+    6      created_at   milliseconds
+    6      updated_at   milliseconds
+    12     owner
+    16     fingerprint  only if its flag is set
+    16 n   superseded   oldest first
+    7      lease_until  microseconds, while PROCESSING
+    6      keep         milliseconds the key outlives its lease, while PROCESSING
+    1      codec        when ended: an entry of CODECS, or 255 and then length and name
+    ...    data         when ended: to the end
+
+Numbers are big-endian. `expires_at` is the key's own time to live. Why so tight: a finished record
+of 100 bytes with its fingerprint is 155 bytes, which is the most that fits Redis's allocation
+class of 160; one byte more per field would cost 32 bytes per record.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from semel.core.records import (
+    FINGERPRINT_BYTES,
+    OWNER_BYTES,
+    Encoded,
+    Identity,
+    Record,
+    State,
+)
+from semel.stores.redis.failures import RecordUnreadable
+
+VERSION: Final = 1
+_HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
+_STATE = 3
+_HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
+_RUNNING_TAIL = 13
+
+CODECS: Final[dict[str, int]] = {
+    "json": 1,
+    "msgpack": 2,
+    "omitted": 3,
+    "failure": 4,
+    "http": 5,
+    "protobuf": 6,
+    "pickle": 7,
+}
+"""Names that take one byte. Entries are never changed or reused: they are in people's stores."""
+
+_NAMED_CODEC: Final = 255
+_LONGEST_NAME: Final = 255
+_CODEC_NAMES = {number: name for name, number in CODECS.items()}
+
+
+def pack_outcome(outcome: Encoded) -> bytes:
+    """Put the codec in front of the data."""
+    known = CODECS.get(outcome.codec)
+    if known is not None:
+        return bytes((known,)) + outcome.data
+    name = outcome.codec.encode()
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"the codec name {outcome.codec!r} is longer than {_LONGEST_NAME} bytes")
+    return bytes((_NAMED_CODEC, len(name))) + name + outcome.data
+
+
+def unpack_outcome(packed: bytes) -> Encoded:
+    """Read what `pack_outcome` wrote."""
+    first = packed[0]
+    if first != _NAMED_CODEC:
+        name = _CODEC_NAMES.get(first)
+        if name is None:
+            raise RecordUnreadable(f"it names an unknown codec ({first})")
+        return Encoded(name, packed[1:])
+    end = 2 + packed[1]
+    return Encoded(packed[2:end].decode(), packed[end:])
+
+
+def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) -> Record:
+    """Read a packed record as it was at `now_us`; its key expires at `expires_ms`."""
+    if not raw or raw[0] != VERSION:
+        found = f"version {raw[0]}" if raw else "empty"
+        raise RecordUnreadable(
+            f"it is {found}, this release reads version {VERSION}; was it written by a newer one?"
+        )
+    try:
+        return _unpack(identity, raw, expires_ms / 1e3, now_us / 1e6)
+    except (struct.error, ValueError, IndexError) as broken:
+        raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
+
+
+def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Record:
+    _, flags, replaced, number, fence, created, updated, owner = _HEADER.unpack_from(raw)
+    state = State(flags & _STATE)
+    at = _HEADER.size
+    fingerprint = None
+    if flags & _FINGERPRINT:
+        fingerprint = raw[at : at + FINGERPRINT_BYTES]
+        at += FINGERPRINT_BYTES
+    ends = range(at + FINGERPRINT_BYTES, at + FINGERPRINT_BYTES * (replaced + 1), FINGERPRINT_BYTES)
+    superseded = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
+    tail = raw[at + FINGERPRINT_BYTES * replaced :]
+    running = state is State.PROCESSING
+    if running and len(tail) != _RUNNING_TAIL:
+        raise ValueError("cut short")
+    return Record(
+        identity=identity,
+        state=state,
+        owner=owner,
+        number=number,
+        fence=int.from_bytes(fence),
+        hold=bool(flags & _HOLD),
+        created_at=int.from_bytes(created) / 1e3,
+        updated_at=int.from_bytes(updated) / 1e3,
+        now=now,
+        fingerprint=fingerprint,
+        superseded=superseded,
+        lease_until=int.from_bytes(tail[:7]) / 1e6 if running else None,
+        expires_at=None if running else expires_at,
+        outcome=None if running else unpack_outcome(tail),
+        retryable=bool(flags & _RETRYABLE),
+    )

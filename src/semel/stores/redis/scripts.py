@@ -1,0 +1,79 @@
+"""The Lua scripts and what a call of one looks like.
+
+This module holds text and values. It sends nothing: a transport takes a `Call`, and its `read`
+turns the reply into the answer. Every key that a script touches is named in the call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+Answer = TypeVar("Answer")
+Argument = bytes | str | int
+
+
+class Script(Struct, frozen=True):
+    """One Lua script and the digest by which a server remembers it."""
+
+    text: str
+    sha: str
+
+
+def _load(name: str) -> Script:
+    folder = files("semel.stores.redis").joinpath("lua")
+    parts = [folder.joinpath(part).read_text("utf-8") for part in ("record.lua", f"{name}.lua")]
+    text = "\n".join(parts)
+    # Redis names a script by its SHA-1; nothing here is a secret.
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+CLAIM = _load("claim")
+RENEW = _load("renew")
+END = _load("end")
+PUT = _load("put")
+GET = _load("get")
+TOUCH = _load("touch")
+FORGET = _load("forget")
+DUE = _load("due")
+CHECK = _load("check")
+PURGE = _load("purge")
+NOTE = _load("note")
+STATE = _load("state")
+
+
+class Call(Struct, Generic[Answer], frozen=True):
+    """One run of a script: what to send, and how to read the reply."""
+
+    script: Script
+    keys: tuple[bytes, ...]
+    """The record, and the index of its bucket where the script keeps that in order."""
+    args: tuple[Argument, ...]
+    read: Callable[[Any], Answer]
+    lease: int | None = None
+    """What the index should say of a record that is PROCESSING after this call: how many
+    microseconds its lease lasts; None = it ended."""
+
+    def command(self, *, with_text: bool) -> tuple[Argument, ...]:
+        """The command to send: by digest, or with the whole text for a server that forgot it."""
+        head = ("EVAL", self.script.text) if with_text else ("EVALSHA", self.script.sha)
+        return (*head, len(self.keys), *self.keys, *self.args)
+
+    def without_index(self) -> Call[Answer]:
+        """The same call on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
+        return replace(self, keys=self.keys[:1])
+
+    def note(self) -> Call[None]:
+        """Writes the index entry of a record that went alone."""
+        record, index = self.keys
+        lease = "" if self.lease is None else self.lease
+        return Call(NOTE, (index,), (record.partition(b"}")[2], lease), _nothing)
+
+
+def _nothing(_reply: object) -> None:
+    return None

@@ -1,0 +1,210 @@
+"""The verbs as calls of scripts: arguments in, answers out.
+
+This module builds calls and reads replies. It never sends anything, so the sync and the async
+store share every line of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from semel.core.records import (
+    FINGERPRINT_BYTES,
+    OWNER_BYTES,
+    Abandoned,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Exhausted,
+    Finished,
+    Identity,
+    Mismatch,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.stores.redis import scripts
+from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.packing import pack_outcome, unpack_record
+from semel.stores.redis.scripts import Call
+
+LONGEST = 100 * 365 * 86400.0
+"""No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
+
+
+class Verbs:
+    """Builds the calls of one store's keys."""
+
+    def __init__(self, keys: KeyLayout) -> None:
+        self._keys = keys
+
+    def claim(self, ask: ClaimRequest) -> Call[Claim]:
+        """See `Store.claim`."""
+        lease = microseconds(ask.lease)
+        return Call(
+            scripts.CLAIM,
+            self._keys.record_and_index(ask.identity),
+            (
+                _sized("owner", ask.owner, OWNER_BYTES),
+                b""
+                if ask.fingerprint is None
+                else _sized("fingerprint", ask.fingerprint, FINGERPRINT_BYTES),
+                lease,
+                milliseconds(ask.ttl),
+                int(ask.hold),
+                int(ask.replace),
+                "" if ask.max_attempts is None else ask.max_attempts,
+            ),
+            partial(_read_claim, ask.identity),
+            lease,
+        )
+
+    def renew(self, ask: RenewRequest) -> Call[bool]:
+        """See `Store.renew`."""
+        lease = microseconds(ask.lease)
+        return Call(
+            scripts.RENEW,
+            self._keys.record_and_index(ask.identity),
+            (ask.owner, lease),
+            bool,
+            lease,
+        )
+
+    def complete(self, ask: CompleteRequest) -> Call[bool]:
+        """See `Store.complete`."""
+        return self._end(ask.identity, ask.owner, State.SUCCEEDED, ask.result, ask.ttl)
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> Call[bool]:
+        """See `Store.fail`."""
+        return self._end(
+            identity,
+            owner,
+            State.FAILED,
+            error,
+            ttl,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+        )
+
+    def _end(
+        self,
+        identity: Identity,
+        owner: bytes,
+        state: State,
+        outcome: Encoded,
+        ttl: float,
+        *,
+        retryable: bool = False,
+        keep_fingerprint: bool = True,
+    ) -> Call[bool]:
+        return Call(
+            scripts.END,
+            self._keys.record_and_index(identity),
+            (
+                owner,
+                int(state),
+                pack_outcome(outcome),
+                milliseconds(ttl),
+                int(retryable),
+                int(keep_fingerprint),
+            ),
+            bool,
+        )
+
+    def get(self, identity: Identity) -> Call[Record | None]:
+        """See `Store.get`."""
+        return Call(scripts.GET, (self._keys.record(identity),), (), record_reader(identity))
+
+    def put(self, ask: PutRequest) -> Call[bool]:
+        """See `Store.put`."""
+        return Call(
+            scripts.PUT,
+            self._keys.record_and_index(ask.identity),
+            (
+                _sized("owner", ask.owner, OWNER_BYTES),
+                pack_outcome(ask.result),
+                milliseconds(ask.ttl),
+            ),
+            bool,
+        )
+
+    def touch(self, identity: Identity, ttl: float) -> Call[bool]:
+        """See `Store.touch`."""
+        return Call(scripts.TOUCH, (self._keys.record(identity),), (milliseconds(ttl),), bool)
+
+    def forget(self, identity: Identity) -> Call[bool]:
+        """See `Store.forget`."""
+        return Call(
+            scripts.FORGET,
+            self._keys.record_and_index(identity),
+            (),
+            bool,
+        )
+
+
+def record_reader(identity: Identity) -> Callable[[Any], Record | None]:
+    """What reads the reply of `get` and `check`."""
+
+    def read(reply: Any) -> Record | None:
+        if reply is None:
+            return None
+        raw, expires_ms, now_us = reply
+        return unpack_record(identity, raw, expires_ms, now_us)
+
+    return read
+
+
+def granted(reply: Any) -> bool:
+    """Whether the script wrote what it was asked to write."""
+    return reply == 1 or (isinstance(reply, list) and reply[0] == b"claimed")
+
+
+def microseconds(seconds: float) -> int:
+    """Whole microseconds, never more than `LONGEST`."""
+    return round(min(seconds, LONGEST) * 1e6)
+
+
+def milliseconds(seconds: float) -> int:
+    """Whole milliseconds, rounded up so that a short time is not none at all."""
+    return -(-microseconds(seconds) // 1000)
+
+
+def _read_claim(identity: Identity, reply: Any) -> Claim:
+    match reply:
+        case [b"claimed", number, fence, takeover]:
+            return Claimed(number, fence, bool(takeover))
+        case [b"finished", raw, pttl]:
+            record = unpack_record(identity, raw, 0, 0)
+            return Finished(
+                record.state, record.outcome, record.number, record.fence, max(0, pttl) / 1e3
+            )
+        case [b"busy", remaining]:
+            return Busy(remaining / 1e6)
+        case [b"mismatch", superseded]:
+            return Mismatch(bool(superseded))
+        case [b"abandoned", number]:
+            return Abandoned(number)
+        case [b"exhausted", number]:
+            return Exhausted(number)
+    raise AssertionError(f"claim.lua never answers {reply!r}")
+
+
+def _sized(what: str, value: bytes, size: int) -> bytes:
+    if len(value) != size:
+        raise ValueError(f"{what} must be {size} bytes, got {len(value)}")
+    return value
