@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.errors import ConfigError
@@ -82,6 +81,9 @@ def _opener(url: object, name: str) -> Any:
 
 
 def _third_party(scheme: str) -> Any:
+    # Imported here: it costs more than all of semel, and few ask for another's store.
+    from importlib.metadata import entry_points  # noqa: PLC0415
+
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == scheme:
             return entry.load()
