@@ -1,4 +1,7 @@
-"""One contract, every store, both kinds."""
+"""The contract on the reference store and on memory; the others run it beside their own tests.
+
+(`tests/stores/test_*_contract.py`, where their servers and files are made.)
+"""
 
 from __future__ import annotations
 

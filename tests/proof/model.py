@@ -36,6 +36,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
+from semel.stores.base import Batching
 from semel.testing import FakeClock, StoreDriver
 
 histories = st.lists(st.integers(0, 2**31 - 1), min_size=20, max_size=60, unique=True)
@@ -61,6 +62,7 @@ class StoreBesideTheLaw:
         self.store = store
         self.clock = clock
         self.tolerance = tolerance
+        self.batching = store.offers(Batching)
         # Every history has a key of its own, so that one store can serve them all.
         self.key = Identity("life", str(next(lives)))
         self.model: Record | None = None
@@ -91,7 +93,7 @@ class StoreBesideTheLaw:
         )
         note(f"{ask}")
         before = self.store.get(self.key)
-        answer = self.store.claim(ask)
+        answer = self.send(dice, ask, self.store.claim, self.store.claim_many)
         expected, record = judge.claim(self.model, ask, self.clock())
         self.agree_on_claim(answer, expected)
         after = self.follow(record)
@@ -105,13 +107,23 @@ class StoreBesideTheLaw:
     def renew(self, dice):
         ask = RenewRequest(self.key, self.writer(dice), dice.choice([0.0, 0.0, *LEASES]))
         note(f"{ask}")
-        answer = self.store.renew(ask.identity, ask.owner, ask.lease)
+        answer = self.send(
+            dice,
+            ask,
+            lambda ask: self.store.renew(ask.identity, ask.owner, ask.lease),
+            self.store.renew_many,
+        )
         self.agree_on_write(answer, judge.renew(self.model, ask, self.clock()))
 
     def complete(self, dice):
         ask = CompleteRequest(self.key, self.writer(dice), dice.choice(RESULTS), dice.choice(TTLS))
         note(f"{ask}")
-        answer = self.store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+        answer = self.send(
+            dice,
+            ask,
+            lambda ask: self.store.complete(ask.identity, ask.owner, ask.result, ask.ttl),
+            self.store.complete_many,
+        )
         self.agree_on_write(answer, judge.complete(self.model, ask, self.clock()))
 
     def fail(self, dice):
@@ -129,7 +141,12 @@ class StoreBesideTheLaw:
     def put(self, dice):
         ask = PutRequest(self.key, dice.choice(OWNERS), dice.choice(RESULTS), dice.choice(TTLS))
         note(f"{ask}")
-        answer = self.store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        answer = self.send(
+            dice,
+            ask,
+            lambda ask: self.store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner),
+            self.store.put_many,
+        )
         self.agree_on_write(answer, judge.put(self.model, ask, self.clock()))
 
     def touch(self, dice):
@@ -146,6 +163,13 @@ class StoreBesideTheLaw:
         # No clock stands still meanwhile; where no record is left, a fence is made of time.
         if isinstance(self.clock, FakeClock):
             self.clock.advance(0.001)
+
+    def send(self, dice, ask, one, many):
+        """Send a request by itself or in a batch of one: the law is the same."""
+        if not self.batching or dice.random() < 0.7:
+            return one(ask)
+        (answer,) = many([ask])
+        return answer
 
     def writer(self, dice):
         """Mostly the owner in the record: where only strangers write, nothing ever ends."""

@@ -12,6 +12,7 @@ from contract import broken_stores as broken
 from contract.reference_store import DictStore
 from proof.model import StoreBesideTheLaw, histories
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.registry import open_async_store, open_store
 from semel.testing import FakeClock, StoreDriver
 
 SECONDS_A_MACHINE_MAY_STALL = 40.0
@@ -48,6 +49,23 @@ def test_the_memory_store_obeys_the_law_to_the_very_edges_of_time():
 
 def test_the_async_memory_store_obeys_the_law():
     obeys_the_law(AsyncMemoryStore())
+
+
+def test_sqlite_obeys_the_law_to_the_very_edges_of_time(sqlite_url):
+    clock = FakeClock()
+    obeys_the_law(open_store(sqlite_url, clock=clock, synchronous="NORMAL"), clock, EXACTLY)
+
+
+def test_async_sqlite_obeys_the_law(sqlite_url):
+    obeys_the_law(open_async_store(sqlite_url, synchronous="NORMAL"))
+
+
+def test_redis_obeys_the_law(redis_url):
+    obeys_the_law(open_store(redis_url))
+
+
+def test_async_redis_obeys_the_law(redis_url):
+    obeys_the_law(open_async_store(redis_url))
 
 
 @pytest.mark.parametrize(

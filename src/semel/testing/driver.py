@@ -43,6 +43,10 @@ class StoreDriver:
         self._runner = asyncio.Runner()
         self._is_async = inspect.iscoroutinefunction(store.claim)
 
+    def offers(self, capability: type) -> bool:
+        """Whether the store has a capability: `Batching`, `Scannable`."""
+        return isinstance(self._store, capability)
+
     def claim(self, ask: ClaimRequest) -> Claim:
         """Drive `claim`."""
         return self._finish(self._store.claim(ask))
