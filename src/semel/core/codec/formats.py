@@ -19,7 +19,7 @@ import msgspec
 
 from semel.core.codec.temporal import read_clock, write_clock
 from semel.core.codec.walk import TAG, VALUE, Reader, ReadTree, Tree, Writer, WriteTree
-from semel.core.refusal import Refused, check_text, type_name
+from semel.core.refusal import Refused, check_text
 
 
 class Format(NamedTuple):
@@ -197,11 +197,3 @@ JSON_WRITERS: dict[type, WriteTree] = {
 
 MSGPACK_WRITERS: dict[type, WriteTree] = {**JSON_WRITERS, float: _as_is, bytes: _as_is}
 """MessagePack has bytes, and floats that are not finite."""
-
-
-def refuse(cls: type) -> Refused:
-    """Say that a class is not known, and what can be done."""
-    return Refused(
-        f"{type_name(cls)} cannot be stored; return plain data or a data class, or teach the type"
-        " with semel.register_type"
-    )

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from semel.core.codec.formats import refuse
 from semel.core.codec.names import REGISTERED_CLASSES, REGISTERED_NAMES
 from semel.core.codec.walk import TAG, VALUE, Reader, ReadTree, Tree, Writer
 from semel.core.foreign import dataclass_fields, is_dataclass, is_pydantic_model
@@ -22,6 +21,8 @@ from semel.core.refusal import Refused, type_name
 
 TYPE = "t"
 EXTRA = "x"
+PRIVATE = "p"
+FIELDS_SET = "set"
 
 
 class Kind(NamedTuple):
@@ -150,12 +151,13 @@ def _write_model(value: Any, writer: Writer) -> dict[str, Tree]:
     values = {name: item for name, item in state["__dict__"].items() if name in names}
     tree: dict[str, Tree] = {
         VALUE: writer.fields(values),
-        "set": sorted(state["__pydantic_fields_set__"]),
+        FIELDS_SET: sorted(state["__pydantic_fields_set__"]),
     }
-    if state["__pydantic_extra__"] is not None:
-        tree[EXTRA] = writer.plain_dict(state["__pydantic_extra__"])
-    if state["__pydantic_private__"] is not None:
-        tree["p"] = writer.fields(state["__pydantic_private__"])
+    extra, private = state.get("__pydantic_extra__"), state.get("__pydantic_private__")
+    if extra is not None:
+        tree[EXTRA] = writer.plain_dict(extra)
+    if private is not None:
+        tree[PRIVATE] = writer.fields(private)
     return tree
 
 
@@ -166,9 +168,9 @@ def _read_model(cls: Any, tree: dict[str, Tree], reader: Reader) -> object:
     made.__setstate__(
         {
             "__dict__": values,
-            "__pydantic_fields_set__": set(tree["set"]),
+            "__pydantic_fields_set__": set(tree[FIELDS_SET]),
             "__pydantic_extra__": reader.fields(tree[EXTRA]) if EXTRA in tree else None,
-            "__pydantic_private__": reader.fields(tree["p"]) if "p" in tree else None,
+            "__pydantic_private__": reader.fields(tree[PRIVATE]) if PRIVATE in tree else None,
         }
     )
     return made
@@ -221,7 +223,10 @@ def write_object(value: object, writer: Writer) -> Tree:
         return {TAG: CUSTOM, TYPE: registered.name, VALUE: body}
     kind = kind_of(cls)
     if kind is None:
-        raise refuse(cls)
+        raise Refused(
+            f"{type_name(cls)} cannot be stored; return plain data or a data class, or teach the"
+            " type with semel.register_type"
+        )
     return {TAG: kind.tag, TYPE: writer.names.of(cls, kind.fits), **kind.write(value, writer)}
 
 

@@ -8,9 +8,9 @@ exactly one like it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from semel.core.codec.hints import classes_in, full_name
 from semel.core.refusal import Refused, type_name
@@ -78,7 +78,7 @@ def _loaded(name: str) -> Iterator[type]:
     plain_name, bracket, _ = qualname.partition("[")
     for part in plain_name.split("."):
         found = _namespace(found).get(part)
-    if not isinstance(found, type):
+    if not _is_class(found):
         return
     if not bracket:
         yield found
@@ -88,12 +88,15 @@ def _loaded(name: str) -> Iterator[type]:
     yield from (cls for cls in subclasses if cls.__qualname__ == qualname)
 
 
-def _namespace(owner: object) -> dict[str, object]:
-    # Not vars(owner): a lazy module overrides __getattribute__, and would load at that.
-    if isinstance(owner, ModuleType):
-        namespace = object.__getattribute__(owner, "__dict__")
-    elif isinstance(owner, type):
-        namespace = type.__getattribute__(owner, "__dict__")
-    else:
-        namespace = {}
-    return namespace  # type: ignore[no-any-return]  # __dict__ is what it is asked for
+def _is_class(value: object) -> TypeGuard[type]:
+    # Not isinstance, which asks the object itself: a proxy would begin to load at that.
+    return issubclass(type(value), type)
+
+
+def _namespace(owner: object) -> Mapping[str, object]:
+    # Not vars(), for the same reason: it would load a lazy module.
+    if issubclass(type(owner), ModuleType):
+        return cast("Mapping[str, object]", object.__getattribute__(owner, "__dict__"))
+    if _is_class(owner):
+        return cast("Mapping[str, object]", type.__getattribute__(owner, "__dict__"))
+    return {}

@@ -17,15 +17,16 @@ def write_clock(value: dt.datetime | dt.time) -> str | list[Any]:
     if key is not None:
         return [value.replace(tzinfo=None).isoformat(), value.fold, key]
     text = value.isoformat()
-    if not (value.tzinfo is None or type(value.tzinfo) is dt.timezone):
-        _check_fixed_offset(value, text)
+    if value.tzinfo is not None:
+        _check_offset(value, text)
     return [text, value.fold, None] if value.fold else text
 
 
-def _check_fixed_offset(value: dt.datetime | dt.time, text: str) -> None:
-    """Let a zone of another library pass as its offset, but only where that loses nothing."""
+def _check_offset(value: dt.datetime | dt.time, text: str) -> None:
+    """Let any zone pass as its offset, but only where that gives an equal value."""
     restored = type(value).fromisoformat(text)
-    if restored.tzinfo is None or restored != value:
+    offset = value.utcoffset()
+    if offset is None or restored.utcoffset() != offset or restored != value:
         raise Refused(
             f"a {type(value).__name__} in a {type_name(type(value.tzinfo))} zone cannot be stored"
             " exactly; use zoneinfo or datetime.timezone"
