@@ -1,0 +1,207 @@
+"""The packed record: what the scripts write is what we read."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core.records import Encoded, Identity, State
+from semel.errors import StoreError
+from semel.stores.redis import RecordUnreadable
+from semel.stores.redis.packing import CODECS, pack_outcome, unpack_outcome, unpack_record
+from stores.redis_given import ERROR, IDENTITY, RESULT, ask, new_owner, opened
+
+outcomes = st.builds(
+    Encoded,
+    st.one_of(st.sampled_from(sorted(CODECS)), st.text(max_size=60)),
+    st.binary(max_size=300),
+)
+
+
+@pytest.fixture
+def store(redis_url):
+    with opened(redis_url) as store:
+        yield store
+
+
+def raw(client, store, identity=IDENTITY) -> bytes:
+    return client.get(store._keys.record(identity))
+
+
+@given(outcomes)
+def test_every_outcome_comes_back_as_it_was(outcome):
+    assert unpack_outcome(pack_outcome(outcome)) == outcome
+
+
+def test_well_known_codecs_take_one_byte():
+    for name in CODECS:
+        assert len(pack_outcome(Encoded(name, b""))) == 1
+
+
+def test_the_numbers_of_codecs_never_change():
+    assert CODECS == {
+        "json": 1, "msgpack": 2, "omitted": 3, "failure": 4, "http": 5, "protobuf": 6, "pickle": 7,
+    }  # fmt: skip
+
+
+def test_a_codec_name_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="longer than 255 bytes"):
+        pack_outcome(Encoded("x" * 256, b""))
+
+
+@given(st.binary(max_size=120))
+def test_no_bytes_at_all_surprise_the_reader(noise):
+    for raw_record in (noise, b"\x01" + noise):
+        with contextlib.suppress(RecordUnreadable):
+            unpack_record(IDENTITY, raw_record, 0, 0)
+
+
+def test_a_finished_record_of_100_bytes_fits_the_allocation_class_of_160(
+    store, redis_of_this_worker
+):
+    request = ask(fingerprint=b"f" * 16)
+    store.claim(request)
+    store.complete(IDENTITY, request.owner, Encoded("json", b"x" * 100), 600)
+    with redis_of_this_worker.client() as client:
+        assert len(raw(client, store)) + 4 <= 160  # 4: what Redis puts around a short string
+
+
+@given(
+    fingerprint=st.none() | st.binary(min_size=16, max_size=16),
+    hold=st.booleans(),
+    lease=st.floats(1, 1e9),
+    outcome=outcomes,
+    key=st.text(min_size=1, max_size=30).filter(lambda text: text.isprintable()),
+    retryable=st.booleans(),
+    keep=st.booleans(),
+)
+def test_what_the_scripts_write_is_what_we_read(
+    server_for_hypothesis, *, fingerprint, hold, lease, outcome, key, retryable, keep
+):
+    store = server_for_hypothesis
+    identity = Identity("packing", key)
+    store.forget(identity)
+    request = ask(identity, fingerprint=fingerprint, lease=lease, hold=hold)
+    claimed = store.claim(request)
+    running = store.get(identity)
+    assert running.state is State.PROCESSING
+    assert (running.number, running.fence) == (claimed.number, claimed.fence)
+    assert (running.owner, running.hold) == (request.owner, hold)
+    assert running.fingerprint == fingerprint
+    assert running.lease_until == pytest.approx(claimed.fence / 1e6 + lease, abs=1e-5)
+    assert running.expires_at is None
+    assert store.fail(
+        identity, request.owner, outcome, retryable=retryable, keep_fingerprint=keep, ttl=60
+    )
+    ended = store.get(identity)
+    assert (ended.state, ended.outcome, ended.retryable) == (State.FAILED, outcome, retryable)
+    assert ended.fingerprint == (fingerprint if keep else None)
+    assert ended.remaining == pytest.approx(60, abs=5)
+
+
+@pytest.fixture(scope="module")
+def server_for_hypothesis(redis_of_this_worker):
+    with opened(redis_of_this_worker.url, prefix="packing:") as store:
+        yield store
+
+
+def test_superseded_fingerprints_are_kept_in_order_and_only_eight_of_them(store):
+    prints = [bytes([n]) * 16 for n in range(12)]
+    for fingerprint in prints:
+        request = ask(fingerprint=fingerprint, replace=True)
+        store.claim(request)
+        store.complete(IDENTITY, request.owner, RESULT, 60)
+    assert store.get(IDENTITY).superseded == tuple(prints[3:11])
+
+
+def test_century_long_leases_and_retentions_are_exact(store):
+    century = 100 * 365 * 86400.0
+    request = ask(lease=century, ttl=century)
+    store.claim(request)
+    record = store.get(IDENTITY)
+    assert record.lease_until - record.fence / 1e6 == pytest.approx(century, abs=1)
+    assert store.complete(IDENTITY, request.owner, RESULT, float("inf"))
+    assert store.get(IDENTITY).remaining == pytest.approx(century, abs=60)
+
+
+@pytest.mark.parametrize("size", [0, 11, 13])
+def test_an_owner_of_another_size_is_refused_before_anything_is_sent(store, size):
+    with pytest.raises(ValueError, match="owner must be 12 bytes"):
+        store.put(IDENTITY, RESULT, 60, owner=b"o" * size)
+
+
+def test_a_fingerprint_of_another_size_is_refused_before_anything_is_sent(store):
+    with pytest.raises(ValueError, match="fingerprint must be 16 bytes"):
+        store.claim(ask(fingerprint=b"short"))
+
+
+GARBAGE = {
+    "text": b"hello",
+    "empty": b"",
+    "newer version": b"\x02" + b"x" * 80,
+    "header only": b"\x01" + b"\x00" * 37,
+    "cut inside the header": b"\x01" + b"\x00" * 10,
+    "finished without an outcome": b"\x01\x01" + b"\x00" * 36,
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
+def test_a_damaged_record_is_a_typed_error_and_nobody_gets_to_run(
+    store, redis_of_this_worker, garbage
+):
+    with redis_of_this_worker.client() as client:
+        client.set(store._keys.record(IDENTITY), garbage)
+        for refused in (
+            lambda: store.claim(ask()),
+            lambda: store.get(IDENTITY),
+            lambda: store.renew(IDENTITY, new_owner(), 1),
+            lambda: store.complete(IDENTITY, new_owner(), RESULT, 1),
+            lambda: store.fail(
+                IDENTITY, new_owner(), ERROR, retryable=True, keep_fingerprint=True, ttl=1
+            ),
+            lambda: store.put(IDENTITY, RESULT, 1, owner=new_owner()),
+            lambda: store.touch(IDENTITY, 1),
+        ):
+            with pytest.raises(RecordUnreadable, match="nothing ran"):
+                refused()
+        assert raw(client, store) == garbage
+    assert store.forget(IDENTITY)
+
+
+def test_an_unknown_codec_number_is_a_typed_error(store, redis_of_this_worker):
+    store.put(IDENTITY, RESULT, 60, owner=new_owner())
+    with redis_of_this_worker.client() as client:
+        packed = raw(client, store)
+        client.set(store._keys.record(IDENTITY), packed.replace(b"\x01{", b"\xc8{"), px=60_000)
+    with pytest.raises(RecordUnreadable, match="unknown codec"):
+        store.get(IDENTITY)
+    with pytest.raises(RecordUnreadable, match="unknown codec"):
+        store.claim(ask())
+
+
+def test_a_key_of_another_type_is_a_typed_error(store, redis_of_this_worker):
+    with redis_of_this_worker.client() as client:
+        client.hset(store._keys.record(IDENTITY), "a", "b")
+    with pytest.raises(RecordUnreadable, match="another type"):
+        store.claim(ask())
+    (answer,) = store.claim_many([ask()])
+    assert isinstance(answer, RecordUnreadable)
+
+
+def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
+    store, redis_of_this_worker, caplog
+):
+    good, bad = Identity("orders.create", "good"), IDENTITY
+    store.put(good, RESULT, 60, owner=new_owner())
+    with redis_of_this_worker.client() as client:
+        client.set(store._keys.record(bad), b"hello")
+    answers = store.claim_many([ask(good), ask(bad), ask(Identity("s", "new"))])
+    assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False]
+    assert {record.identity.key for record in store.scan().records} == {"good", "new"}
+    assert store.counts().succeeded == 1
+    assert "left out of the listing" in caplog.text
+    with pytest.raises(RecordUnreadable):
+        store.get_many([good, bad])
