@@ -6,7 +6,6 @@ This module plans. Wrong decorations are refused here, before the program serves
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from msgspec import UNSET
 
 from semel.core.arguments import Arguments, digest_key
+from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, resolve
 from semel.core.templates import compile_template
 from semel.errors import ConfigError
@@ -68,10 +68,7 @@ class Plan:
     @cached_property
     def returns(self) -> object:
         """The annotated return type, read at the first call: by then its module is complete."""
-        try:
-            return typing.get_type_hints(self.fn).get("return")
-        except Exception:  # noqa: BLE001 - an annotation that cannot be read helps nobody, harms nobody
-            return None
+        return returned_by(self.fn)
 
     def _check_kind(self, *, asynchronous: bool) -> None:
         if not callable(self.fn):

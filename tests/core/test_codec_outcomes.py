@@ -37,7 +37,7 @@ class Odd(Exception):
 
 def test_a_failure_keeps_its_type_and_message():
     assert decode_failure(encode_failure(ValueError("no"))) == ("ValueError", "no")
-    assert decode_failure(encode_failure(CardDeclined("no"))) == (f"{__name__}.CardDeclined", "no")
+    assert decode_failure(encode_failure(CardDeclined("no"))) == ("CardDeclined", "no")
     assert decode_failure(encode_failure(KeyboardInterrupt())) == ("KeyboardInterrupt", "")
 
 
@@ -59,7 +59,7 @@ def test_a_message_that_cannot_be_read_does_not_hide_the_failure():
     assert decode_failure(encode_failure(Broken()))[1] == "(its message could not be read)"
     assert decode_failure(encode_failure(Odd()))[1] == "odd"
     nameless = type("Nameless", (Exception,), {"__module__": None})
-    assert decode_failure(encode_failure(nameless("x"))) == ("None.Nameless", "x")
+    assert decode_failure(encode_failure(nameless("x"))) == ("Nameless", "x")
 
 
 @pytest.mark.parametrize("data", [b"", b"[1,2]", b'["a"]', b"\xff", b'["\xff","a"]'])

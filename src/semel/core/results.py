@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from msgspec import Struct
 
-from semel.core.codec import decoder_for, omitted
+from semel.core.codec import decoder_for, omission_reason, omitted
 from semel.core.records import OMITTED, Encoded, Identity
 from semel.errors import ResultUnavailable, SerializationError
 
@@ -55,7 +55,7 @@ def read(
     if stored is None:
         raise ResultUnavailable("none is stored")
     if stored.codec == OMITTED:
-        raise ResultUnavailable(stored.data.decode(errors="replace"))
+        raise ResultUnavailable(omission_reason(stored))
     try:
         return decoder_for(stored.codec, codecs).decode(stored.data, identity.encoded, hint)
     except SerializationError as error:

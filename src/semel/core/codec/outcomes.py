@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from semel.core.records import FAILURE, OMITTED, Encoded
-from semel.core.refusal import type_name
 from semel.errors import SerializationError
 
 MESSAGE_LIMIT: Final = 1000
@@ -22,7 +21,7 @@ def encode_failure(error: BaseException) -> Encoded:
         message = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
         message = "(its message could not be read)"
-    pair = (_clean(type_name(type(error))), _clean(message))
+    pair = (_clean(type(error).__name__), _clean(message))
     return Encoded(FAILURE, msgspec.json.encode(pair))
 
 
