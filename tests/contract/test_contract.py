@@ -5,11 +5,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from contract import reference_store
 from contract.reference_store import DictStore
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, StoreContract
+
+
+def test_the_page_about_own_stores_shows_the_reference_store(project):
+    page = (project / "docs" / "howto" / "own-store.md").read_text(encoding="utf-8")
+    source = Path(reference_store.__file__).read_text(encoding="utf-8")
+    assert source.partition("\n\n")[2] in page
 
 
 class WithFakeClock(StoreContract):

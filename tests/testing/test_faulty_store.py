@@ -1,0 +1,161 @@
+"""Stores that fail on purpose, and say what happened to them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from contract.reference_store import DictStore
+from semel.core.records import Claimed, ClaimRequest, Encoded, Identity, State
+from semel.errors import StoreFull, StoreUnavailable
+from semel.stores.base import Batching, Scannable
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.testing import (
+    AsyncFaultyStore,
+    Call,
+    Delay,
+    FakeClock,
+    FaultyStore,
+    LoseReply,
+    Refuse,
+    StoreContract,
+    StoreDriver,
+)
+
+KEY = Identity("orders", "42")
+ANNA = b"anna" * 3
+RESULT = Encoded("json", b"1")
+ASK = ClaimRequest(KEY, ANNA, None, lease=60.0, ttl=60.0)
+
+
+class OnAFakeClock(StoreContract):
+    @pytest.fixture
+    def clock(self):
+        return FakeClock()
+
+    @pytest.fixture
+    def sleep(self, clock):
+        return clock.advance
+
+
+class TestAFaultyStoreWithoutFaults(OnAFakeClock):
+    """Until a fault is injected it is as good as the store below."""
+
+    @pytest.fixture
+    def store(self, clock):
+        return FaultyStore(MemoryStore(clock=clock))
+
+
+class TestAnAsyncFaultyStoreWithoutFaults(OnAFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return AsyncFaultyStore(AsyncMemoryStore(clock=clock))
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def faulty(request):
+    if request.param == "threads":
+        return FaultyStore(MemoryStore())
+    return AsyncFaultyStore(AsyncMemoryStore())
+
+
+@pytest.fixture
+def driven(faulty):
+    driver = StoreDriver(faulty)
+    yield driver
+    driver.close()
+
+
+def test_a_refused_call_never_reaches_the_store(faulty, driven):
+    faulty.inject("claim", Refuse())
+    with pytest.raises(StoreUnavailable):
+        driven.claim(ASK)
+    assert driven.get(KEY) is None
+    assert faulty.fired("claim") == 1
+    assert isinstance(driven.claim(ASK), Claimed)
+
+
+def test_a_lost_reply_hides_what_the_store_did(faulty, driven):
+    driven.claim(ASK)
+    faulty.inject("complete", LoseReply())
+    with pytest.raises(StoreUnavailable):
+        driven.complete(KEY, ANNA, RESULT, 60.0)
+    record = driven.get(KEY)
+    assert record is not None
+    assert record.state is State.SUCCEEDED
+    assert driven.complete(KEY, ANNA, RESULT, 60.0) is True
+
+
+def test_a_fault_happens_as_often_as_it_was_injected(faulty, driven):
+    driven.claim(ASK)
+    faulty.inject("renew", Refuse(), times=3)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            driven.renew(KEY, ANNA, 60.0)
+    assert driven.renew(KEY, ANNA, 60.0) is True
+    assert faulty.fired("renew") == 3
+
+
+def test_faults_happen_in_the_order_they_were_injected(faulty, driven):
+    faulty.inject("claim", Refuse(StoreFull("no room")))
+    faulty.inject("claim", LoseReply())
+    with pytest.raises(StoreFull):
+        driven.claim(ASK)
+    with pytest.raises(StoreUnavailable):
+        driven.claim(ASK)
+    assert isinstance(driven.claim(ASK), Claimed)
+
+
+def test_a_healed_store_has_no_faults_left(faulty, driven):
+    faulty.inject("claim", Refuse(), times=100)
+    faulty.heal()
+    assert isinstance(driven.claim(ASK), Claimed)
+    assert faulty.fired("claim") == 0
+
+
+def test_a_delayed_call_reaches_the_store_later(faulty, driven):
+    faulty.inject("claim", Delay(0.05))
+    before = time.monotonic()
+    assert isinstance(driven.claim(ASK), Claimed)
+    assert time.monotonic() - before >= 0.05
+    assert faulty.fired("claim") == 1
+
+
+async def test_a_delayed_call_does_not_stop_the_loop():
+    store = AsyncFaultyStore(AsyncMemoryStore())
+    store.inject("claim", Delay(0.05))
+    claim = asyncio.create_task(store.claim(ASK))
+    await asyncio.sleep(0)
+    assert await store.get(KEY) is None
+    assert isinstance(await claim, Claimed)
+
+
+def test_every_call_is_recorded_with_the_fault_it_met(faulty, driven):
+    fault = Refuse()
+    driven.claim(ASK)
+    faulty.inject("put", fault)
+    with pytest.raises(StoreUnavailable):
+        driven.put(KEY, RESULT, 60.0, owner=ANNA)
+    assert faulty.calls == [
+        Call("claim", (ASK,), {}, None),
+        Call("put", (KEY, RESULT, 60.0), {"owner": ANNA}, fault),
+    ]
+
+
+def test_batches_and_listings_fail_as_scripted_too(faulty, driven):
+    faulty.inject("claim_many", LoseReply())
+    faulty.inject("counts", Refuse())
+    with pytest.raises(StoreUnavailable):
+        driven.claim_many([ASK])
+    with pytest.raises(StoreUnavailable):
+        driven.counts()
+    assert driven.counts().processing == 1
+
+
+def test_it_offers_what_its_store_offers_and_no_more():
+    assert isinstance(FaultyStore(MemoryStore()), Batching)
+    assert isinstance(FaultyStore(MemoryStore()), Scannable)
+    assert not isinstance(FaultyStore(DictStore()), Batching)
+    assert not isinstance(FaultyStore(DictStore()), Scannable)
