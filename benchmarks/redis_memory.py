@@ -27,7 +27,7 @@ RECORDS = 100_000
 BATCH = 1_000
 TARGET = 345
 TTL = 86_400
-RESULT = Encoded("json", b'"' + b"x" * 98 + b'"')
+RESULT = Encoded("json/1", b'"' + b"x" * 98 + b'"')
 
 KEYS = KeyLayout("idem:")
 

@@ -9,7 +9,7 @@ from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.stores.redis import open_async_store, open_store
 
 IDENTITY = Identity("orders.create", "42")
-RESULT = Encoded("json", b'{"id": 42}')
+RESULT = Encoded("json/1", b'{"id": 42}')
 ERROR = Encoded("failure", b"declined")
 
 

@@ -17,6 +17,7 @@ from semel.aio.marks import AsyncMarks
 from semel.aio.once import AsyncOnce, AsyncOnceDecorator
 from semel.aio.runner import AsyncRunner
 from semel.attempts import Attempt, Outcome
+from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record
 from semel.decorated import KeySource, PayloadSource
@@ -47,9 +48,9 @@ class AsyncIdempotency(AsyncRunner):
         policy: Policy | None = None,
     ) -> T:
         """Run `fn` once per key and give its result; duplicates wait, then get the same."""
-        rules = self._rules(scope, policy)
-        outcome = await self._run(self._call(key, scope, payload, rules, returns=returns), fn)
-        return outcome.value
+        hint = returned_by(fn) if returns is None else returns
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
+        return (await self._run(call, fn)).value
 
     async def run(
         self,
@@ -62,8 +63,9 @@ class AsyncIdempotency(AsyncRunner):
         policy: Policy | None = None,
     ) -> Outcome[T]:
         """Do what `execute` does, and tell whether the value was replayed and by which attempt."""
-        rules = self._rules(scope, policy)
-        return await self._run(self._call(key, scope, payload, rules, returns=returns), fn)
+        hint = returned_by(fn) if returns is None else returns
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
+        return await self._run(call, fn)
 
     async def consume(
         self,

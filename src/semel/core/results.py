@@ -34,7 +34,7 @@ def keep(value: T, codec: Codec, identity: Identity, hint: object, limit: int) -
     """Encode a value and read it back."""
     context = identity.encoded
     try:
-        data = codec.encode(value, context)
+        data = codec.encode(value, context, hint)
         if len(data) > limit:
             reason = f"it has {len(data)} bytes, the policy keeps at most {limit}"
             return Kept(omitted(reason), value, reason)

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from semel._mirror.threads import drain, sleep
 from semel.attempts import Attempt, Outcome
+from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record
 from semel.decorated import KeySource, PayloadSource
@@ -47,9 +48,9 @@ class Idempotency(Runner):
         policy: Policy | None = None,
     ) -> T:
         """Run `fn` once per key and give its result; duplicates wait, then get the same."""
-        rules = self._rules(scope, policy)
-        outcome = self._run(self._call(key, scope, payload, rules, returns=returns), fn)
-        return outcome.value
+        hint = returned_by(fn) if returns is None else returns
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
+        return self._run(call, fn).value
 
     def run(
         self,
@@ -62,8 +63,9 @@ class Idempotency(Runner):
         policy: Policy | None = None,
     ) -> Outcome[T]:
         """Do what `execute` does, and tell whether the value was replayed and by which attempt."""
-        rules = self._rules(scope, policy)
-        return self._run(self._call(key, scope, payload, rules, returns=returns), fn)
+        hint = returned_by(fn) if returns is None else returns
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
+        return self._run(call, fn)
 
     def consume(
         self,

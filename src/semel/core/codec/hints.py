@@ -22,6 +22,8 @@ def classes_in(hint: object) -> Mapping[str, type]:
 def returned_by(function: Callable[..., object]) -> object:
     """Give the return annotation of a function, resolved; None when it has none or cannot be."""
     annotation = getattr(function, "__annotations__", {}).get("return")
+    if annotation is None:
+        return None
     # Only this one annotation: a parameter that cannot be resolved must not hide it.
     alone = SimpleNamespace(__annotations__={"return": annotation})
     try:

@@ -48,13 +48,10 @@ _HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
 _RUNNING_TAIL = 13
 
 CODECS: Final[dict[str, int]] = {
-    "json": 1,
-    "msgpack": 2,
+    "json/1": 1,
+    "msgpack/1": 2,
     "omitted": 3,
     "failure": 4,
-    "http": 5,
-    "protobuf": 6,
-    "pickle": 7,
 }
 """Names that take one byte. Entries are never changed or reused: they are in people's stores."""
 
