@@ -38,6 +38,7 @@ class Lease:
         "owner",
         "refused",
         "seconds",
+        "told_lost",
         "unsaved",
         "until",
     )
@@ -57,6 +58,7 @@ class Lease:
 
     def begin(self, sent: float) -> None:
         """Count from `sent`: the store's lease cannot end before ours."""
+        self.told_lost = False
         self.until = sent + self.seconds
         self.due = sent + self.seconds / RENEWALS_PER_LEASE
 
@@ -124,11 +126,12 @@ class Leases:
         if answer is True:
             lease.begin(sent)
             return False
-        was_lost = lease.lost_at(sent)
         if answer is False:
             lease.refused = True
             self.drop(lease)
-            return True
-        lease.due = math.inf
-        lease.retry(now)
-        return not was_lost and lease.lost_at(now)
+        else:
+            lease.due = math.inf
+            lease.retry(now)
+        # It may have ended between two renewals as well as during one: the clock alone tells.
+        already_told, lease.told_lost = lease.told_lost, lease.lost_at(now)
+        return lease.told_lost and not already_told

@@ -1,0 +1,171 @@
+"""The book of running attempts: when each lease is renewed, and when it counts as lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from semel.core.leases import CHUNK, Lease, Leases
+from semel.core.records import CompleteRequest, Encoded, Identity, RenewRequest
+from semel.errors import StoreUnavailable
+
+KEY = Identity("orders", "42")
+SENT = 1000.0
+DOWN = StoreUnavailable("down")
+
+
+def lease(owner=b"anna", seconds=30.0, sent=SENT):
+    return Lease(KEY, owner, 1, seconds, sent)
+
+
+def book(*leases):
+    running = Leases()
+    for one in leases:
+        running.add(one)
+    return running
+
+
+def unsaved(one):
+    one.unsaved = CompleteRequest(KEY, one.owner, Encoded("json/1", b"1"), 60.0)
+    return one
+
+
+# --- one lease -----------------------------------------------------------------------------
+
+
+def test_a_lease_is_counted_from_before_the_claim_was_sent():
+    one = lease()
+    assert (one.began, one.due, one.until) == (SENT, SENT + 10.0, SENT + 30.0)
+    assert one.renewal == RenewRequest(KEY, b"anna", 30.0)
+
+
+def test_a_lease_is_lost_a_little_before_it_ends():
+    one = lease()
+    assert not one.lost_at(SENT + 26.9)
+    assert one.lost_at(SENT + 27.0)
+
+
+def test_a_refused_lease_is_lost_at_once():
+    one = lease()
+    one.refused = True
+    assert one.lost_at(SENT)
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(30.0, 1.0), (0.3, 0.015)])
+def test_a_retry_comes_soon_and_sooner_for_short_leases(seconds, pause):
+    one = lease(seconds=seconds)
+    one.due = math.inf
+    one.retry(SENT)
+    assert one.due == pytest.approx(SENT + pause)
+
+
+def test_a_retry_never_delays_what_is_due_before():
+    one = lease()
+    one.due = SENT + 0.5
+    one.retry(SENT)
+    assert one.due == SENT + 0.5
+
+
+# --- the book ------------------------------------------------------------------------------
+
+
+def test_an_empty_book_is_never_due():
+    assert book().next_due() == math.inf
+    assert book().due(SENT) == []
+    assert len(book()) == 0
+
+
+def test_it_knows_whom_it_holds():
+    anna, double = lease(b"anna"), lease(b"anna")
+    running = book(anna)
+    assert anna in running
+    assert double not in running, "the same owner id does not make it the same attempt"
+    assert None not in running
+    running.drop(anna)
+    running.drop(anna)
+    assert anna not in running
+    assert len(running) == 0
+
+
+def test_what_is_nearly_due_comes_along():
+    soon, later = lease(b"anna"), lease(b"bert", sent=SENT + 5.0)
+    running = book(soon, later)
+    assert running.next_due() == SENT + 10.0
+    assert running.due(SENT + 7.4) == []
+    assert running.due(SENT + 7.5) == [[soon]]
+    assert running.due(SENT + 12.5) == [[soon, later]]
+
+
+def test_many_are_renewed_in_chunks():
+    leases = [lease(number.to_bytes(4)) for number in range(CHUNK + 1)]
+    chunks = book(*leases).due(SENT + 10.0)
+    assert [len(chunk) for chunk in chunks] == [CHUNK, 1]
+
+
+def test_it_tells_what_could_not_be_saved():
+    saved, waiting = lease(b"anna"), unsaved(lease(b"bert"))
+    assert book(saved, waiting).unsaved() == [waiting]
+
+
+def test_a_renewal_counts_from_before_it_was_sent():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, True, sent=SENT + 10.0, now=SENT + 12.0) is False
+    assert (one.due, one.until) == (SENT + 20.0, SENT + 40.0)
+
+
+def test_a_refused_renewal_ends_the_lease_at_once():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, False, sent=SENT + 10.0, now=SENT + 10.1) is True
+    assert one.refused
+    assert one not in running
+
+
+def test_an_answer_to_an_attempt_that_has_ended_says_nothing():
+    one = lease()
+    for answer in (True, False, DOWN):
+        assert book().renewed(one, answer, sent=SENT + 10.0, now=SENT + 29.0) is False
+    assert not one.refused
+    assert one.until == SENT + 30.0
+
+
+def test_a_failed_renewal_is_tried_again_soon():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, DOWN, sent=SENT + 10.0, now=SENT + 10.1) is False
+    assert one.due == pytest.approx(SENT + 11.1)
+    assert one in running
+
+
+def test_a_lease_that_ends_during_a_renewal_is_told_as_lost():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, DOWN, sent=SENT + 26.0, now=SENT + 27.5) is True
+
+
+def test_a_lease_that_ends_between_two_renewals_is_told_as_lost_once():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, DOWN, sent=SENT + 26.8, now=SENT + 26.9) is False
+    assert running.renewed(one, DOWN, sent=SENT + 27.9, now=SENT + 28.0) is True
+    assert running.renewed(one, DOWN, sent=SENT + 29.0, now=SENT + 29.1) is False
+
+
+def test_a_lease_that_was_kept_after_all_can_be_lost_again():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, DOWN, sent=SENT + 27.9, now=SENT + 28.0) is True
+    assert running.renewed(one, True, sent=SENT + 29.0, now=SENT + 29.1) is False
+    assert not one.lost_at(SENT + 29.1)
+    assert running.renewed(one, DOWN, sent=SENT + 57.0, now=SENT + 57.1) is True
+
+
+def test_a_refusal_after_the_loss_was_told_is_not_told_again():
+    one = lease()
+    running = book(one)
+    assert running.renewed(one, DOWN, sent=SENT + 27.9, now=SENT + 28.0) is True
+    assert running.renewed(one, False, sent=SENT + 29.0, now=SENT + 29.1) is False
+    assert one.refused
+    assert one not in running
