@@ -49,11 +49,3 @@ class TestSQLiteOnAGivenConnection(WithFakeClock):
         connection.row_factory = sqlite3.Row
         yield SQLiteStore(connection=connection, clock=clock)
         connection.close()
-
-
-class TestSQLiteBesideAnotherPrefix(WithFakeClock):
-    """The same table holds records of the same identities under another prefix."""
-
-    @pytest.fixture
-    def store(self, path, clock):
-        return SQLiteStore(path, clock=clock, prefix="other:")

@@ -8,13 +8,8 @@ from typing import Any, Final
 
 from semel.stores.sql.verbs import Operation
 
-
-class _Pending:
-    def __repr__(self) -> str:
-        return "PENDING"
-
-
-PENDING: Final = _Pending()
+PENDING: Final = object()
+"""The outcome of an operation that has none yet."""
 
 
 class Member:

@@ -100,15 +100,21 @@ class Session:
             self._connection = None
 
     def _peek(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
-        """Answer what needs no write, without the write lock.
+        """Answer what needs no write without the write lock, up to the first that does.
 
         An answer that writes nothing judges a state that was committed when it was read, so it
-        is as good as one from a transaction. A replay thus never waits for another process's
-        commit; a first claim pays one more SELECT.
+        is as good as one from a transaction, and does not wait for another process's commit.
+        From the first write on the transaction has to come anyway: a look in advance at each of
+        the others would cost a batch of first claims a quarter of its speed.
         """
         for member in _pending(jobs):
-            if member.operation.peek:
-                self._drive(connection, member, may_write=False)
+            if not self._peeked(connection, member):
+                return
+
+    def _peeked(self, connection: sqlite3.Connection, member: Member) -> bool:
+        if member.operation.peek:
+            self._drive(connection, member, may_write=False)
+        return member.outcome is not PENDING
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
         together: list[Member] = []
@@ -119,7 +125,10 @@ class Session:
             # A large result that does not fit must not refuse the small ones beside it.
             for member in together:
                 self._transact(connection, (), [member])
-        self._fail(jobs, lost)
+        for member in _pending(jobs):
+            # The write lock was not to be had: what needs none is answered all the same.
+            if not self._peeked(connection, member):
+                member.outcome = translate(lost, self._source.place)
 
     def _transact(
         self, connection: sqlite3.Connection, jobs: Sequence[Job], members: list[Member]

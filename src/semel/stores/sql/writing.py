@@ -35,12 +35,6 @@ class _Awaited(Job):
         self.answered: asyncio.Future[None] = self.loop.create_future()
 
 
-class _Farewell(_Awaited):
-    """The last job: `close` waits for it, and the thread ends with it."""
-
-    __slots__ = ()
-
-
 class Writer:
     """Runs the operations of many tasks on one session."""
 
@@ -56,7 +50,8 @@ class Writer:
         self._mutex = threading.Lock()
         self._queue: SimpleQueue[_Awaited] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._farewell: _Farewell | None = None
+        self._farewell: _Awaited | None = None
+        """The last job, an empty one: `close` waits for it, and the thread ends with it."""
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them.
@@ -85,7 +80,7 @@ class Writer:
         with self._mutex:
             self._closed = True
             if self._thread is not None and self._farewell is None:
-                self._farewell = _Farewell(())
+                self._farewell = _Awaited(())
                 self._queue.put(self._farewell)
         if self._thread is None or self._farewell is None:
             self._session.close()
@@ -95,13 +90,13 @@ class Writer:
             self._thread.join()
 
     def _serve(self) -> None:
-        last: _Awaited | None = None
-        while not isinstance(last, _Farewell):
-            batch = self._collect()
-            last = batch[-1]
-            self._session.run([job for job in batch if job.members], _tell)
+        while (batch := self._collect())[-1] is not self._farewell:
+            self._session.run(batch, _tell)
+        *rest, farewell = batch
+        if rest:
+            self._session.run(rest, _tell)
         self._session.close()
-        _tell([last])
+        _tell([farewell])
 
     def _collect(self) -> list[_Awaited]:
         batch = [self._queue.get()]

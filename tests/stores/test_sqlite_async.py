@@ -1,0 +1,180 @@
+"""SQLite for asyncio: one writer thread, shared commits, cancellation, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from semel.core.records import Claimed, Finished
+from semel.errors import StoreUnavailable
+from semel.stores.sql import writing
+from semel.stores.sql.sqlite import AsyncSQLiteStore
+from semel.stores.sql.writing import _Awaited
+from stores.sqlite_helpers import (
+    RESULT,
+    Statements,
+    ask,
+    identity,
+    in_a_fork,
+    write_lock,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "semel.db"
+
+
+def writers():
+    return [thread for thread in threading.enumerate() if thread.name == "semel-sqlite"]
+
+
+async def test_tasks_share_commits_through_one_thread(path):
+    statements = Statements()
+    store = AsyncSQLiteStore(path, trace=statements)
+    assert writers() == []
+
+    async def work(number):
+        assert isinstance(await store.claim(ask(number)), Claimed)
+        assert await store.complete(identity(number), ask(number).owner, RESULT, 60.0)
+
+    await asyncio.gather(*(work(number) for number in range(200)))
+    assert len(writers()) == 1
+    assert (await store.counts()).succeeded == 200
+    assert statements.seen["COMMIT"] < 400 / 4
+    await store.close()
+    assert writers() == []
+
+
+async def test_a_transaction_takes_a_bounded_number_of_callers(path, monkeypatch):
+    monkeypatch.setattr(writing, "BATCH", 10)
+    statements = Statements()
+    store = AsyncSQLiteStore(path, trace=statements)
+    await asyncio.gather(*(store.claim(ask(number)) for number in range(100)))
+    assert 10 <= statements.seen["COMMIT"] <= 20
+    await store.close()
+
+
+async def test_closing_a_store_that_could_not_open_does_not_try_again(path):
+    path.write_bytes(b"this is not a database " * 100)
+    store = AsyncSQLiteStore(path)
+    with pytest.raises(StoreUnavailable, match="is not an SQLite database"):
+        await store.claim(ask(1))
+    await store.close()
+    assert writers() == []
+
+
+async def test_a_cancelled_caller_is_freed_and_its_claim_is_carried_out(path):
+    store = AsyncSQLiteStore(path)
+    await store.counts()
+    with write_lock(path) as holder:
+        cancelled = asyncio.create_task(store.claim(ask(1)))
+        other = asyncio.create_task(store.claim(ask(2)))
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        holder.execute("ROLLBACK")
+        assert isinstance(await other, Claimed)
+    assert await store.get(identity(1)) is not None
+    await store.close()
+
+
+async def test_a_locked_file_is_reported_in_time_and_replays_are_still_served(path):
+    store = AsyncSQLiteStore(path, timeout=0.2)
+    await store.claim(ask(1))
+    await store.complete(identity(1), ask(1).owner, RESULT, 60.0)
+    with write_lock(path):
+        with pytest.raises(StoreUnavailable, match="is locked by another process"):
+            await store.claim(ask(2))
+        assert isinstance(await store.claim(ask(1, b"other")), Finished)
+    await store.close()
+
+
+async def test_a_caller_does_not_wait_for_ever_for_a_writer_that_hangs(path):
+    store = AsyncSQLiteStore(path, timeout=0.1)
+    await store.counts()
+    session = store._executor._session
+    with session._lock, pytest.raises(StoreUnavailable, match=r"within 0.2 s; nothing was done"):
+        await store.claim(ask(1))
+    assert await store.get(identity(1)) is None
+    await store.close()
+
+
+async def test_a_caller_out_of_patience_during_the_commit_is_told_that_it_may_count(path):
+    committing, go_on = threading.Event(), threading.Event()
+
+    def trace(sql):
+        if sql == "COMMIT":
+            committing.set()
+            go_on.wait(20.0)
+
+    store = AsyncSQLiteStore(path, timeout=0.1, trace=trace)
+    with pytest.raises(StoreUnavailable, match="may still be committed"):
+        await store.claim(ask(1))
+    assert committing.is_set()
+    go_on.set()
+    assert await store.get(identity(1)) is not None
+    await store.close()
+
+
+async def test_patience_that_ends_with_the_answer_changes_nothing(path):
+    store = AsyncSQLiteStore(path)
+    answered = _Awaited(())
+    answered.answered.set_result(None)
+    store._executor._give_up(answered)
+    assert answered.answered.exception() is None
+    await store.close()
+
+
+async def test_close_finishes_what_was_asked_for(path):
+    store = AsyncSQLiteStore(path)
+    claims = [asyncio.create_task(store.claim(ask(number))) for number in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.gather(store.close(), store.close())
+    assert all(isinstance(claim, Claimed) for claim in await asyncio.gather(*claims))
+    with pytest.raises(StoreUnavailable, match="is closed"):
+        await store.claim(ask("late"))
+
+
+async def test_closing_an_unused_store_starts_nothing(path):
+    store = AsyncSQLiteStore(path)
+    await store.close()
+    assert writers() == []
+    assert not path.exists()
+
+
+def test_a_loop_that_was_closed_does_not_stop_the_writer(path):
+    store = AsyncSQLiteStore(path)
+
+    async def leave_without_waiting():
+        task = asyncio.create_task(store.claim(ask(1)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+
+    async def go_on():
+        assert isinstance(await store.claim(ask(2)), Claimed)
+        assert await store.get(identity(1)) is not None
+        await store.close()
+
+    asyncio.run(store.counts())
+    with write_lock(path) as holder:
+        asyncio.run(leave_without_waiting())
+        holder.execute("ROLLBACK")
+    asyncio.run(go_on())
+
+
+async def test_a_forked_child_has_a_writer_of_its_own(path):
+    store = AsyncSQLiteStore(path)
+    await store.claim(ask("parent"))
+
+    def child():
+        with ThreadPoolExecutor(1) as threads:  # this one has the parent's loop running
+            return threads.submit(asyncio.run, store.counts()).result().processing
+
+    assert in_a_fork(child) == "1"
+    assert isinstance(await store.claim(ask("again")), Claimed)
+    await store.close()

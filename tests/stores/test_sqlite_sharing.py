@@ -1,0 +1,406 @@
+"""Many callers on one file: threads share commits, processes take turns, a killed one harms nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+
+import pytest
+
+from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
+from semel.errors import StoreError, StoreFull, StoreUnavailable
+from semel.stores.sql import combining
+from semel.stores.sql.sqlite import SQLiteStore
+from stores.sqlite_helpers import (
+    RESULT,
+    Statements,
+    ask,
+    finish,
+    forked,
+    identity,
+    in_a_fork,
+    spawn,
+    start_fork,
+    wait_until,
+    write_lock,
+)
+
+THREADS = 64
+PROCESSES = 4
+KEYS = 60
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "semel.db"
+
+
+def run_threads(work, count):
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_threads_share_commits(path):
+    statements = Statements()
+    store = SQLiteStore(path, trace=statements)
+    store.counts()
+    barrier = threading.Barrier(THREADS)
+
+    def work(number):
+        barrier.wait()
+        for turn in range(10):
+            finish(store, f"{number}-{turn}")
+
+    run_threads(work, THREADS)
+    assert store.counts().succeeded == THREADS * 10
+    assert statements.seen["COMMIT"] < THREADS * 10 * 2 / 4
+    store.close()
+
+
+def test_one_of_many_threads_gets_each_claim(path):
+    store = SQLiteStore(path)
+    answers = []
+
+    def work(number):
+        answers.extend(store.claim(ask(key, b"%d" % number)) for key in range(20))
+
+    run_threads(work, 16)
+    assert sum(isinstance(answer, Claimed) for answer in answers) == 20
+    store.close()
+
+
+def claim_everything(path, barrier, answers, number):
+    store = SQLiteStore(path, timeout=30.0)
+    barrier.wait()
+    mine = [
+        key for key in range(KEYS) if isinstance(store.claim(ask(key, b"%d" % number)), Claimed)
+    ]
+    for key in mine:
+        assert store.complete(identity(key), b"%d" % number, RESULT, 60.0)
+    answers.put(mine)
+    store.close()
+
+
+def test_processes_that_start_together_claim_each_key_once(path):
+    barrier, answers = spawn.Barrier(PROCESSES), spawn.Queue()
+    processes = [
+        spawn.Process(target=claim_everything, args=(path, barrier, answers, number))
+        for number in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    claimed = [key for _ in processes for key in answers.get(timeout=60)]
+    for process in processes:
+        process.join()
+    assert sorted(claimed) == list(range(KEYS))
+
+
+def die_in_a_claim(path):
+    def die(sql):
+        if sql.startswith("INSERT"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    SQLiteStore(path, trace=die).claim(ask("killed"))
+
+
+def test_a_process_killed_in_the_middle_of_a_claim_leaves_nothing_behind(path):
+    store = SQLiteStore(path)
+    finish(store, "before")
+    victim = spawn.Process(target=die_in_a_claim, args=(path,))
+    victim.start()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
+    assert isinstance(store.claim(ask("killed")), Claimed)
+    assert isinstance(store.claim(ask("before", b"other")), Finished)
+    store.close()
+
+
+def test_a_bad_value_fails_alone(path):
+    store = SQLiteStore(path)
+    answers = store.claim_many([ask(1), ask("\ud800"), ask(2), ask(3, lease=1e300)])
+    assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False, True]
+    assert "cannot take this" in str(answers[1])
+    assert store.counts().processing == 2
+    store.close()
+
+
+def test_a_bug_in_one_member_reaches_its_caller_and_nobody_else(path):
+    store = SQLiteStore(path)
+    with pytest.raises(AttributeError):
+        store.complete_many([None])
+    with pytest.raises(AttributeError):
+        store.get(None)
+    finish(store, 1)
+    store.close()
+
+
+@pytest.mark.parametrize(("batch", "commits"), [(256, 2), (2, 3)])
+def test_followers_are_answered_by_the_one_who_leads(path, monkeypatch, batch, commits):
+    monkeypatch.setattr(combining, "BATCH", batch)
+    statements = Statements()
+    store = SQLiteStore(path, trace=statements, timeout=20.0)
+    store.counts()
+    with write_lock(path) as holder:
+        leader = threading.Thread(target=store.claim, args=(ask(1),))
+        leader.start()
+        wait_until(store._executor._session._lock.locked)
+        followers = [threading.Thread(target=store.claim, args=(ask(n),)) for n in range(2, 6)]
+        for follower in followers:
+            follower.start()
+        wait_until(lambda: len(store._executor._queue) == 4)
+        holder.execute("ROLLBACK")
+        for thread in (leader, *followers):
+            thread.join()
+    assert statements.seen["COMMIT"] == commits
+    assert store.counts().processing == 5
+    store.close()
+
+
+def test_nobody_waits_for_ever_behind_a_lock_that_is_not_released(path):
+    store = SQLiteStore(path, timeout=0.3)
+    finish(store, "done")
+    errors = []
+
+    def work(number):
+        with pytest.raises(StoreUnavailable) as caught:
+            store.claim(ask(number))
+        errors.append(str(caught.value))
+
+    with write_lock(path):
+        run_threads(work, 8)
+        assert isinstance(store.claim(ask("done", b"other")), Finished)
+        replay, new = store.claim_many([ask("done", b"other"), ask("new")])
+        assert isinstance(replay, Finished)
+        assert isinstance(new, StoreUnavailable)
+        new, replay = store.claim_many([ask("new"), ask("done", b"other")])
+        assert isinstance(new, StoreUnavailable)
+        assert isinstance(replay, Finished)
+    assert len(errors) == 8
+    assert all(str(path) in error for error in errors)
+    assert any("is locked by another process" in error for error in errors)
+    assert store.counts().processing == 0
+    finish(store, 1)
+    store.close()
+
+
+def test_who_lost_patience_in_the_queue_is_never_served(path):
+    store = SQLiteStore(path, timeout=0.2)
+    store.counts()
+    store._executor._session._lock.acquire()
+    leader = threading.Thread(target=store.claim, args=(ask(1),))
+    leader.start()
+    wait_until(lambda: store._executor._led and not store._executor._queue)
+    with pytest.raises(StoreUnavailable, match=r"did not answer within 0.2 s; nothing was done"):
+        store.claim(ask(2))
+    store._executor._session._lock.release()
+    leader.join()
+    assert store.get(identity(1)) is not None
+    assert store.get(identity(2)) is None
+    store.close()
+
+
+def test_who_loses_patience_during_the_commit_is_told_that_it_may_count(path):
+    commits, go_on, errors = [], threading.Event(), []
+
+    def hang_in_the_second_commit(sql):
+        if sql == "COMMIT":
+            commits.append(sql)
+            assert len(commits) != 2 or go_on.wait(20.0)
+
+    def lose_patience():
+        with pytest.raises(StoreUnavailable) as caught:
+            store.claim(ask("impatient"))
+        errors.append(str(caught.value))
+
+    store = SQLiteStore(path, timeout=20.0, trace=hang_in_the_second_commit)
+    store.counts()
+    combiner = store._executor
+    first, second = (threading.Thread(target=store.claim, args=(ask(n),)) for n in (1, 2))
+    impatient = threading.Thread(target=lose_patience)
+    with write_lock(path) as holder:
+        first.start()
+        wait_until(lambda: combiner._led and not combiner._queue)
+        second.start()
+        wait_until(lambda: len(combiner._queue) == 1)
+        combiner._timeout = 1.0
+        impatient.start()
+        wait_until(lambda: len(combiner._queue) == 2)
+        holder.execute("ROLLBACK")
+        impatient.join()
+    go_on.set()
+    first.join()
+    second.join()
+    assert "the transaction may still be committed" in errors[0]
+    assert store.get(identity("impatient")) is not None
+    store.close()
+
+
+def test_an_interrupted_caller_hands_the_lead_on(path):
+    store = SQLiteStore(path)
+    store.counts()
+    combiner = store._executor
+    wait, combiner._wait = combiner._wait, lambda turn: (_ for _ in ()).throw(KeyboardInterrupt)
+    combiner._led = True  # as if another thread led
+    with pytest.raises(KeyboardInterrupt):
+        store.claim(ask(1))
+    assert not combiner._queue
+
+    def appointed(turn):
+        with combiner._mutex:
+            combiner._appoint()
+        raise KeyboardInterrupt
+
+    combiner._wait = appointed
+    with pytest.raises(KeyboardInterrupt):
+        store.claim(ask(2))
+    assert not combiner._led
+    combiner._wait = wait
+    finish(store, 3)
+    assert store.get(identity(2)) is None
+    store.close()
+
+
+def test_an_interrupt_during_the_transaction_frees_everybody(path):
+    def trace(sql):
+        if sql.startswith("INSERT") and interrupt.is_set():
+            interrupt.clear()
+            store._executor._session._connection.interrupt()
+
+    interrupt = threading.Event()
+    store = SQLiteStore(path, trace=trace)
+    store.counts()
+    interrupt.set()
+    with pytest.raises(StoreUnavailable, match="interrupted"):
+        store.claim(ask(1))
+    finish(store, 1)
+    store.close()
+
+
+def test_a_transaction_left_open_by_an_interrupt_is_undone(path):
+    store = SQLiteStore(path)
+    store.claim(ask(1))
+    connection = store._executor._session._connection
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM idempotent_record")
+    assert store.complete(identity(1), ask(1).owner, RESULT, 60.0)
+    store.close()
+
+
+def test_a_failing_commit_fails_everyone_in_it(path):
+    connection = sqlite3.connect(path, isolation_level=None)
+    store = SQLiteStore(connection=connection, timeout=0.1)
+    store.counts()
+    # In rollback-journal mode a reader that stays makes COMMIT fail, after all statements ran.
+    connection.execute("PRAGMA busy_timeout = 100")
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM idempotent_record").fetchall()
+    answers = store.claim_many([ask(1), ask(2)])
+    assert [type(answer) for answer in answers] == [StoreUnavailable, StoreUnavailable]
+    assert answers[0] is not answers[1]
+    reader.close()
+    assert store.counts().processing == 0
+    finish(store, 1)
+    connection.close()
+
+
+def test_a_forked_child_and_its_parent_lose_no_commit(path):
+    store = SQLiteStore(path)
+    finish(store, "parent before")
+
+    def child():
+        finish(store, "child")
+        return store.counts().succeeded
+
+    assert in_a_fork(child) == "2"
+    finish(store, "parent after")
+    store.close()
+    again = SQLiteStore(path)
+    assert again.counts().succeeded == 3
+    again.close()
+
+
+def test_a_child_keeps_its_commits_when_the_parent_closes_the_file_first(path):
+    store = SQLiteStore(path)
+    finish(store, "parent")
+    child_wrote, parent_closed = forked.Event(), forked.Event()
+
+    def work():
+        finish(store, "child, while the parent has it open")
+        child_wrote.set()
+        parent_closed.wait(20.0)
+        finish(store, "child, after the parent closed it")
+
+    child = start_fork(work)
+    assert child_wrote.wait(20.0)
+    finish(store, "parent again")
+    store.close()
+    parent_closed.set()
+    child.join()
+    after = SQLiteStore(path)
+    assert after.counts().succeeded == 4
+    after.close()
+
+
+def test_a_fork_waits_for_the_transaction_of_another_thread(path):
+    in_transaction, go_on = threading.Event(), threading.Event()
+
+    def trace(sql):
+        if sql.startswith("INSERT"):
+            in_transaction.set()
+            go_on.wait(20.0)
+
+    store = SQLiteStore(path, trace=trace)
+    worker = threading.Thread(target=store.claim, args=(ask(1),))
+    worker.start()
+    in_transaction.wait(20.0)
+    threading.Timer(0.1, go_on.set).start()
+    assert in_a_fork(lambda: store.counts().processing) == "1"
+    worker.join()
+    finish(store, 2)
+    store.close()
+
+
+def test_a_child_forked_in_a_transaction_that_does_not_end_refuses(path):
+    store = SQLiteStore(path, timeout=0.05)
+    store.counts()
+    session = store._executor._session
+    with session._lock:
+        answer = in_a_fork(store.counts)
+    assert "forked during a transaction" in answer
+    finish(store, 1)
+    store.close()
+
+
+def test_a_closed_store_says_so(path):
+    store = SQLiteStore(path)
+    finish(store, 1)
+    store.close()
+    store.close()
+    with pytest.raises(StoreUnavailable, match="is closed"):
+        store.get(identity(1))
+
+
+def test_a_large_result_that_does_not_fit_refuses_itself_alone(path):
+    store = SQLiteStore(path)
+    store.claim_many([ask(1), ask(2)])
+    connection = store._executor._session._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+    large = Encoded("json", b"x" * 1_000_000)
+    owner = ask(1).owner
+    answers = store.complete_many(
+        [
+            CompleteRequest(identity(1), owner, large, 60.0),
+            CompleteRequest(identity(2), owner, RESULT, 60.0),
+        ]
+    )
+    assert isinstance(answers[0], StoreFull)
+    assert answers[1] is True
+    assert store.counts().succeeded == 1
+    store.close()
