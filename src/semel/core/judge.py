@@ -148,6 +148,7 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
     record = present(stored, now)
     if record is None:
         fence_after, number, created_at = (stored.fence if stored else 0), 1, now
+        superseded: tuple[bytes, ...] = ()
     elif record.owner == ask.owner and record.state is State.SUCCEEDED:
         return record
     elif _ended_for_good(record) or (
@@ -157,6 +158,7 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
         return None
     else:
         fence_after, number, created_at = record.fence, record.number + 1, record.created_at
+        superseded = record.superseded
     return Record(
         identity=ask.identity,
         state=State.SUCCEEDED,
@@ -166,6 +168,7 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
         hold=False,
         created_at=created_at,
         updated_at=now,
+        superseded=superseded,
         expires_at=now + ask.ttl,
         outcome=ask.result,
         now=now,
