@@ -275,9 +275,9 @@ class RedisCluster:
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
-    def owner(self, slot: int) -> RedisServer:
-        """The primary that has the slot."""
-        for low, high, primary, *_ in self.ask(self.servers[0], "CLUSTER", "SLOTS"):
+    def owner(self, slot: int, *, seen_by: RedisServer | None = None) -> RedisServer:
+        """The primary that has the slot, as one of the nodes sees it."""
+        for low, high, primary, *_ in self.ask(seen_by or self.servers[0], "CLUSTER", "SLOTS"):
             if low <= slot <= high:
                 return next(s for s in self.servers if s.port == primary[1])
         raise LookupError(slot)
@@ -323,6 +323,7 @@ class RedisCluster:
 def _cluster_args() -> tuple[str, ...]:
     return ("--cluster-enabled", "yes", "--cluster-port", str(free_port()),
             "--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0",
+            "--cluster-allow-replica-migration", "no",  # a primary stays one without slots
             "--repl-diskless-sync-delay", "0")  # fmt: skip
 
 
@@ -387,8 +388,9 @@ def redis_sentinel(*, sentinels: int = 1) -> Iterator[RedisSentinel]:
             stack.callback(server.stop)
             return server
 
-        primary = start()
-        replica = start("--replicaof", HOST, str(primary.port), "--repl-diskless-sync-delay", "0")
+        at_once = ("--repl-diskless-sync-delay", "0")
+        primary = start(*at_once)
+        replica = start("--replicaof", HOST, str(primary.port), *at_once)
         name = RedisSentinel.service
         config = (
             f"sentinel monitor {name} {HOST} {primary.port} {sentinels // 2 + 1}\n"

@@ -3,14 +3,15 @@
 One packed string per record, one script and one round trip per verb, the server's clock. URLs are
 described in `addresses`, keys in `keys`, the record in `packing`.
 
-The least a server has to permit (`idem:` is the prefix):
+The least a server has to permit, `idem:` being the prefix:
 
-    ACL SETUSER semel on >password resetkeys ~idem:* resetchannels -@all
+    ACL SETUSER semel on >password ~idem:* -@all
         +evalsha +eval +get +set +del +pexpire +pttl +time +zadd +zrem +zrangebyscore
+        +pexpiretime                 Redis 7 and newer
         +scan                        listing and counting (command line, dashboard)
-        +cluster|slots +command      only in a cluster
-        +asking                      only in a cluster, while slots are moved
-        +select                      only for another database than 0
+        +cluster|slots +command      a cluster
+        +asking                      a cluster while its slots are moved
+        +select                      another database than 0
 
 Redis alone can lose what it acknowledged (asynchronous failover, eviction, no persistence); put SQL
 behind it where that matters. Use `maxmemory-policy noeviction`: a full server then refuses new keys

@@ -32,7 +32,8 @@ DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""
 
 _OUR_SCRIPTS = re.compile(r"SEMEL<(.*?)>")
-_MISSING_PERMISSION = re.compile(r"'([^']*)' command|key|channel")
+_NOT_PERMITTED = re.compile(r"NOPERM|no permissions|can't run this command|can't access at least")
+_MISSING = re.compile(r"'([^']*)' command|\b(key|command|channel)")
 
 _LOGIN = "authentication failed for {where}; check user name and password"
 _LOADING = "{where} is still loading its data; try again when it is up"
@@ -94,7 +95,7 @@ def failure(error: BaseException, where: str) -> StoreError:
     ours = _OUR_SCRIPTS.search(text)
     if ours is not None:
         return RecordUnreadable(ours[1])
-    if isinstance(error, driver.NoPermissionError) or "NOPERM" in text:
+    if isinstance(error, driver.NoPermissionError) or _NOT_PERMITTED.search(text):
         return StoreError(
             f"{where} does not permit this user what semel needs: {_permission(text)}; "
             "the ACL line is in the documentation of semel.stores.redis"
@@ -111,10 +112,10 @@ def failure(error: BaseException, where: str) -> StoreError:
 
 
 def _permission(text: str) -> str:
-    found = _MISSING_PERMISSION.search(text)
+    found = _MISSING.search(text)
     if found is None:
-        return "a permission"
-    return f"the command {found[1]}" if found[1] else f"access to a {found[0]}"
+        return "something"
+    return f"the command {found[1]}" if found[1] else f"a {found[2]}"
 
 
 @contextmanager

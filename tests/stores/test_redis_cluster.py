@@ -1,0 +1,312 @@
+"""Redis Cluster: one slot per script, and slots that move while calls are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+import redis
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+from redis.crc import key_slot
+
+from semel.core.records import Busy, Claimed, Finished, Identity, State
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.redis import AsyncRedisStore, RedisStore
+from semel.stores.redis.keys import KeyLayout
+from servers.redis import RedisServer, free_port, redis_cluster, wait_until
+from stores.redis_given import IDENTITY, RESULT, ask, finish, new_owner, opened, opened_async
+
+NASTY = [
+    "{}",
+    "}{",
+    "a{b}c",
+    "{a}{b}",
+    "{{x}}",
+    "}",
+    "{",
+    "~leases",
+    "键{值}",
+    "a b",
+    "\\*?[x]",
+    "'\"",
+    "a:b:c",
+]
+
+KEYS = KeyLayout("idem:")
+
+
+@pytest.fixture(scope="module")
+def running():
+    with redis_cluster(primaries=3, spare=1) as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster(running):
+    with contextlib.closing(running.client()) as client:
+        client.flushall()
+    return running
+
+
+# --- one slot per script --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_record_and_its_index_share_a_slot_whatever_the_key_holds(text):
+    for identity in (Identity(text, "k"), Identity("s", text), Identity(text, text)):
+        record, index = KEYS.record_and_index(identity)
+        assert key_slot(record) == key_slot(index)
+        assert KEYS.identity(record) == identity
+        assert KEYS.identity(index) is None
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_nasty_keys_work_in_a_cluster(cluster, text):
+    identity = Identity(text, text)
+    with opened(cluster.url) as store:
+        request = ask(identity, lease=0)
+        assert isinstance(store.claim(request), Claimed)
+        assert [record.identity for record in store.stuck()] == [identity]
+        assert store.renew(identity, request.owner, 30)
+        assert store.complete(identity, request.owner, RESULT, 60)
+        assert isinstance(store.claim(ask(identity)), Finished)
+        for found in (store.scan(), store.scan(scope=text), store.scan(prefix=text)):
+            assert [record.identity for record in found.records] == [identity]
+        assert store.scan(scope=text + "x").records == ()
+        assert store.forget(identity)
+
+
+def test_foreign_keys_under_our_prefix_are_left_alone():
+    for key in (
+        b"idem:",
+        b"idem:{1}",
+        b"idem:{1}x:y:z",
+        b"idem:{1}9:a:b",
+        b"idem:{1}1:a:b",
+        b"idem:{\xff}1:a:b",
+        b"1:a:b",
+    ):
+        assert KEYS.identity(key) is None
+
+
+def test_a_batch_reaches_every_node_and_each_member_has_its_own_answer(cluster):
+    with opened(cluster.url) as store:
+        asks = [ask(Identity("s", str(n))) for n in range(200)]
+        assert all(isinstance(answer, Claimed) for answer in store.claim_many(asks))
+        assert store.complete_many([finish(request) for request in asks[:100]]) == [True] * 100
+        assert store.counts().succeeded == store.counts().processing == 100
+        used = [server for server in cluster.servers if server.client().dbsize() > 0]
+        assert len(used) == 3
+
+
+async def test_the_applications_own_cluster_clients_are_used_and_stay_open(cluster):
+    with contextlib.closing(cluster.client(decode_responses=True)) as client:
+        store = RedisStore(client)
+        request = ask(fingerprint=b"\xff" * 16)
+        assert isinstance(store.claim(request), Claimed)
+        assert str(cluster.servers[0].port) in repr(store)
+        store.close()
+        assert client.ping()
+    async_client = AsyncRedisCluster("127.0.0.1", cluster.servers[0].port, decode_responses=True)
+    async_store = AsyncRedisStore(async_client)
+    assert isinstance(await async_store.claim(ask(fingerprint=b"\xff" * 16)), Busy)
+    assert (await async_store.get(IDENTITY)).owner == request.owner
+    assert len((await async_store.scan()).records) == 1
+    await async_store.close()
+    assert await async_client.ping()
+    await async_client.aclose()
+
+
+def test_every_node_may_forget_its_scripts(cluster):
+    with opened(cluster.url) as store:
+        store.claim_many([ask(Identity("a", str(n))) for n in range(50)])
+        for server in cluster.servers:
+            cluster.ask(server, "SCRIPT", "FLUSH")
+        answers = store.claim_many([ask(Identity("b", str(n))) for n in range(50)])
+        assert all(isinstance(answer, Claimed) for answer in answers)
+
+
+# --- slots on the move ----------------------------------------------------------------------
+
+
+class Move:
+    """One slot on its way from the node that has it to another."""
+
+    def __init__(self, cluster, identity: Identity, target: RedisServer) -> None:
+        self.cluster = cluster
+        self.record, self.index = KEYS.record_and_index(identity)
+        self.slot = key_slot(self.record)
+        self.source = cluster.owner(self.slot)
+        self.target = target
+
+    def begin(self) -> None:
+        ask_node, node_id = self.cluster.ask, self.cluster.node_id
+        ask_node(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", node_id(self.source))
+        ask_node(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", node_id(self.target))
+
+    def take(self, key: bytes) -> None:
+        self.cluster.ask(self.source, "MIGRATE", "127.0.0.1", self.target.port, key, 0, 5000)
+
+    def end(self) -> None:
+        for key in (self.record, self.index):
+            self.take(key)
+        owner = self.cluster.node_id(self.target)
+        for server in (self.target, self.source):
+            self.cluster.ask(server, "CLUSTER", "SETSLOT", self.slot, "NODE", owner)
+
+    def undo(self) -> None:
+        for server in (self.source, self.target):
+            self.cluster.ask(server, "FLUSHALL")
+            self.cluster.ask(server, "CLUSTER", "SETSLOT", self.slot, "STABLE")
+        owner = self.cluster.node_id(self.source)
+        for server in (self.source, self.target):
+            self.cluster.ask(server, "CLUSTER", "SETSLOT", self.slot, "NODE", owner)
+        for server in self.cluster.servers:
+            wait_until(lambda s=server: self._at_home(s), "everybody to know")
+
+    def _at_home(self, server: RedisServer) -> bool:
+        return self.cluster.owner(self.slot, seen_by=server) is self.source
+
+
+@pytest.fixture(params=["to a node with slots", "to a node that is new"])
+def move(request, cluster):
+    home = cluster.owner(key_slot(KEYS.record(IDENTITY)))
+    *primaries, spare = cluster.servers
+    with_slots = next(server for server in primaries if server is not home)
+    moving = Move(
+        cluster, IDENTITY, with_slots if request.param == "to a node with slots" else spare
+    )
+    yield moving
+    moving.undo()
+
+
+def errors(server, name: str) -> int:
+    with contextlib.closing(server.client()) as client:
+        return client.info("errorstats").get(f"errorstat_{name}", {"count": 0})["count"]
+
+
+def test_calls_go_through_while_the_slot_moves_and_after(cluster, move):
+    with opened(cluster.url) as store:
+        other = ask(owner=new_owner())
+        request = ask()
+        assert isinstance(store.claim(request), Claimed)
+        move.begin()
+        move.take(move.record)  # the index is still at home: two keys are refused
+        before = errors(move.source, "TRYAGAIN"), errors(move.source, "ASK")
+        assert isinstance(store.claim(other), Busy)
+        assert store.renew(IDENTITY, request.owner, 30)
+        assert store.complete(IDENTITY, request.owner, RESULT, 60)
+        assert errors(move.source, "TRYAGAIN") > before[0]
+        assert errors(move.source, "ASK") > before[1]
+        assert store.get(IDENTITY).state is State.SUCCEEDED
+        move.end()
+        moved = errors(move.source, "MOVED")
+        assert isinstance(store.claim(other), Finished)
+        assert errors(move.source, "MOVED") > moved
+        assert store.forget(IDENTITY)
+
+
+async def test_async_calls_go_through_while_the_slot_moves_and_after(cluster, move):
+    async with opened_async(cluster.url) as store:
+        request = ask()
+        assert isinstance(await store.claim(request), Claimed)
+        await asyncio.to_thread(move.begin)
+        await asyncio.to_thread(move.take, move.record)
+        tries = errors(move.source, "TRYAGAIN")
+        # Many at once: ASKING and its command have to share a connection.
+        answers = await asyncio.gather(*(store.claim(ask()) for _ in range(20)))
+        assert {type(answer) for answer in answers} == {Busy}
+        assert await store.complete(IDENTITY, request.owner, RESULT, 60)
+        assert errors(move.source, "TRYAGAIN") > tries
+        await asyncio.to_thread(move.end)
+        assert isinstance(await store.claim(ask()), Finished)
+        assert await store.forget(IDENTITY)
+
+
+def test_a_record_that_went_alone_is_found_through_its_index_afterwards(cluster, move):
+    with opened(cluster.url) as store:
+        placeholder = ask()
+        store.claim(placeholder)  # so that the index exists at the source
+        store.forget(IDENTITY)
+        with contextlib.closing(cluster.client()) as client:
+            client.zadd(move.index, {"9:elsewhere:x": 1e18})
+        move.begin()
+        request = ask(lease=0.0)
+        before = errors(move.source, "TRYAGAIN")
+        assert isinstance(store.claim(request), Claimed)
+        assert errors(move.source, "TRYAGAIN") > before
+        move.end()
+        assert [record.owner for record in store.stuck()] == [request.owner]
+
+
+def test_a_batch_goes_through_while_a_slot_moves(cluster, move):
+    with opened(cluster.url) as store:
+        asks = [ask(), *(ask(Identity("s", str(n))) for n in range(30))]
+        store.claim_many(asks)
+        move.begin()
+        move.take(move.record)
+        before = errors(move.source, "TRYAGAIN")
+        assert [answer.number for answer in store.claim_many(asks)] == [1] * 31
+        assert errors(move.source, "TRYAGAIN") > before
+        move.end()
+        assert store.complete_many([finish(request) for request in asks]) == [True] * 31
+
+
+# --- nodes that die -------------------------------------------------------------------------
+
+
+def test_a_cluster_that_is_not_there_is_store_unavailable():
+    absent = pytest.raises(StoreUnavailable, match="redis cluster")
+    with opened(f"redis+cluster://127.0.0.1:{free_port()}", timeout=0.5) as store, absent:
+        store.claim(ask())
+
+
+async def test_a_cluster_that_is_not_there_is_store_unavailable_to_the_async_store_too():
+    async with opened_async(f"redis+cluster://127.0.0.1:{free_port()}", timeout=0.5) as store:
+        with pytest.raises(StoreUnavailable, match="redis cluster"):
+            await store.claim(ask())
+
+
+async def test_a_server_that_is_no_cluster_is_named_as_such(redis_url):
+    url = redis_url.replace("redis://", "redis+cluster://")
+    with (
+        opened(url, timeout=0.5) as store,
+        pytest.raises(StoreUnavailable, match="is not a cluster"),
+    ):
+        store.claim(ask())
+    async with opened_async(url, timeout=0.5) as store:
+        with pytest.raises(StoreUnavailable, match="is not a cluster"):
+            await store.claim(ask())
+
+
+async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_members():
+    with redis_cluster(primaries=3, replicas=1) as cluster:
+        slot = key_slot(KEYS.record(IDENTITY))
+        doomed = cluster.owner(slot)
+        with opened(cluster.url, timeout=30) as store, opened(cluster.url, timeout=0.3) as hasty:
+            async with opened_async(cluster.url, timeout=30) as async_store:
+                request = ask()
+                others = [ask(Identity("s", str(n))) for n in range(40)]
+                store.claim_many([request, *others])
+                await async_store.get(IDENTITY)
+                hasty.get(IDENTITY)
+                replica = replica_of(cluster, doomed)
+                wait_until(
+                    lambda: replica.client().dbsize() == doomed.client().dbsize(), "the replica"
+                )
+                doomed.kill()
+                answers = hasty.claim_many([request, *others])
+                assert isinstance(answers[0], StoreError)
+                assert any(isinstance(answer, Claimed) for answer in answers[1:])
+                assert store.complete(IDENTITY, request.owner, RESULT, 60)
+                assert isinstance(await async_store.claim(ask()), Finished)
+                assert replica.client().info("replication")["role"] == "master"
+
+
+def replica_of(cluster, primary):
+    for server in cluster.servers:
+        about = redis.Redis("127.0.0.1", server.port).info("replication")
+        if about["role"] == "slave" and about["master_port"] == primary.port:
+            return server
+    raise LookupError(primary.port)

@@ -1,0 +1,233 @@
+"""The other ways to a server: TLS, a unix socket, Sentinel, a user with few permissions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+
+import pytest
+import redis
+
+import semel.stores.redis as package
+from semel.core.records import Busy, Claimed, Finished, State
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.redis import AsyncRedisStore, RedisStore
+from servers.redis import redis_sentinel, redis_server, wait_until
+from stores.redis_given import IDENTITY, RESULT, ask, finish, opened, opened_async
+
+# --- TLS ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tls_server():
+    with redis_server(tls=True) as server:
+        yield server
+
+
+def test_a_server_behind_tls_is_opened_by_rediss(tls_server):
+    with opened(tls_server.url) as store:
+        request = ask()
+        assert isinstance(store.claim(request), Claimed)
+        assert store.complete_many([finish(request)]) == [True]
+
+
+async def test_a_server_behind_tls_is_opened_by_rediss_for_asyncio(tls_server):
+    async with opened_async(tls_server.url, prefix="aio:") as store:
+        assert isinstance(await store.claim(ask()), Claimed)
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(tls_server):
+    refused = pytest.raises(StoreUnavailable, match=r"cannot be reached: .*certificate")
+    with opened(f"rediss://127.0.0.1:{tls_server.port}", timeout=0.4) as store, refused:
+        store.claim(ask())
+
+
+def test_speaking_plainly_to_a_tls_port_is_store_unavailable(tls_server):
+    refused = pytest.raises(StoreUnavailable)
+    with opened(f"redis://127.0.0.1:{tls_server.port}", timeout=0.4) as store, refused:
+        store.claim(ask())
+
+
+# --- unix socket ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unix_server():
+    with redis_server(unix=True, password="secret") as server:
+        yield server
+
+
+async def test_a_unix_socket_is_opened_by_both_kinds_of_store(unix_server):
+    assert unix_server.url.startswith("redis+unix://")
+    request = ask()
+    with opened(unix_server.url) as store:
+        assert isinstance(store.claim(request), Claimed)
+        assert unix_server.socket_path in repr(store)
+    async with opened_async(unix_server.url) as store:
+        assert isinstance(await store.claim(ask()), Busy)
+        assert await store.complete(IDENTITY, request.owner, RESULT, 60)
+
+
+def test_a_client_on_a_unix_socket_is_named_by_its_file(unix_server):
+    with redis.Redis(unix_socket_path=unix_server.socket_path, password="secret") as client:
+        assert unix_server.socket_path in repr(RedisStore(client))
+
+
+# --- few permissions ------------------------------------------------------------------------
+
+PERMISSIONS = re.findall(r"\+[a-z|]+", package.__doc__.partition("ACL SETUSER")[2])
+
+
+@pytest.fixture
+def permissions(redis_of_this_worker, redis_url):
+    """Gives user `semel` what it is told to, and takes it back afterwards."""
+    server = redis_of_this_worker
+    with server.client() as client:
+
+        def permit(*rules: str, keys: str = "~idem:*") -> str:
+            client.execute_command(
+                "ACL", "SETUSER", "semel", "reset", "on", ">pw", keys, "-@all", *rules
+            )
+            return f"redis://semel:pw@127.0.0.1:{server.port}/0"
+
+        yield permit
+        client.acl_deluser("semel")
+
+
+def test_the_documented_permissions_are_enough(permissions, redis_of_this_worker):
+    with redis_of_this_worker.client() as client, opened(permissions(*PERMISSIONS)) as store:
+        client.script_flush()
+        client.acl_log_reset()
+        request = ask(lease=0)
+        assert isinstance(store.claim(request), Claimed)
+        assert store.renew(IDENTITY, request.owner, 0)
+        assert len(store.stuck()) == 1
+        assert store.counts().abandoned == 1
+        assert store.purge(abandoned_after=0) == 1
+        assert isinstance(store.claim(request), Claimed)
+        assert store.complete(IDENTITY, request.owner, RESULT, 60)
+        assert isinstance(store.claim(ask()), Finished)
+        assert store.touch(IDENTITY, 60)
+        assert store.get(IDENTITY).state is State.SUCCEEDED
+        assert len(store.scan().records) == 1
+        assert store.forget(IDENTITY)
+        assert store.put(IDENTITY, RESULT, 60, owner=request.owner)
+        refused = {entry["object"] for entry in client.acl_log() if entry["username"] == "semel"}
+        assert refused <= {
+            "client|setinfo",
+            "client|maint_notifications",
+        }  # redis-py introduces itself; not needed
+
+
+def test_a_missing_permission_for_a_command_is_named(permissions):
+    refused = pytest.raises(StoreError, match=r"does not permit .* the command evalsha")
+    with opened(permissions("+get")) as store, refused:
+        store.claim(ask())
+
+
+def test_a_missing_permission_inside_a_script_is_named_and_nothing_is_written(
+    permissions, redis_of_this_worker
+):
+    rules = [rule for rule in PERMISSIONS if rule != "+set"]
+    with opened(permissions(*rules)) as store, redis_of_this_worker.client() as client:
+        with pytest.raises(StoreError, match="what semel needs: a command"):
+            store.claim(ask())
+        assert client.dbsize() == 0
+
+
+def test_keys_outside_the_permitted_prefix_are_named(permissions):
+    refused = pytest.raises(StoreError, match="what semel needs: a key")
+    with opened(permissions(*PERMISSIONS, keys="~other:*")) as store, refused:
+        store.claim(ask())
+
+
+# --- Sentinel -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared_sentinel():
+    with redis_sentinel() as servers:
+        yield servers
+
+
+@pytest.fixture
+def sentinel(shared_sentinel):
+    with shared_sentinel.primary.client() as client:
+        client.flushall()
+    return shared_sentinel
+
+
+def fail_over(servers):
+    old = servers.primary_port()
+    servers.primary.kill()
+    wait_until(lambda: servers.primary_port() != old, "the failover")
+
+
+@pytest.fixture
+def mortal_sentinel():
+    with redis_sentinel() as servers:
+        yield servers
+
+
+async def test_stores_follow_a_failover_to_the_new_primary(mortal_sentinel):
+    sentinel = mortal_sentinel
+    with opened(sentinel.url, timeout=20) as store:
+        async with opened_async(sentinel.url, timeout=20) as async_store:
+            request = ask()
+            assert isinstance(store.claim(request), Claimed)
+            assert isinstance(await async_store.claim(ask()), Busy)
+            wait_until(lambda: sentinel.replica.client().dbsize() == 2, "the replica to have it")
+            await asyncio.to_thread(fail_over, sentinel)
+            assert store.complete(IDENTITY, request.owner, RESULT, 60)
+            assert isinstance(await async_store.claim(ask()), Finished)
+            assert sentinel.replica.calls("evalsha", "eval") >= 2
+
+
+async def test_a_sentinel_client_of_the_application_is_taken_as_it_is(sentinel):
+    hosts = [("127.0.0.1", server.port) for server in sentinel.sentinels]
+    watchers = redis.Sentinel(hosts)
+    with watchers.master_for(sentinel.service) as client:
+        store = RedisStore(client)
+        assert isinstance(store.claim(ask()), Claimed)
+        assert sentinel.service in repr(store)
+    watchers.close()
+    async_watchers = redis.asyncio.Sentinel(hosts)
+    async_client = async_watchers.master_for(sentinel.service)
+    assert isinstance(await AsyncRedisStore(async_client).claim(ask()), Busy)
+    await async_client.aclose()
+    for watcher in async_watchers.sentinels:
+        await watcher.aclose()
+
+
+def test_a_service_that_sentinel_does_not_know_is_store_unavailable(sentinel):
+    url = sentinel.url.replace(f"/{sentinel.service}/", "/unknown/")
+    with opened(url, timeout=0.6) as store, pytest.raises(StoreUnavailable, match="'unknown'"):
+        store.claim(ask())
+
+
+def test_many_threads_share_a_sentinel_pool(sentinel):
+    with opened(sentinel.url, max_connections=3) as store:
+        answers: list[object] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(store.claim(ask()))) for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(isinstance(answer, Claimed) for answer in answers) == 1
+        assert sum(isinstance(answer, Busy) for answer in answers) == 19
+
+
+def test_closing_a_store_closes_the_sentinel_connections_too(sentinel):
+    def connections() -> int:
+        with contextlib.closing(sentinel.sentinels[0].client()) as client:
+            return int(client.info("clients")["connected_clients"])
+
+    before = connections()
+    with opened(sentinel.url) as store:
+        store.claim(ask())
+        assert connections() > before
+    wait_until(lambda: connections() <= before, "the connections to be closed")
