@@ -91,6 +91,7 @@ class AsyncRunner(Answers[AsyncStore]):
         if isinstance(answer, Attempt):
             return answer
         self._share(call, answer)
+        self._remember(call, answer)
         return self._replayed(call, answer, waited=waited)
 
     async def _claim(  # noqa: C901 - every answer of a store, in one place

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 from semel import events
 from semel.attempts import Attempt
@@ -81,7 +81,6 @@ class Answers(Setup[S]):
             if call.keeps_value
             else None
         )
-        self._remember(call, finished)
         self._announce(
             events.Replayed(identity=call.identity, number=finished.number, waited=waited)
         )
@@ -116,7 +115,9 @@ class Answers(Setup[S]):
 
     def _kept(self, call: Call, attempt: Attempt, value: T) -> Kept[T]:
         rules = call.rules
-        kept = keep(value, rules.codec, call.identity, call.returns, rules.max_result_bytes)
+        # Nobody asks for the value of a message: only that it was done is kept.
+        wanted = value if call.keeps_value else cast("T", None)
+        kept = keep(wanted, rules.codec, call.identity, call.returns, rules.max_result_bytes)
         if kept.problem is not None:
             self._announce(
                 events.ResultOmitted(
@@ -210,6 +211,7 @@ class Answers(Setup[S]):
         return self._cache.get(call.identity, call.fingerprint, monotonic())
 
     def _remember(self, call: Call, finished: Finished) -> None:
+        """Keep an answer that just came from the store; one from the cache is no younger."""
         if self._cache is not None and not call.rules.replace:
             self._cache.add(call.identity, call.fingerprint, finished, monotonic())
 

@@ -90,6 +90,7 @@ class Runner(Answers[Store]):
         if isinstance(answer, Attempt):
             return answer
         self._share(call, answer)
+        self._remember(call, answer)
         return self._replayed(call, answer, waited=waited)
 
     def _claim(  # noqa: C901 - every answer of a store, in one place

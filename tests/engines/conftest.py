@@ -1,0 +1,29 @@
+"""Worlds for the tests of both engines: each kind of engine on each kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from engines.facade import KINDS, World
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    """Threads, then asyncio."""
+    return request.param
+
+
+@pytest.fixture
+def world(kind: str, store_url: str) -> Iterator[World]:
+    """Both engines in turn, on each store in turn."""
+    with World(kind, store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def memory_world(kind: str) -> Iterator[World]:
+    """Both engines in turn, for what has nothing to do with the kind of store."""
+    with World(kind, "memory://") as opened:
+        yield opened
