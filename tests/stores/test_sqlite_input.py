@@ -182,6 +182,14 @@ def test_a_new_file_that_another_process_keeps_locked(path):
         finish(store, 1)
 
 
+def test_a_new_file_that_another_process_locks_for_a_moment(path):
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE t (x)")
+    with write_lock(path) as holder, closing(SQLiteStore(path)) as store:
+        threading.Timer(0.1, holder.execute, ("ROLLBACK",)).start()
+        finish(store, 1)
+
+
 def test_a_given_connection_with_an_open_transaction_is_refused(path):
     with closing(sqlite3.connect(path)) as connection:
         store = SQLiteStore(connection=connection)

@@ -45,7 +45,8 @@ class SQLiteStore(SQLStore):
 
     It takes a path, or `connection=` of the application, which must not be in a transaction when
     the store is used and is never closed by it. Stores with different prefixes may share a table
-    and never see each other's records. `trace` is told every statement. Times are the host's.
+    and never see each other's records. Times are the host's. `synchronous` and `trace` (which is
+    told every statement) go with a path.
     """
 
     def __init__(
