@@ -104,7 +104,7 @@ def verdict(problems: list[str], clients: Clients) -> int:
 
 def read_options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=main.__doc__)
     parser.add_argument("--requests", type=int, default=1000, help="before retries (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="processes (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="another storm (%(default)s)")
