@@ -14,9 +14,10 @@ from msgspec import UNSET
 
 from semel.core.arguments import Arguments, digest_key
 from semel.core.codec import returned_by
+from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, resolve
 from semel.core.templates import compile_template
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidKey
 
 Binding: TypeAlias = Literal["function", "class", "static"]
 KeySource: TypeAlias = str | Callable[..., str] | None
@@ -54,12 +55,12 @@ class Plan:
         self.fn = fn
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
         self._check_kind(asynchronous=asynchronous)
-        self.scope = f"{fn.__module__}.{self.name}" if scope is None else scope
+        self.scope = self._checked_scope(scope)
         self.policies = _policies(ttl, message, policy)
         self._arguments = Arguments.of(fn)
         self._key = self._key_maker(key)
         self._payload = self._payload_maker(payload)
-        if payload is None and key is not None and resolve(*self.policies).payload_required:
+        if payload is None and resolve(*self.policies).payload_required:
             raise ConfigError(
                 f"{self.name}: this policy compares payloads; name the arguments to compare, "
                 "such as payload='order'"
@@ -71,16 +72,30 @@ class Plan:
         return returned_by(self.fn)
 
     def _check_kind(self, *, asynchronous: bool) -> None:
-        if not callable(self.fn):
+        if not callable(self.fn) or inspect.isclass(self.fn):
             raise ConfigError(f"once decorates functions, not {type(self.fn).__name__}")
-        if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
+        forms = (self.fn, type(self.fn).__call__)  # an object is what its call is
+        if any(
+            inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form) for form in forms
+        ):
             raise ConfigError(f"{self.name} is a generator: its result cannot be replayed")
-        if inspect.iscoroutinefunction(self.fn) is not asynchronous:
+        if any(inspect.iscoroutinefunction(form) for form in forms) is not asynchronous:
             raise ConfigError(
                 f"{self.name} is not async: decorate it with an Idempotency"
                 if asynchronous
                 else f"{self.name} is async: decorate it with an AsyncIdempotency"
             )
+
+    def _checked_scope(self, given: str | None) -> str:
+        if given is None and (not hasattr(self.fn, "__qualname__") or "<lambda>" in self.name):
+            # Two of them would share a scope, and one be answered with the other's results.
+            raise ConfigError(f"{self.name} has no name of its own: pass scope=...")
+        scope = f"{self.fn.__module__}.{self.name}" if given is None else given
+        try:
+            KeyRules().check_scope(scope)
+        except InvalidKey as error:
+            raise ConfigError(f"{self.name}: {error}") from None
+        return scope
 
     def arrived(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrived:
         """Bind the arguments of a call; one that the function would refuse never gets further."""
@@ -120,9 +135,12 @@ class Plan:
             return None
         if callable(payload):
             return lambda call: payload(*call.args, **call.kwargs)
-        names = (payload,) if isinstance(payload, str) else tuple(payload)
-        unknown = [name for name in names if name not in self._arguments.names]
-        if unknown or not names:
+        names: tuple[str, ...] = ()
+        if isinstance(payload, str):
+            names = (payload,)
+        elif isinstance(payload, Sequence):
+            names = tuple(payload)
+        if not names or any(name not in self._arguments.names for name in names):
             raise ConfigError(
                 f"{self.name}: payload must name arguments of the function "
                 f"({', '.join(self._arguments.names)}); got {payload!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
@@ -135,12 +136,15 @@ class Timer:
         self._schedule()
 
 
-def mark_coroutine_function(function: object) -> None:
+def mark_coroutine_function(function: Any) -> None:
     """Let frameworks see that calling this object gives a coroutine."""
-    if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
-        inspect.markcoroutinefunction(function)  # type: ignore[attr-defined,type-var,unused-ignore]
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(function)
     else:
+        # There asyncio looks for a mark of its own, and inspect for the parts of a function.
         function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
+        function.__code__ = type(function).__call__.__code__
+        function.__defaults__ = function.__kwdefaults__ = None
 
 
 def flights_of(store: object) -> Flights:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from semel._mirror.tasks import mark_coroutine_function
@@ -33,9 +34,11 @@ class AsyncOnce(Generic[P, R]):
         self,
         engine: Callable[[], AsyncIdempotency],
         plan: Plan,
-        bound_to: tuple[object, ...] = (),
+        bound_to: tuple[()] | tuple[object] = (),
     ) -> None:
-        functools.update_wrapper(cast("Any", self), plan.fn)
+        # A bound one shows the signature that its callers see: without the instance.
+        wrapped = MethodType(plan.fn, *bound_to) if bound_to else plan.fn
+        functools.update_wrapper(cast("Any", self), wrapped)
         self._engine = engine
         self._plan = plan
         self._bound_to = bound_to

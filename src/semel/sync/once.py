@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from semel.attempts import Outcome
@@ -32,9 +33,11 @@ class Once(Generic[P, R]):
         self,
         engine: Callable[[], Idempotency],
         plan: Plan,
-        bound_to: tuple[object, ...] = (),
+        bound_to: tuple[()] | tuple[object] = (),
     ) -> None:
-        functools.update_wrapper(cast("Any", self), plan.fn)
+        # A bound one shows the signature that its callers see: without the instance.
+        wrapped = MethodType(plan.fn, *bound_to) if bound_to else plan.fn
+        functools.update_wrapper(cast("Any", self), wrapped)
         self._engine = engine
         self._plan = plan
         self._bound_to = bound_to
