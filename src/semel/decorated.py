@@ -55,7 +55,6 @@ class Plan:
         self.fn = fn
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
         self._check_kind(asynchronous=asynchronous)
-        self.scope = self._checked_scope(scope)
         self.policies = _policies(ttl, message, policy)
         self._arguments = Arguments.of(fn)
         self._key = self._key_maker(key)
@@ -65,6 +64,7 @@ class Plan:
                 f"{self.name}: this policy compares payloads; name the arguments to compare, "
                 "such as payload='order'"
             )
+        self.scope = self._checked_scope(scope)
 
     @cached_property
     def returns(self) -> object:
