@@ -104,6 +104,7 @@ class AsyncMarks:
         store = self._engine._store
         if not isinstance(store, AsyncScannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
+        self._engine._key_rules.check_scope(scope)
         removed = 0
         cursor: str | None = None
         while True:
@@ -197,7 +198,9 @@ class AsyncMarks:
         return self._engine._rules(scope, words).ttl
 
     def _read(self, record: Record, returns: type | None) -> object:
-        return read(record.outcome, record.identity, returns, self._engine._codecs)
+        engine, identity = self._engine, record.identity
+        codecs = engine._codecs_for(engine._rules(identity.scope))
+        return read(record.outcome, identity, returns, codecs)
 
 
 def _done(record: Record | None) -> bool:

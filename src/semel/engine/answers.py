@@ -21,6 +21,7 @@ from semel.errors import IdempotencyError, LeaseLost, StoreError
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
+    from semel.core.policy import Rules
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Answers(Setup[S]):
         if isinstance(step, Refuse):
             self._refuse(call, step.error)
         value = (
-            read(finished.outcome, call.identity, call.returns, self._codecs_for(call))
+            read(finished.outcome, call.identity, call.returns, self._codecs_for(call.rules))
             if call.keeps_value
             else None
         )
@@ -92,9 +93,11 @@ class Answers(Setup[S]):
             result=value,
         )
 
-    def _codecs_for(self, call: Call) -> Mapping[str, Codec]:
-        codec = call.rules.codec
-        return self._codecs if codec.name in self._codecs else {**self._codecs, codec.name: codec}
+    def _codecs_for(self, rules: Rules) -> Mapping[str, Codec]:
+        """The codecs that may read a result; the rules' own first, as two may share a name."""
+        codec = rules.codec
+        known = self._codecs.get(codec.name) is codec
+        return self._codecs if known else {**self._codecs, codec.name: codec}
 
     def _refuse(self, call: Call, error: IdempotencyError) -> NoReturn:
         self._announce(events.rejection(error, call.identity))
