@@ -51,14 +51,18 @@ class Home:
 
 
 class Flights:
-    """Tasks of one loop that share one execution: one asks the store, the others wait for it."""
+    """Tasks of one loop that share one execution: one asks the store, the others wait for it.
+
+    Several loops may use one store: each has places of its own, for a future belongs to its loop.
+    """
 
     def __init__(self) -> None:
         self._seats = Seats[asyncio.Future[Given]]()
 
     async def join(self, place: Hashable, timeout: float | None) -> Given:
         """Lead, or wait for the leader's answer."""
-        seat = self._seats.take_lead(place, asyncio.get_running_loop().create_future)
+        loop = asyncio.get_running_loop()
+        seat = self._seats.take_lead((loop, place), loop.create_future)
         if seat is None:
             return LEAD
         try:
@@ -69,26 +73,27 @@ class Flights:
             self._gone(place, seat)
             raise
         if not seat.done():
-            self._seats.leave(place, seat)
+            self._seats.leave((loop, place), seat)
             return LATE
         return seat.result()
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end(place):
+        for seat in self._seats.end((asyncio.get_running_loop(), place)):
             if not seat.done():
                 seat.set_result(answer)
 
     def pass_on(self, place: Hashable) -> None:
         """Let the next call lead; nothing was stored that could be shared."""
-        while (seat := self._seats.next_leader(place)) is not None:
+        here = (asyncio.get_running_loop(), place)
+        while (seat := self._seats.next_leader(here)) is not None:
             if not seat.done():  # A cancelled call keeps its seat until its task is told.
                 seat.set_result(LEAD)
                 return
 
     def _gone(self, place: Hashable, seat: asyncio.Future[Given]) -> None:
         """A cancelled call gives up its seat, and the lead if it was just given to it."""
-        self._seats.leave(place, seat)
+        self._seats.leave((asyncio.get_running_loop(), place), seat)
         if seat.done() and not seat.cancelled() and seat.result() is LEAD:
             self.pass_on(place)
 
