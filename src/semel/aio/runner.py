@@ -51,6 +51,7 @@ class AsyncRunner(Answers[AsyncStore]):
     # --- the way of one call -------------------------------------------------------------
 
     async def _run(self, call: Call, fn: Callable[[], Awaitable[T]]) -> Outcome[T]:
+        self._check_function(fn)
         attempt = await self._begin(call)
         if attempt.replayed:
             return Outcome(cast("T", attempt.result), attempt)

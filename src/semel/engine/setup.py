@@ -9,6 +9,7 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
@@ -62,7 +63,7 @@ class Setup(ABC, Generic[S]):
         cache: int = 0,
         cache_ttl: Duration = 60.0,
     ) -> None:
-        _check_options(policy, scopes, hooks, cache)
+        _check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {"prefix": prefix, "key_pattern": key_pattern}
         if url_or_store is not None:
             written["url"] = url_or_store if isinstance(url_or_store, str) else None
@@ -77,7 +78,7 @@ class Setup(ABC, Generic[S]):
         self._rules_of: dict[tuple[object, ...], Rules] = {}
         self._key_rules = KeyRules(settings.key_pattern)
         self._disabled = settings.disabled
-        base_rules = self._rules("")
+        base_rules = resolve(*self._levels)
         self._codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
         self._announce = events.Announcer(tuple(hooks))
         self._cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
@@ -131,20 +132,22 @@ class Setup(ABC, Generic[S]):
     # --- preparing a call ----------------------------------------------------------------
 
     def _rules(self, scope: str, *policies: Policy | None) -> Rules:
-        """Resolve the rules of a scope under these policies, the highest level first."""
-        cached = (scope if scope in self._scopes else None, *policies)
+        """Give the rules of a scope under these policies, the highest level first."""
         try:
-            return self._rules_of[cached]
-        except KeyError:
-            for policy in policies:
-                if policy is not None and not isinstance(policy, Policy):
-                    raise ConfigError(
-                        f"policy must be a Policy, not {type(policy).__name__}"
-                    ) from None
-            rules = resolve(*policies, *self._scopes.get(scope, ()), *self._levels)
-            if len(self._rules_of) < RULES_CACHED:
-                self._rules_of[cached] = rules
-            return rules
+            return self._rules_of[scope if scope in self._scopes else None, policies]
+        except (KeyError, TypeError):  # not asked for yet, or nothing that can be looked up
+            return self._resolve(scope, policies)
+
+    def _resolve(self, scope: str, policies: tuple[Policy | None, ...]) -> Rules:
+        self._key_rules.check_scope(scope)
+        for policy in policies:
+            if policy is not None and not isinstance(policy, Policy):
+                raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
+        rules = resolve(*policies, *self._scopes.get(scope, ()), *self._levels)
+        if len(self._rules_of) < RULES_CACHED:
+            with suppress(TypeError):  # a codec of the user's own may have no hash
+                self._rules_of[scope if scope in self._scopes else None, policies] = rules
+        return rules
 
     def _call(
         self,
@@ -165,6 +168,14 @@ class Setup(ABC, Generic[S]):
                 "this policy compares payloads (as Policy.payment() does): pass payload=..."
             )
         return Call(identity, None, rules, returns, keeps_value)
+
+    def _check_function(self, fn: object) -> None:
+        """Refuse what cannot be run before its key is claimed."""
+        if not callable(fn):
+            raise ConfigError(f"a function without arguments is needed, not {type(fn).__name__}")
+        code = getattr(fn, "__code__", None)
+        if not self._asynchronous and code is not None and code.co_flags & inspect.CO_COROUTINE:
+            raise ConfigError("an async function needs an AsyncIdempotency")
 
     def _identity(self, key: str, scope: str) -> Identity:
         self._key_rules.check(key)
@@ -197,7 +208,9 @@ class Setup(ABC, Generic[S]):
         return rules.wait_timeout
 
 
-def _check_options(policy: object, scopes: object, hooks: object, cache: object) -> None:
+def _check_options(
+    policy: object, scopes: object, hooks: object, codecs: object, cache: object
+) -> None:
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
     if scopes is not None and not (
@@ -206,6 +219,8 @@ def _check_options(policy: object, scopes: object, hooks: object, cache: object)
         raise ConfigError("scopes must be a mapping from scope to Policy")
     if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
         raise ConfigError("hooks must be a sequence of callables that take an event")
+    if not isinstance(codecs, Sequence) or not all(hasattr(item, "decode") for item in codecs):
+        raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
     if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
         raise ConfigError("cache must be the number of results to keep, 0 for none")
 

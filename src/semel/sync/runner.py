@@ -50,6 +50,7 @@ class Runner(Answers[Store]):
     # --- the way of one call -------------------------------------------------------------
 
     def _run(self, call: Call, fn: Callable[[], T]) -> Outcome[T]:
+        self._check_function(fn)
         attempt = self._begin(call)
         if attempt.replayed:
             return Outcome(cast("T", attempt.result), attempt)
