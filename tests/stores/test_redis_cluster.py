@@ -14,6 +14,7 @@ from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.listing import _Cursor
 from servers.redis import RedisServer, free_port, redis_cluster, wait_until
 from stores.redis_given import IDENTITY, RESULT, ask, finish, new_owner, opened, opened_async
 
@@ -133,11 +134,11 @@ def test_every_node_may_forget_its_scripts(cluster):
 class Move:
     """One slot on its way from the node that has it to another."""
 
-    def __init__(self, cluster, identity: Identity, target: RedisServer) -> None:
+    def __init__(self, cluster, target: RedisServer, source: RedisServer | None = None) -> None:
         self.cluster = cluster
-        self.record, self.index = KEYS.record_and_index(identity)
+        self.record, self.index = KEYS.record_and_index(IDENTITY)
         self.slot = key_slot(self.record)
-        self.source = cluster.owner(self.slot)
+        self.source = source or cluster.owner(self.slot)
         self.target = target
 
     def begin(self) -> None:
@@ -159,11 +160,14 @@ class Move:
         for server in (self.source, self.target):
             self.cluster.ask(server, "FLUSHALL")
             self.cluster.ask(server, "CLUSTER", "SETSLOT", self.slot, "STABLE")
-        owner = self.cluster.node_id(self.source)
-        for server in (self.source, self.target):
-            self.cluster.ask(server, "CLUSTER", "SETSLOT", self.slot, "NODE", owner)
+        if not self._at_home(self.target):
+            Move(self.cluster, self.source, self.target).whole_way()
         for server in self.cluster.servers:
             wait_until(lambda s=server: self._at_home(s), "everybody to know")
+
+    def whole_way(self) -> None:
+        self.begin()
+        self.end()
 
     def _at_home(self, server: RedisServer) -> bool:
         return self.cluster.owner(self.slot, seen_by=server) is self.source
@@ -174,9 +178,7 @@ def move(request, cluster):
     home = cluster.owner(key_slot(KEYS.record(IDENTITY)))
     *primaries, spare = cluster.servers
     with_slots = next(server for server in primaries if server is not home)
-    moving = Move(
-        cluster, IDENTITY, with_slots if request.param == "to a node with slots" else spare
-    )
+    moving = Move(cluster, with_slots if request.param == "to a node with slots" else spare)
     yield moving
     moving.undo()
 
@@ -280,17 +282,47 @@ async def test_a_server_that_is_no_cluster_is_named_as_such(redis_url):
             await store.claim(ask())
 
 
+async def test_a_slot_that_nobody_serves_is_store_unavailable(cluster):
+    slot = key_slot(KEYS.record(IDENTITY))
+    owner = cluster.owner(slot)
+    url = f"redis+cluster://127.0.0.1:{owner.port}?require_full_coverage=no"
+    for server in cluster.servers:
+        cluster.ask(server, "CLUSTER", "DELSLOTS", slot)
+    try:
+        nobody = pytest.raises(StoreUnavailable, match="served by nobody")
+        with opened(url, timeout=0.3) as store, nobody:
+            store.claim(ask())
+        async with opened_async(url, timeout=3) as async_store:
+            with pytest.raises(StoreUnavailable, match="served by nobody"):
+                await async_store.claim(ask())
+    finally:
+        cluster.ask(owner, "CLUSTER", "ADDSLOTS", slot)
+        for server in cluster.servers:
+            wait_until(lambda s=server: cluster._is_up(s), "the cluster to be up")
+
+
+def test_a_listing_goes_on_when_the_node_it_stood_at_is_gone(cluster):
+    with opened(cluster.url) as store:
+        store.claim(ask())
+        gone = _Cursor("127.0.0.1:1", 5).text()
+        assert [record.identity for record in store.scan(cursor=gone).records] == [IDENTITY]
+
+
 async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_members():
     with redis_cluster(primaries=3, replicas=1) as cluster:
         slot = key_slot(KEYS.record(IDENTITY))
         doomed = cluster.owner(slot)
         with opened(cluster.url, timeout=30) as store, opened(cluster.url, timeout=0.3) as hasty:
-            async with opened_async(cluster.url, timeout=30) as async_store:
+            async with (
+                opened_async(cluster.url, timeout=30) as async_store,
+                opened_async(cluster.url, timeout=0.3) as hasty_async,
+            ):
                 request = ask()
                 others = [ask(Identity("s", str(n))) for n in range(40)]
                 store.claim_many([request, *others])
                 await async_store.get(IDENTITY)
                 hasty.get(IDENTITY)
+                await hasty_async.get(IDENTITY)
                 replica = replica_of(cluster, doomed)
                 wait_until(
                     lambda: replica.client().dbsize() == doomed.client().dbsize(), "the replica"
@@ -299,6 +331,8 @@ async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_membe
                 answers = hasty.claim_many([request, *others])
                 assert isinstance(answers[0], StoreError)
                 assert any(isinstance(answer, Claimed) for answer in answers[1:])
+                with pytest.raises(StoreUnavailable):
+                    await hasty_async.claim(request)
                 assert store.complete(IDENTITY, request.owner, RESULT, 60)
                 assert isinstance(await async_store.claim(ask()), Finished)
                 assert replica.client().info("replication")["role"] == "master"

@@ -410,6 +410,10 @@ async def test_a_client_of_the_other_kind_is_named(server):
     async_client = redis.asyncio.Redis(port=server.port)
     with pytest.raises(ConfigError, match=r"RedisStore takes .*got a redis.asyncio.client.Redis"):
         RedisStore(async_client)
+    assert (
+        repr(AsyncRedisStore(async_client))
+        == f"<AsyncRedisStore redis localhost:{server.port} prefix='idem:'>"
+    )
     await async_client.aclose()
     with pytest.raises(ConfigError, match=r"got a builtins\.str"):
         RedisStore("redis://localhost")

@@ -103,7 +103,7 @@ class ServerAddress(Struct, frozen=True):
                 return f"redis cluster {places}"
             case Kind.SENTINEL:
                 return f"redis {self.service!r} (sentinels {places})"
-            case Kind.SINGLE:
+            case _:
                 return f"redis {places}"
 
     def __repr__(self) -> str:

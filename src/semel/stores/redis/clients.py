@@ -34,10 +34,10 @@ DEFAULT_CONNECTIONS = 64
 SPARE_CONNECTIONS = 8
 """Room in the pool beyond the gate, for what a cluster client asks on its own (its map)."""
 
+# redis-py leaves these three without types.
 new_node: Any = ClusterNode
 _Sentinel: Any = Sentinel
 _AsyncSentinel: Any = AsyncSentinel
-# redis-py leaves these three without types.
 
 _REPEATS = 10
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -48,15 +48,16 @@ def _hopeless(error: Exception) -> bool:
     return isinstance(error, (AuthenticationError, AuthorizationError))
 
 
-def _backoff() -> ExponentialWithJitterBackoff:
-    return ExponentialWithJitterBackoff(base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
+def _backoff(seconds: float) -> ExponentialWithJitterBackoff:
+    # The last pause must not take what is left of the time.
+    return ExponentialWithJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
 
 
 class RetryWithin(Retry):
     """Repeats a command while there is time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(_backoff(), _REPEATS)
+        super().__init__(_backoff(seconds), _REPEATS)
         self._seconds = seconds
 
     def __deepcopy__(self, _memo: object) -> RetryWithin:
@@ -72,7 +73,7 @@ class AsyncRetryWithin(AsyncRetry):
     """Repeats a command while there is time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(_backoff(), _REPEATS)
+        super().__init__(_backoff(seconds), _REPEATS)
         self._seconds = seconds
 
     def __deepcopy__(self, _memo: object) -> AsyncRetryWithin:
@@ -101,7 +102,7 @@ def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> C
             nodes = [new_node(host, port) for host, port in address.hosts]
             # The transport repeats by itself, with an eye on the time.
             return lambda: redis.RedisCluster(
-                startup_nodes=nodes, retry=Retry(_backoff(), 1), **settings.both
+                startup_nodes=nodes, retry=Retry(_backoff(timeout), 1), **settings.both
             )
         case Kind.SENTINEL:
             settings.check(redis.Redis)
@@ -124,7 +125,7 @@ def async_opener(
             settings.check(redis.asyncio.RedisCluster)
             nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
             return lambda: redis.asyncio.RedisCluster(
-                startup_nodes=nodes, retry=AsyncRetry(_backoff(), 1), **settings.both
+                startup_nodes=nodes, retry=AsyncRetry(_backoff(timeout), 1), **settings.both
             )
         case Kind.SENTINEL:
             settings.check(redis.asyncio.Redis)

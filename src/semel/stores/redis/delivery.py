@@ -15,15 +15,18 @@ Every script may be run twice with the same answer, so sending again is always s
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 from redis import exceptions as driver
 
+from semel.errors import StoreError
+from semel.stores.redis.failures import failure
 from semel.stores.redis.scripts import Argument, Call
 from semel.stores.redis.verbs import granted
 
+Answer = TypeVar("Answer")
 Address: TypeAlias = tuple[str, int]
 Reply: TypeAlias = Any
 
@@ -102,3 +105,30 @@ def _after(
 def means_old_map(reply: Reply | Exception) -> bool:
     """Whether the error may go away with a new map of the cluster."""
     return isinstance(reply, _OLD_MAP) and not isinstance(reply, _NOT_THE_MAP)
+
+
+def answers_to(
+    calls: Sequence[Call[Answer]], replies: Sequence[Reply | Exception], where: str
+) -> list[Answer | StoreError]:
+    """Read each reply; what cannot be read is that member's error alone."""
+    answers: list[Answer | StoreError] = []
+    for call, reply in zip(calls, replies, strict=True):
+        try:
+            answers.append(
+                failure(reply, where) if isinstance(reply, Exception) else call.read(reply)
+            )
+        except StoreError as unreadable:
+            answers.append(unreadable)
+    return answers
+
+
+def certain(answer: Answer | StoreError) -> Answer:
+    """The answer; a member's error is raised where there is no place for it."""
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
+
+
+def never() -> bool:
+    """For `deliver`: there is nowhere else to go."""
+    return False

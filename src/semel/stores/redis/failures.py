@@ -88,24 +88,27 @@ _BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
 
 
 def failure(error: BaseException, where: str) -> StoreError:
-    """Our error for what redis-py raised."""
-    if isinstance(error, StoreError):
-        return error
-    text = str(error)
-    ours = _OUR_SCRIPTS.search(text)
-    if ours is not None:
-        return RecordUnreadable(ours[1])
+    """Our error for what redis-py raised, which stays its cause."""
+    ours = _ours(error, str(error), where)
+    ours.__cause__ = error
+    return ours
+
+
+def _ours(error: BaseException, text: str, where: str) -> StoreError:
+    by_script = _OUR_SCRIPTS.search(text)
+    if by_script is not None:
+        return RecordUnreadable(by_script[1])
     if isinstance(error, driver.NoPermissionError) or _NOT_PERMITTED.search(text):
         return StoreError(
             f"{where} does not permit this user what semel needs: {_permission(text)}; "
             "the ACL line is in the documentation of semel.stores.redis"
         )
-    for kind, ours_class, message in _BY_CLASS:
+    for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
-            return ours_class(message.format(where=where, text=text))
-    for word, ours_class, message in _BY_WORD:
+            return ours(message.format(where=where, text=text))
+    for word, ours, message in _BY_WORD:
         if word in text:
-            return ours_class(message.format(where=where))
+            return ours(message.format(where=where))
     if isinstance(error, (driver.ConnectionError, OSError)):
         return StoreUnavailable(f"{where} cannot be reached: {text or type(error).__name__}")
     return StoreError(f"{where} answered: {text}")

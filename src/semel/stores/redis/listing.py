@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import operator
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -24,6 +23,7 @@ from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.redis import scripts
+from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout, member_identity
 from semel.stores.redis.scripts import Call
 from semel.stores.redis.verbs import Verbs, microseconds, record_reader
@@ -118,20 +118,16 @@ class Listing:
         count: Callable[[list[Any]], int],
     ) -> Steps[int]:
         """Visit records whose lease ended, oldest first, until `count` has added up to `limit`."""
-        seen: set[Identity] = set()
-        wanted = limit
+        seen: set[Identity | None] = {None}
+        wanted, at_most = limit, limit
         while wanted > 0:
-            # Those seen may still be in front of others (held ones stay where they are).
-            at_most = limit + len(seen)
             arguments = (microseconds(older_than), at_most)
             due = yield [
                 Call(scripts.DUE, (index,), arguments, _read_due) for index in self._keys.indexes()
             ]
             buckets = [certain(bucket) for bucket in due]
-            members = sorted(
-                (pair for bucket in buckets for pair in bucket), key=operator.itemgetter(0)
-            )
-            new = [identity for _, identity in members if identity not in seen]
+            oldest_first = sorted((pair for bucket in buckets for pair in bucket), key=_deadline)
+            new = [identity for _, identity in oldest_first if identity not in seen]
             seen.update(new)
             while wanted > 0 and new:
                 chunk, new = new[:wanted], new[wanted:]
@@ -139,6 +135,7 @@ class Listing:
                 wanted -= count(_readable(chunk, answers))
             if all(len(bucket) < at_most for bucket in buckets):
                 break
+            at_most *= 2  # those seen may stand in front of others: held ones stay where they are
         return limit - wanted
 
     def scan(
@@ -225,20 +222,17 @@ def _idle_for(record: Record) -> float:
     return record.now - record.lease_until
 
 
-def _read_due(reply: list[bytes]) -> list[tuple[float, Identity]]:
-    pairs = zip(reply[1::2], map(member_identity, reply[::2]), strict=True)
-    return [(float(deadline), identity) for deadline, identity in pairs if identity is not None]
+def _read_due(reply: list[bytes]) -> list[tuple[float, Identity | None]]:
+    """Deadlines and identities; None for a member that is not ours."""
+    return list(zip(map(float, reply[1::2]), map(member_identity, reply[::2]), strict=True))
+
+
+def _deadline(pair: tuple[float, Identity | None]) -> float:
+    return pair[0]
 
 
 def _as_is(reply: Result) -> Result:
     return reply
-
-
-def certain(answer: Result | StoreError) -> Result:
-    """The answer, where the SPI has no place for an error of one member."""
-    if isinstance(answer, StoreError):
-        raise answer
-    return answer
 
 
 def _readable(identities: Sequence[Identity], answers: Sequence[Any]) -> list[Any]:

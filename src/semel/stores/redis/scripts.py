@@ -68,12 +68,8 @@ class Call(Struct, Generic[Answer], frozen=True):
         """The same call on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
         return replace(self, keys=self.keys[:1])
 
-    def note(self) -> Call[None]:
+    def note(self) -> Call[bool]:
         """Writes the index entry of a record that went alone."""
         record, index = self.keys
         lease = "" if self.lease is None else self.lease
-        return Call(NOTE, (index,), (record.partition(b"}")[2], lease), _nothing)
-
-
-def _nothing(_reply: object) -> None:
-    return None
+        return Call(NOTE, (index,), (record.partition(b"}")[2], lease), bool)

@@ -23,8 +23,9 @@ from semel.core.records import (
 from semel.errors import StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.redis.adopt import adopt
+from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps, certain
+from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
 from semel.stores.redis.transport import Transport
 from semel.stores.redis.verbs import Verbs
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT

@@ -184,24 +184,25 @@ def milliseconds(seconds: float) -> int:
     return -(-microseconds(seconds) // 1000)
 
 
-def _read_claim(identity: Identity, reply: Any) -> Claim:
-    match reply:
-        case [b"claimed", number, fence, takeover]:
-            return Claimed(number, fence, bool(takeover))
-        case [b"finished", raw, pttl]:
-            record = unpack_record(identity, raw, 0, 0)
-            return Finished(
-                record.state, record.outcome, record.number, record.fence, max(0, pttl) / 1e3
-            )
-        case [b"busy", remaining]:
-            return Busy(remaining / 1e6)
-        case [b"mismatch", superseded]:
-            return Mismatch(bool(superseded))
-        case [b"abandoned", number]:
-            return Abandoned(number)
-        case [b"exhausted", number]:
-            return Exhausted(number)
-    raise AssertionError(f"claim.lua never answers {reply!r}")
+def _read_finished(identity: Identity, raw: bytes, pttl: int) -> Finished:
+    record = unpack_record(identity, raw, 0, 0)
+    return Finished(record.state, record.outcome, record.number, record.fence, max(0, pttl) / 1e3)
+
+
+_CLAIM_ANSWERS: dict[bytes, Callable[..., Claim]] = {
+    b"claimed": lambda _, number, fence, takeover: Claimed(number, fence, bool(takeover)),
+    b"finished": _read_finished,
+    b"busy": lambda _, remaining: Busy(remaining / 1e6),
+    b"mismatch": lambda _, superseded: Mismatch(bool(superseded)),
+    b"abandoned": lambda _, number: Abandoned(number),
+    b"exhausted": lambda _, number: Exhausted(number),
+}
+"""What claim.lua may answer, by its first word."""
+
+
+def _read_claim(identity: Identity, reply: list[Any]) -> Claim:
+    word, *details = reply
+    return _CLAIM_ANSWERS[word](identity, *details)
 
 
 def _sized(what: str, value: bytes, size: int) -> bytes:

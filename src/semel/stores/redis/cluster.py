@@ -1,0 +1,119 @@
+"""Carries calls to the nodes of a Redis Cluster, for threads.
+
+This module finds the node for each call and reads the cluster's map anew when it is old. What is
+sent again, and why, is decided in `delivery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import MovedError
+
+from semel.stores.redis.clients import new_node
+from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
+from semel.stores.redis.failures import DRIVER_ERRORS, translated
+from semel.stores.redis.scripts import Argument
+from semel.stores.redis.transport import Transport, pipelined, scan_step
+
+PAUSE = 0.05
+"""Between a lost node and the next look at the cluster's map."""
+
+
+class ClusterTransport(Transport):
+    """A cluster: each call goes to the node that has its slot.
+
+    redis-py's own cluster pipeline asks the server for the keys of every script call, and its
+    redirections cannot be bounded in time, so nodes are addressed here one by one.
+    """
+
+    def __init__(self, connect: Callable[[], Any], where: str, timeout: float, **more: Any) -> None:
+        super().__init__(where, timeout, **more)
+        self._connect = connect
+        self._client: Any = None
+        self._lock = threading.Lock()
+        self._newcomers: dict[Address, Any] = {}
+
+    @property
+    def client(self) -> Any:
+        """The cluster client; made on first use, because making it asks the cluster for its map."""
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self._connect()
+        return self._client
+
+    def _may_redirect(self) -> Callable[[], bool]:
+        deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
+        return lambda: time.monotonic() < deadline
+
+    def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+        replies: list[Reply | Exception] = [None] * len(attempts)
+        by_node: dict[Any, list[int]] = {}
+        for position, attempt in enumerate(attempts):
+            try:
+                by_node.setdefault(self._node(attempt), []).append(position)
+            except DRIVER_ERRORS as error:
+                replies[position] = error
+        for node, positions in by_node.items():
+            answers = self._ask_node(node, [attempts[position] for position in positions])
+            for position, answer in zip(positions, answers, strict=True):
+                replies[position] = answer
+        if any(isinstance(reply, MovedError) for reply in replies):
+            self._read_map()
+        elif any(means_old_map(reply) for reply in replies):
+            time.sleep(PAUSE)
+            self._read_map()
+        return replies
+
+    def _node(self, attempt: Attempt) -> Any:
+        if attempt.node is None:
+            slot = self.client.keyslot(attempt.call.keys[0])
+            return self.client.nodes_manager.get_node_from_slot(slot)
+        known = self.client.get_node(*attempt.node)
+        if known is not None:
+            return known
+        # A node that has no slot yet is in nobody's map, but ASK may name it.
+        return self._newcomers.setdefault(attempt.node, new_node(*attempt.node))
+
+    def _ask_node(self, node: Any, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+        commands: list[tuple[Argument, ...]] = []
+        for attempt in attempts:
+            if attempt.asking:
+                commands.append(("ASKING",))
+            commands.append(attempt.command)
+        try:
+            replies = pipelined(self.client.get_redis_connection(node), commands)
+        except DRIVER_ERRORS as error:
+            return [error] * len(attempts)
+        pairs = zip(commands, replies, strict=True)
+        return [reply for command, reply in pairs if command[0] != "ASKING"]
+
+    def _read_map(self) -> None:
+        # If the map cannot be read now either, the error we have says more.
+        with contextlib.suppress(*DRIVER_ERRORS):
+            self.client.nodes_manager.initialize()
+
+    def nodes(self) -> list[str]:
+        """The primaries, by name."""
+        with translated(self.where):
+            return sorted(node.name for node in self.client.get_primaries())
+
+    def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
+        """One step of SCAN; a primary that is gone has nothing more to tell."""
+        with translated(self.where), self._gate:
+            found = self.client.get_node(node_name=node)
+            if found is None:
+                return 0, []
+            return scan_step(self.client.get_redis_connection(found), cursor, pattern, count)
+
+    def close(self) -> None:
+        """Close the client if it is ours, and the nodes it does not know of."""
+        for node in self._newcomers.values():
+            self.client.get_redis_connection(node).close()
+        if self._owned and self._client is not None:
+            self._client.close()
