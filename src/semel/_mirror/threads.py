@@ -114,6 +114,7 @@ class Timer:
     def stop(self) -> None:
         """End the thread and wait for it."""
         with self._changed:
+            self._next = -math.inf  # Nothing is due before that: it never starts again.
             thread, self._thread = self._thread, None
             self._changed.notify()
         if thread is not None and thread is not threading.current_thread():

@@ -130,8 +130,10 @@ class AsyncIdempotency(AsyncRunner):
     async def forget(self, key: str, *, scope: str = "default") -> bool:
         """Remove the record of a key: the next call runs again. False when there was none."""
         identity = self._identity(key, scope)
-        self._forgotten(identity)
-        return await self._store.forget(identity)
+        try:
+            return await self._store.forget(identity)
+        finally:
+            self._forgotten(identity)
 
     async def close(self, timeout: Duration = 5.0) -> None:  # noqa: ASYNC109 - twin of a thread's
         """Take no new calls, let running ones end and save, and close what was opened here.

@@ -96,8 +96,10 @@ class AsyncMarks:
         """Keep a finished mark for a whole `ttl` from now; False when there is none."""
         engine = self._engine
         identity = engine._identity(key, scope)
-        engine._forgotten(identity)
-        return await engine._store.touch(identity, self._seconds(ttl, scope))
+        try:
+            return await engine._store.touch(identity, self._seconds(ttl, scope))
+        finally:
+            engine._forgotten(identity)
 
     async def clear(self, prefix: str = "", *, scope: str = "default") -> int:
         """Remove every mark of a scope whose key begins with `prefix`; tells how many."""
@@ -181,11 +183,13 @@ class AsyncMarks:
 
     async def _forget(self, identities: list[Identity]) -> list[bool]:
         store = self._engine._store
-        for identity in identities:
-            self._engine._forgotten(identity)
-        if isinstance(store, AsyncBatching):
-            return await store.forget_many(identities)
-        return [await store.forget(identity) for identity in identities]
+        try:
+            if isinstance(store, AsyncBatching):
+                return await store.forget_many(identities)
+            return [await store.forget(identity) for identity in identities]
+        finally:
+            for identity in identities:
+                self._engine._forgotten(identity)
 
     def _put(self, key: str, value: object, ttl: Duration | None, scope: str) -> PutRequest:
         engine = self._engine

@@ -215,9 +215,12 @@ class Answers(Setup[S]):
 
     def _remember(self, call: Call, finished: Finished) -> None:
         """Keep an answer that just came from the store; one from the cache is no younger."""
-        if self._cache is not None and not call.rules.replace:
+        if call.rules.replace:
+            self._forgotten(call.identity)
+        elif self._cache is not None:
             self._cache.add(call.identity, call.fingerprint, finished, monotonic())
 
     def _forgotten(self, identity: Identity) -> None:
+        """Drop it from the cache, after the store was told: a replay meanwhile may have added it."""
         if self._cache is not None:
             self._cache.drop(identity)

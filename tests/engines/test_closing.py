@@ -1,0 +1,182 @@
+"""Closing: running calls end and save, new ones are refused, and only what was opened is closed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from engines.facade import Effect, World, never, wait_until
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    Idempotency,
+    Policy,
+    State,
+    StoreUnavailable,
+    events,
+)
+from semel.testing import Refuse
+
+
+@pytest.fixture
+def idem(memory_world):
+    return memory_world.engine()
+
+
+def test_a_closed_engine_refuses_new_calls(idem):
+    idem.execute("k", lambda: 1)
+    idem.close()
+    for door in (idem.execute, idem.run, idem.consume):
+        with pytest.raises(StoreUnavailable, match="this engine was closed"):
+            door("new", never)
+    with pytest.raises(StoreUnavailable, match="this engine was closed"):
+        idem.execute("k", never)
+    assert idem.ask_store("get", idem.engine._identity("new", "default")) is None
+
+
+def test_closing_twice_is_closing_once(idem):
+    idem.close()
+    idem.close()
+
+
+def test_closing_waits_for_what_runs_and_saves_it(idem):
+    effect = Effect().held()
+    running = idem.start("k", effect)
+    effect.wait_started()
+    closing = threading.Thread(target=idem.close, kwargs={"timeout": 60})
+    closing.start()
+    wait_until(lambda: idem.engine._closed)
+    with pytest.raises(StoreUnavailable):
+        idem.execute("other", never)
+    assert closing.is_alive()
+    effect.release()
+    closing.join()
+    assert running.result() == "done"
+    assert idem.peek("k").state is State.SUCCEEDED
+
+
+def test_what_still_runs_after_the_timeout_is_renewed_no_more_but_may_save(idem):
+    effect = Effect().held()
+    running = idem.start("k", effect, policy=Policy(lease=0.1))
+    effect.wait_started()
+    wait_until(lambda: idem.commands("renew", "renew_many"))
+    idem.close(timeout=0.01)
+    wait_until(lambda: idem.peek("k").abandoned)
+    effect.release()
+    assert running.result() == "done"
+    assert idem.peek("k").state is State.SUCCEEDED, "nobody took it over"
+
+
+def test_nothing_ticks_after_closing_even_if_a_late_result_cannot_be_saved(idem, monkeypatch):
+    for engine in ("sync", "aio"):
+        monkeypatch.setattr(f"semel.{engine}.runner.SAVE_PATIENCE", 0.01)
+    effect = Effect().held()
+    running = idem.start("k", effect, policy=Policy(lease=0.1))
+    effect.wait_started()
+    idem.close(timeout=0)
+    idem.store.inject("complete", Refuse(), times=1000)
+    effect.release()
+    assert running.result() == "done"
+    wait_until(lambda: idem.told(events.ResultNotStored))
+    calls = len(idem.store.calls)
+    threading.Event().wait(0.1)
+    assert len(idem.store.calls) == calls
+
+
+def test_closing_tries_once_more_to_save_what_could_not_be_saved(idem, monkeypatch):
+    for engine in ("sync", "aio"):
+        monkeypatch.setattr(f"semel.{engine}.runner.SAVE_PATIENCE", 0.01)
+    idem.store.inject("complete", Refuse(), times=1000)
+    assert idem.execute("k", lambda: "paid") == "paid"
+    assert len(idem.told(events.ResultNotStored)) == 1
+    idem.store.heal()
+    idem.close()
+    assert len(idem.told(events.ResultStoredLate)) == 1
+    assert idem.peek("k").state is State.SUCCEEDED
+
+
+def test_closing_gives_up_on_a_store_that_stays_down(idem, monkeypatch):
+    for engine in ("sync", "aio"):
+        monkeypatch.setattr(f"semel.{engine}.runner.SAVE_PATIENCE", 0.01)
+    idem.store.inject("complete", Refuse(), times=1000)
+    assert idem.execute("k", lambda: "paid") == "paid"
+    idem.close()
+    idem.store.heal()
+    assert idem.peek("k").state is State.PROCESSING
+
+
+@pytest.mark.parametrize("timeout", [-1, "soon", None])
+def test_a_bad_timeout_is_refused(idem, timeout):
+    with pytest.raises(ConfigError, match="timeout"):
+        idem.close(timeout=timeout)
+
+
+# --- whoever opened it closes it -----------------------------------------------------------
+
+
+def closings(store, monkeypatch):
+    """Count how often a store is closed."""
+    counted = []
+    close = store.close
+
+    def closing():
+        counted.append(1)
+        return close()
+
+    monkeypatch.setattr(store, "close", closing)
+    return counted
+
+
+def test_a_store_opened_by_url_is_closed(kind, sqlite_url, monkeypatch):
+    with World(kind, "memory://") as world:
+        engine = world.kind.engine(sqlite_url)
+        closed = closings(engine._store, monkeypatch)
+        world.kind.call(engine.execute, "k", lambda: 1)
+        world.kind.finish(engine.close)
+        assert closed == [1]
+
+
+def test_a_store_that_was_given_stays_open(kind, sqlite_url, monkeypatch):
+    with World(kind, "memory://") as world:
+        store = world.kind.open_store(sqlite_url)
+        closed = closings(store, monkeypatch)
+        engine = world.kind.engine(store)
+        world.kind.call(engine.execute, "k", lambda: 1)
+        world.kind.finish(engine.close)
+        assert closed == []
+        another = world.kind.engine(store)
+        assert world.kind.call(another.execute, "k", never) == 1
+        world.kind.finish(another.close)
+        world.kind.finish(store.close)
+
+
+def test_an_engine_is_a_context_manager(sqlite_url):
+    with Idempotency(sqlite_url) as idem:
+        assert idem.execute("k", lambda: 1) == 1
+    with pytest.raises(StoreUnavailable):
+        idem.execute("k", never)
+
+
+async def test_an_async_engine_is_an_async_context_manager(sqlite_url):
+    async def one():
+        return 1
+
+    async with AsyncIdempotency(sqlite_url) as idem:
+        assert await idem.execute("k", one) == 1
+    with pytest.raises(StoreUnavailable):
+        await idem.execute("k", one)
+
+
+def test_an_error_inside_closes_too_and_is_not_hidden():
+    with pytest.raises(ZeroDivisionError), Idempotency("memory://") as idem:
+        idem.execute("k", lambda: 1 / 0)
+    with pytest.raises(StoreUnavailable):
+        idem.execute("k", never)
+
+
+def test_the_timer_of_an_idle_engine_ends_by_itself():
+    with Idempotency("memory://", policy=Policy(lease=0.1)) as idem:
+        idem.execute("k", lambda: wait_until(lambda: idem._timer._thread is not None))
+        wait_until(lambda: idem._timer._thread is None)
+        assert not [thread for thread in threading.enumerate() if thread.name == "semel-timer"]
