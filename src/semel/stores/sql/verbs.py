@@ -36,6 +36,9 @@ class Statement(NamedTuple):
     sql: str
     parameters: tuple[Any, ...]
     writes: bool
+    then: Statement | None = None
+    """Goes out in the same round trip, where the driver can. The reply joins both: what the first
+    one changed, and the rows of the second."""
 
 
 class Reply(NamedTuple):
@@ -71,7 +74,7 @@ def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Ope
 
 
 class Table(Protocol):
-    """The statements of one dialect."""
+    """The statements of one dialect, for verbs that judge in Python."""
 
     def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
         """Read the record as stored, and the store's time."""
@@ -105,7 +108,7 @@ class Table(Protocol):
 
 
 class Verbs:
-    """The verbs of the store SPI, on one table."""
+    """The verbs of the store SPI on one table, judged in Python inside a transaction."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -180,6 +183,14 @@ class Verbs:
         if stored is not None:
             yield from self._table.delete(identity)
         return judge.present(stored, now) is not None
+
+    @operation(peek=False)
+    def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
+        """Give an abandoned attempt to a resolver."""
+        stored, now = yield from self._table.read(ask.identity)
+        adopted = judge.adopt(stored, ask, now)
+        yield from self._keep(stored, adopted)
+        return adopted
 
     @operation(peek=True)
     def page(
