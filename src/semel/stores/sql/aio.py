@@ -18,8 +18,9 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.base import Counts, Page
-from semel.stores.sql.store import all_or_error, own_errors
-from semel.stores.sql.verbs import Operation, Verbs
+from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.store import all_or_error, by_digest, named, own_errors, put_back
+from semel.stores.sql.verbs import Operation
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class AsyncExecutor(Protocol):
 class AsyncSQLStore:
     """A store for asyncio: the same verbs, awaited."""
 
-    def __init__(self, verbs: Verbs, executor: AsyncExecutor) -> None:
+    def __init__(self, verbs: Dialect, executor: AsyncExecutor) -> None:
         self._verbs = verbs
         self._executor = executor
 
@@ -93,21 +94,25 @@ class AsyncSQLStore:
         """Remove the record, whatever its state."""
         return await self._run(self._verbs.forget(identity))
 
+    async def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not."""
+        return await self._run(self._verbs.adopt(RenewRequest(identity, owner, lease)))
+
     async def close(self) -> None:
         """Release what this store opened itself."""
         await self._executor.close()
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one transaction."""
-        return await self._run_many([self._verbs.claim(ask) for ask in asks])
+        return await self._run_many([self._verbs.claim(ask) for ask in asks], named(asks))
 
     async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete` for each, in one transaction."""
-        return await self._run_many([self._verbs.complete(ask) for ask in asks])
+        return await self._run_many([self._verbs.complete(ask) for ask in asks], named(asks))
 
     async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew` for each, in one transaction."""
-        return await self._run_many([self._verbs.renew(ask) for ask in asks])
+        return await self._run_many([self._verbs.renew(ask) for ask in asks], named(asks))
 
     async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get` for each."""
@@ -115,11 +120,12 @@ class AsyncSQLStore:
 
     async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
         """`put` for each, in one transaction."""
-        return await self._run_many([self._verbs.put(ask) for ask in asks])
+        return await self._run_many([self._verbs.put(ask) for ask in asks], named(asks))
 
     async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget` for each, in one transaction."""
-        return await self._run_all([self._verbs.forget(identity) for identity in identities])
+        operations = [self._verbs.forget(identity) for identity in identities]
+        return all_or_error(await self._run_many(operations, identities))
 
     async def scan(
         self,
@@ -151,5 +157,9 @@ class AsyncSQLStore:
     async def _run_all(self, operations: Sequence[Operation[T]]) -> list[T]:
         return all_or_error(await self._executor.run(operations))
 
-    async def _run_many(self, operations: Sequence[Operation[T]]) -> list[T | StoreError]:
-        return own_errors(await self._executor.run(operations))
+    async def _run_many(
+        self, operations: Sequence[Operation[T]], identities: Sequence[Identity]
+    ) -> list[T | StoreError]:
+        order = by_digest(identities)
+        outcomes = await self._executor.run([operations[place] for place in order])
+        return own_errors(put_back(outcomes, order))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from semel.core.records import (
@@ -18,7 +19,8 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.base import Counts, Page
-from semel.stores.sql.verbs import Operation, Verbs
+from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.verbs import Operation
 
 T = TypeVar("T")
 
@@ -38,7 +40,7 @@ class Executor(Protocol):
 class SQLStore:
     """A store for threads."""
 
-    def __init__(self, verbs: Verbs, executor: Executor) -> None:
+    def __init__(self, verbs: Dialect, executor: Executor) -> None:
         self._verbs = verbs
         self._executor = executor
 
@@ -92,21 +94,25 @@ class SQLStore:
         """Remove the record, whatever its state."""
         return self._run(self._verbs.forget(identity))
 
+    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not."""
+        return self._run(self._verbs.adopt(RenewRequest(identity, owner, lease)))
+
     def close(self) -> None:
         """Release what this store opened itself."""
         self._executor.close()
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one transaction."""
-        return self._run_many([self._verbs.claim(ask) for ask in asks])
+        return self._run_many([self._verbs.claim(ask) for ask in asks], named(asks))
 
     def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete` for each, in one transaction."""
-        return self._run_many([self._verbs.complete(ask) for ask in asks])
+        return self._run_many([self._verbs.complete(ask) for ask in asks], named(asks))
 
     def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew` for each, in one transaction."""
-        return self._run_many([self._verbs.renew(ask) for ask in asks])
+        return self._run_many([self._verbs.renew(ask) for ask in asks], named(asks))
 
     def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get` for each."""
@@ -114,11 +120,12 @@ class SQLStore:
 
     def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
         """`put` for each, in one transaction."""
-        return self._run_many([self._verbs.put(ask) for ask in asks])
+        return self._run_many([self._verbs.put(ask) for ask in asks], named(asks))
 
     def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget` for each, in one transaction."""
-        return self._run_all([self._verbs.forget(identity) for identity in identities])
+        operations = [self._verbs.forget(identity) for identity in identities]
+        return all_or_error(self._run_many(operations, identities))
 
     def scan(
         self,
@@ -150,8 +157,12 @@ class SQLStore:
     def _run_all(self, operations: Sequence[Operation[T]]) -> list[T]:
         return all_or_error(self._executor.run(operations))
 
-    def _run_many(self, operations: Sequence[Operation[T]]) -> list[T | StoreError]:
-        return own_errors(self._executor.run(operations))
+    def _run_many(
+        self, operations: Sequence[Operation[T]], identities: Sequence[Identity]
+    ) -> list[T | StoreError]:
+        order = by_digest(identities)
+        outcomes = self._executor.run([operations[place] for place in order])
+        return own_errors(put_back(outcomes, order))
 
 
 def all_or_error(outcomes: list[Any]) -> list[Any]:
@@ -168,3 +179,30 @@ def own_errors(outcomes: list[Any]) -> list[Any]:
         if isinstance(outcome, Exception) and not isinstance(outcome, StoreError):
             raise outcome
     return outcomes
+
+
+class _Asks(Protocol):
+    @property
+    def identity(self) -> Identity: ...
+
+
+def named(asks: Sequence[_Asks]) -> list[Identity]:
+    """List the identities that the requests are about."""
+    return [ask.identity for ask in asks]
+
+
+def by_digest(identities: Sequence[Identity]) -> list[int]:
+    """Put the members of a batch in one order for everybody: two batches then never deadlock."""
+    return sorted(range(len(identities)), key=lambda place: _rank(identities[place]))
+
+
+def _rank(identity: Identity) -> bytes:
+    try:
+        return identity.digest
+    except UnicodeEncodeError:  # no database takes such a key; it is refused on its own turn
+        return b""
+
+
+def put_back(outcomes: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Give each outcome the place that its request had before `by_digest`."""
+    return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=itemgetter(0))]
