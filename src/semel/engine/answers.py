@@ -221,6 +221,6 @@ class Answers(Setup[S]):
             self._cache.add(call.identity, call.fingerprint, finished, monotonic())
 
     def _forgotten(self, identity: Identity) -> None:
-        """Drop it from the cache, after the store was told: a replay meanwhile may have added it."""
+        """Drop it from the cache, once the store was told: a replay meanwhile may add it."""
         if self._cache is not None:
             self._cache.drop(identity)

@@ -1,0 +1,136 @@
+"""Programs that fork while an attempt runs; `test_forking.py` starts them and reads their report.
+
+    python forking.py threads|asyncio URL
+
+A program prints one JSON object: what the parent and what the child saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+
+from semel import AsyncIdempotency, Idempotency, LeaseLost, Policy, current_attempt
+
+LEASE = 0.6
+KEYS = 5
+
+
+def report(write: int, **seen: object) -> None:
+    os.write(write, json.dumps(seen).encode())
+
+
+def owner(record) -> str:
+    return record.owner.hex()
+
+
+def threads(url: str) -> None:
+    idem = Idempotency(url, policy=Policy(lease=LEASE), cache=5)
+    idem.execute("before", lambda: "before")
+    read, write = os.pipe()
+    mine: dict[str, object] = {}
+
+    def work():
+        if os.fork() == 0:
+            mine.update(in_child=True, inherited=len(idem._leases), timer=idem._timer._thread)
+            return "the child's"
+        os.wait()
+        mine["in_child"] = False
+        # Another lease's time: only the parent's renewals keep the key.
+        time.sleep(LEASE * 1.5)
+        mine["abandoned"] = idem.peek("k").abandoned
+        return "the parent's"
+
+    try:
+        result = idem.execute("k", work)
+    except LeaseLost:
+        result = "lease lost"
+    side = "child" if mine["in_child"] else "parent"
+    owners = []
+    for number in range(KEYS):
+        idem.execute(f"{side}-{number}", lambda: number)  # noqa: B023 - run at once
+        owners.append(owner(idem.peek(f"{side}-{number}")))
+    seen = {"result": result, "owners": owners, "replay": idem.execute("before", lambda: "again")}
+    if mine["in_child"]:
+        running = idem.peek("k")
+        state = running and running.state.name
+        report(write, inherited=mine["inherited"], timer=mine["timer"], running=state, **seen)
+        idem.close()
+        os._exit(0)
+    stored = idem.execute("k", lambda: "again")
+    idem.close()
+    child = json.loads(os.read(read, 100_000))
+    print(
+        json.dumps(
+            {"parent": {"abandoned": mine["abandoned"], "stored": stored, **seen}, "child": child}
+        )
+    )
+
+
+async def some_calls(idem: AsyncIdempotency, side: str) -> dict[str, object]:
+    owners = []
+
+    async def fn():
+        return "again"
+
+    for number in range(KEYS):
+        await idem.execute(f"{side}-{number}", fn)
+        owners.append(owner(await idem.peek(f"{side}-{number}")))
+    return {"owners": owners, "replay": await idem.execute("before", fn)}
+
+
+async def in_child(idem: AsyncIdempotency, context, attempt, write: int) -> None:
+    inherited, timer = len(idem._leases), idem._timer._handle
+    attempt.result = "the child's"
+    try:
+        await context.__aexit__(None, None, None)
+        result = "saved"
+    except LeaseLost:
+        result = "lease lost"
+    running = await idem.peek("k")
+    seen = await some_calls(idem, "child")
+    state = running and running.state.name
+    report(write, inherited=inherited, timer=timer, running=state, result=result, **seen)
+    await idem.close()
+
+
+async def tasks(url: str) -> None:
+    idem = AsyncIdempotency(url, policy=Policy(lease=LEASE), cache=5)
+
+    async def before():
+        return "before"
+
+    await idem.execute("before", before)
+    read, write = os.pipe()
+    context = idem.attempt("k")
+    attempt = await context.__aenter__()
+    assert current_attempt() is attempt
+    if os.fork() == 0:
+        code = 1
+        try:
+            asyncio.run(in_child(idem, context, attempt, write))
+            code = 0
+        finally:
+            os._exit(code)
+    await asyncio.to_thread(os.wait)
+    await asyncio.sleep(LEASE * 1.5)
+    abandoned = (await idem.peek("k")).abandoned
+    attempt.result = "the parent's"
+    await context.__aexit__(None, None, None)
+    stored = await idem.execute("k", before)
+    seen = await some_calls(idem, "parent")
+    await idem.close()
+    child = json.loads(os.read(read, 100_000))
+    parent = {"abandoned": abandoned, "stored": stored, "result": attempt.result, **seen}
+    print(json.dumps({"parent": parent, "child": child}))
+
+
+if __name__ == "__main__":
+    kind, url = sys.argv[1:]
+    if kind == "threads":
+        threads(url)
+    else:
+        asyncio.run(tasks(url))
