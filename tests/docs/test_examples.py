@@ -77,7 +77,7 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
     if LOCAL_REDIS.search(source):
         private = request.getfixturevalue("redis_url").removesuffix("/0")
         source = LOCAL_REDIS.sub(private, source)
-    example = tmp_path / page.with_suffix(".py").name
+    example = tmp_path / f"page_{page.stem}.py"  # a plain name could hide a package
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}
     done = subprocess.run(
