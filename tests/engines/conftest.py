@@ -27,3 +27,9 @@ def memory_world(kind: str) -> Iterator[World]:
     """Both engines in turn, for what has nothing to do with the kind of store."""
     with World(kind, "memory://") as opened:
         yield opened
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def lasting_url(request) -> str:
+    """A store that outlives a process."""
+    return request.getfixturevalue(f"{request.param}_url")

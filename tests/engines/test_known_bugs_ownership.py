@@ -158,12 +158,6 @@ def test_a_command_that_was_sent_twice_gives_the_same_answer(world, verb):
     assert not engine.told(events.LeaseLost)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def lasting_url(request):
-    """A store that outlives a process."""
-    return request.getfixturevalue(f"{request.param}_url")
-
-
 @pytest.fixture
 def killed(kind, lasting_url):
     """Let another process claim the key under this policy, and kill it while it runs."""

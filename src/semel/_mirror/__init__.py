@@ -5,6 +5,7 @@ engines read alike. What is here never decides anything about an operation.
 
     sleep        wait for some seconds
     background   let a step end after its caller is gone (a thread does it at once)
+    heed         notice a cancellation (counted by `cancellations`) that a driver swallowed
     drain        wait for background steps
     Home         the event loop an engine belongs to
     Flights      calls of one process that share one running execution

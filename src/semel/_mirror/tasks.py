@@ -20,9 +20,29 @@ def background(
     tasks: set[asyncio.Task[Any]], step: Callable[[], Coroutine[Any, Any, object]]
 ) -> None:
     """Do this to the end, after its caller is gone; `tasks` keeps it alive until then."""
-    task = asyncio.get_running_loop().create_task(step())
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # The loop was torn down under the call: as if the process had crashed.
+    task = loop.create_task(step())
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+
+
+def cancellations() -> int:
+    """Count how often this task was told to stop so far; `heed` compares."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def heed(before: int) -> None:
+    """Stop after all, when a cancellation since `before` was swallowed on the way.
+
+    In Python 3.11 `asyncio.wait_for` does that if what it waits for ends at the same moment, and
+    drivers use it.
+    """
+    if cancellations() > before:
+        raise asyncio.CancelledError
 
 
 async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:

@@ -18,6 +18,15 @@ def background(tasks: set[Any], step: Callable[[], object]) -> None:
     step()
 
 
+def cancellations() -> int:
+    """Nobody can cancel a thread."""
+    return 0
+
+
+def heed(before: int) -> None:
+    """Nothing to heed."""
+
+
 def drain(tasks: set[Any], timeout: float) -> None:
     """Threads leave nothing in the background."""
 

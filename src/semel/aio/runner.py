@@ -15,7 +15,16 @@ from typing import Any, TypeVar, cast
 
 from semel import events
 from semel._mirror.seats import LATE, LEAD
-from semel._mirror.tasks import Flights, Home, Timer, background, flights_of, sleep
+from semel._mirror.tasks import (
+    Flights,
+    Home,
+    Timer,
+    background,
+    cancellations,
+    flights_of,
+    heed,
+    sleep,
+)
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
@@ -103,9 +112,10 @@ class AsyncRunner(Answers[AsyncStore]):
         waits = pauses(call.rules)
         waited = False
         while True:
-            sent = monotonic()
+            sent, before = monotonic(), cancellations()
             try:
                 answer = await self._store.claim(ask)
+                heed(before)
                 if isinstance(answer, Claimed) and monotonic() - sent > ask.lease / 3:
                     # The answer was slow and the lease is partly used up: begin it anew.
                     sent = monotonic()
@@ -143,7 +153,7 @@ class AsyncRunner(Answers[AsyncStore]):
                     keep_fingerprint=False,
                     ttl=ask.ttl,
                 )
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
@@ -169,12 +179,15 @@ class AsyncRunner(Answers[AsyncStore]):
 
     async def _to_the_end(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
+        before = cancellations()
         try:
-            return await step()
+            ended = await step()
         except BaseException as error:
             if not isinstance(error, Exception):
                 background(self._tasks, lambda: self._quietly(step))
             raise
+        heed(before)
+        return ended
 
     async def _quietly(self, step: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Nobody is left to be told; the events tell."""

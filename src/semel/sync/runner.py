@@ -14,7 +14,16 @@ from typing import TypeVar, cast
 
 from semel import events
 from semel._mirror.seats import LATE, LEAD
-from semel._mirror.threads import Flights, Home, Timer, background, flights_of, sleep
+from semel._mirror.threads import (
+    Flights,
+    Home,
+    Timer,
+    background,
+    cancellations,
+    flights_of,
+    heed,
+    sleep,
+)
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
@@ -102,9 +111,10 @@ class Runner(Answers[Store]):
         waits = pauses(call.rules)
         waited = False
         while True:
-            sent = monotonic()
+            sent, before = monotonic(), cancellations()
             try:
                 answer = self._store.claim(ask)
+                heed(before)
                 if isinstance(answer, Claimed) and monotonic() - sent > ask.lease / 3:
                     # The answer was slow and the lease is partly used up: begin it anew.
                     sent = monotonic()
@@ -142,7 +152,7 @@ class Runner(Answers[Store]):
                     keep_fingerprint=False,
                     ttl=ask.ttl,
                 )
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
@@ -168,12 +178,15 @@ class Runner(Answers[Store]):
 
     def _to_the_end(self, step: Callable[[], T]) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
+        before = cancellations()
         try:
-            return step()
+            ended = step()
         except BaseException as error:
             if not isinstance(error, Exception):
                 background(self._tasks, lambda: self._quietly(step))
             raise
+        heed(before)
+        return ended
 
     def _quietly(self, step: Callable[[], object]) -> None:
         """Nobody is left to be told; the events tell."""
