@@ -13,6 +13,7 @@ from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.paging import cursor_after, position
+from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import COLUMNS, MICROSECONDS, seconds, stamp, to_record, to_row
 from semel.stores.sql.verbs import Statement, Verb
 from semel.stores.urls import whole_number
@@ -83,7 +84,7 @@ class SQLiteTable:
         now = self._now()
         where = ["prefix = ?", "idem_key >= ?", "(expire_at IS NULL OR expire_at > ?)"]
         values: list[object] = [self._prefix, prefix, stamp(now)]
-        end = _behind(prefix)
+        end = behind(prefix)
         for condition, value in (
             ("idem_key < ?", end),
             ("biz_type = ?", scope),
@@ -196,13 +197,3 @@ def _upsert(table: str) -> str:
         f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "  # noqa: S608 - names from this module
         f"ON CONFLICT (identity) DO UPDATE SET {changes}"
     )
-
-
-def _behind(prefix: str) -> str | None:
-    """Find the least text above all that begin with `prefix`; None when nothing is."""
-    while prefix:
-        last = ord(prefix[-1]) + 1
-        prefix = prefix[:-1]
-        if last <= 0x10FFFF:  # noqa: PLR2004 - the last code point
-            return prefix + chr(0xE000 if 0xD800 <= last < 0xE000 else last)  # noqa: PLR2004 - no surrogates
-    return None
