@@ -159,6 +159,12 @@ def test_a_store_shows_where_it_is_but_no_password(url, shown):
     store.close()
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout):
+    with pytest.raises(ConfigError, match="timeout must be a positive number"):
+        open_store("redis://h", timeout=timeout)
+
+
 @pytest.mark.parametrize("prefix", ["{", "}", "a{b}", "idem:{tag}:"])
 def test_a_brace_in_the_prefix_is_refused(prefix):
     with pytest.raises(ConfigError, match="has a brace"):

@@ -269,6 +269,7 @@ REPLIES = {
     "ERR Error running script (call to f_x): @user_script:9: READONLY You can't write": (StoreUnavailable, "is a replica"),
     "ERR Error running script: @user_script:1: WRONGTYPE Operation against a key": (RecordUnreadable, "another type"),
     "NOPERM this user has no permissions to access one of the channels": (StoreError, "a channel"),
+    "ERR Protocol error: unauthenticated multibulk length": (StoreUnavailable, "authentication failed"),
     "NOPERM nothing in particular": (StoreError, "something"),
     "ERR something new": (StoreError, "answered: ERR something new"),
 }  # fmt: skip
@@ -291,6 +292,7 @@ def test_replies_become_our_errors_with_a_way_out(reply, expected):
         (driver.MovedError("1 h:2"), "use redis\\+cluster://"),
         (driver.TryAgainError("TRYAGAIN"), "moving this slot"),
         (driver.ConnectionError("max number of clients reached"), "maxclients"),
+        (driver.ConnectionError("Too many connections"), "higher max_connections"),
         (driver.ConnectionError(""), "cannot be reached: ConnectionError"),
         (OSError("no route"), "cannot be reached: no route"),
     ],

@@ -38,19 +38,21 @@ class AsyncClusterTransport(AsyncTransport):
     async def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
         await self._client.initialize()
         replies: list[Reply | Exception] = [None] * len(attempts)
-        by_node: dict[ClusterNode, list[int]] = {}
+        by_node: dict[str, tuple[ClusterNode, list[int]]] = {}
         for position, attempt in enumerate(attempts):
             try:
-                by_node.setdefault(self._node(attempt), []).append(position)
+                node = self._node(attempt)
             except DRIVER_ERRORS as error:
                 replies[position] = error
+            else:
+                by_node.setdefault(node.name, (node, []))[1].append(position)
 
         async def ask(node: ClusterNode, positions: list[int]) -> None:
             answers = await _ask_node(node, [attempts[position] for position in positions])
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer
 
-        await asyncio.gather(*(ask(node, positions) for node, positions in by_node.items()))
+        await asyncio.gather(*(ask(node, positions) for node, positions in by_node.values()))
         if any(isinstance(reply, MovedError) for reply in replies):
             await self._read_map()
         elif any(means_old_map(reply) for reply in replies):

@@ -4,7 +4,8 @@ This module configures. What differs from redis-py's defaults, and why:
 
 - Its commands are repeated ten times, each with its own timeout, which can add up to a minute.
   Here a call is repeated only while half of `timeout` has not passed, and each wait for the
-  socket takes at most the other half, so that a call ends within `timeout`.
+  socket takes at most the other half, so that a call ends within `timeout` (or half as much
+  again, for threads, when its last repetition had to connect first).
 - A wrong password is not repeated: it stays wrong.
 - Pools do not refuse callers: a gate lets in as many as there are connections.
 """
@@ -21,7 +22,7 @@ import redis.asyncio
 from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import EqualJitterBackoff
 from redis.cluster import ClusterNode
 from redis.exceptions import AuthenticationError, AuthorizationError
 from redis.retry import Retry
@@ -44,13 +45,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
 
 
-def _hopeless(error: Exception) -> bool:
-    return isinstance(error, (AuthenticationError, AuthorizationError))
-
-
-def _backoff(seconds: float) -> ExponentialWithJitterBackoff:
+def _backoff(seconds: float) -> EqualJitterBackoff:
     # The last pause must not take what is left of the time.
-    return ExponentialWithJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
+    return EqualJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
 
 
 class RetryWithin(Retry):
@@ -63,10 +60,15 @@ class RetryWithin(Retry):
     def __deepcopy__(self, _memo: object) -> RetryWithin:
         return RetryWithin(self._seconds)
 
-    def call_with_retry(self, do: Any, fail: Any, *_unused: Any, **options: Any) -> Any:
-        """See the base class; `is_retryable` is ours to give."""
-        options["is_retryable"] = _until(time.monotonic() + self._seconds)
-        return super().call_with_retry(do, fail, **options)
+    def call_with_retry(self, do: Any, fail: Any, *more: Any, **options: Any) -> Any:
+        """See the base class; here a failure may be the last one before the count says so."""
+        deadline = time.monotonic() + self._seconds
+
+        def fail_in_time(error: Exception, *count: int) -> None:
+            fail(error, *count)
+            _give_up_if_due(error, deadline)
+
+        return super().call_with_retry(do, fail_in_time, *more, **options)
 
 
 class AsyncRetryWithin(AsyncRetry):
@@ -79,17 +81,21 @@ class AsyncRetryWithin(AsyncRetry):
     def __deepcopy__(self, _memo: object) -> AsyncRetryWithin:
         return AsyncRetryWithin(self._seconds)
 
-    async def call_with_retry(self, do: Any, fail: Any, *_unused: Any, **options: Any) -> Any:
-        """See the base class; `is_retryable` is ours to give."""
-        options["is_retryable"] = _until(time.monotonic() + self._seconds)
-        return await super().call_with_retry(do, fail, **options)
+    async def call_with_retry(self, do: Any, fail: Any, *more: Any, **options: Any) -> Any:
+        """See the base class; here a failure may be the last one before the count says so."""
+        deadline = time.monotonic() + self._seconds
+
+        async def fail_in_time(error: Exception, *count: int) -> None:
+            await fail(error, *count)
+            _give_up_if_due(error, deadline)
+
+        return await super().call_with_retry(do, fail_in_time, *more, **options)
 
 
-def _until(deadline: float) -> Callable[[Exception], bool]:
-    def is_retryable(error: Exception) -> bool:
-        return not _hopeless(error) and time.monotonic() < deadline
-
-    return is_retryable
+def _give_up_if_due(error: Exception, deadline: float) -> None:
+    hopeless = isinstance(error, (AuthenticationError, AuthorizationError))
+    if hopeless or time.monotonic() >= deadline:
+        raise error
 
 
 def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> Callable[[], Any]:
@@ -148,6 +154,8 @@ class _Settings:
     """The keyword arguments of redis-py's clients, from a URL and what was passed beside it."""
 
     def __init__(self, address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> None:
+        if not timeout > 0:
+            raise ConfigError(f"timeout must be a positive number of seconds, got {timeout!r}")
         half = {"socket_timeout": timeout / 2, "socket_connect_timeout": timeout / 2}
         given: dict[str, Any] = half | address.options | dict(more)
         self.min_other_sentinels = int(given.get("min_other_sentinels", 0))

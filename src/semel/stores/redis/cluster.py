@@ -53,13 +53,15 @@ class ClusterTransport(Transport):
 
     def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
         replies: list[Reply | Exception] = [None] * len(attempts)
-        by_node: dict[Any, list[int]] = {}
+        by_node: dict[str, tuple[Any, list[int]]] = {}
         for position, attempt in enumerate(attempts):
             try:
-                by_node.setdefault(self._node(attempt), []).append(position)
+                node = self._node(attempt)
             except DRIVER_ERRORS as error:
                 replies[position] = error
-        for node, positions in by_node.items():
+            else:
+                by_node.setdefault(node.name, (node, []))[1].append(position)
+        for node, positions in by_node.values():
             answers = self._ask_node(node, [attempts[position] for position in positions])
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer

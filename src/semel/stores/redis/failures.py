@@ -82,7 +82,9 @@ _BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
     ("WRONGTYPE", RecordUnreadable, _FOREIGN),
     ("NOAUTH", StoreUnavailable, _LOGIN),
     ("WRONGPASS", StoreUnavailable, _LOGIN),
+    ("unauthenticated", StoreUnavailable, _LOGIN),
     ("max number of clients", StoreUnavailable, _CLIENTS),
+    ("Too many connections", StoreUnavailable, _POOL),  # redis-py before 7
     ("DB index", StoreError, _DATABASE),
 )
 
