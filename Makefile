@@ -40,7 +40,8 @@ servers: $(READY)  ## find or install the servers that the tests talk to
 # A file is the unit that the workers share: its servers are then started once.
 test: servers  ## run every test, and insist on the coverage of the core, engines and stores
 	$(RUN) coverage erase
-	$(RUN) pytest -n $(JOBS) --dist loadfile --cov --cov-report= $(ARGS)
+	$(RUN) coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(RUN) coverage combine --quiet
 	$(RUN) coverage report --include='$(COVERED)' --fail-under=$(COVERAGE_MIN)
 
 quick: $(READY)  ## run the tests without coverage, stopping at the first failure

@@ -34,6 +34,7 @@ from semel.errors import (
     OutcomeUnknown,
     PayloadMismatch,
     PreviousFailure,
+    RecordUnreadable,
     ResultUnavailable,
     RetryTransaction,
     SerializationError,
@@ -74,6 +75,7 @@ __all__ = [
     "Policy",
     "PreviousFailure",
     "Record",
+    "RecordUnreadable",
     "ResultUnavailable",
     "RetryTransaction",
     "SerializationError",
@@ -102,11 +104,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # EncryptedCodec brings cryptography along: only for those who ask for it.
     if name == "EncryptedCodec":
-        try:
-            from semel.core.encryption import EncryptedCodec  # noqa: PLC0415
-        except ModuleNotFoundError as missing:
-            raise ConfigError(
-                f"EncryptedCodec needs the package {missing.name}: pip install 'semel[encryption]'"
-            ) from missing
+        from semel.core.encryption import EncryptedCodec  # noqa: PLC0415
+
         return EncryptedCodec
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,8 @@
     ├── RetryTransaction       the database asked for the whole unit of work to be repeated
     └── StoreError             the store could not do its work
         ├── StoreUnavailable   it cannot be reached, or did not answer in time
-        └── StoreFull          it has no room for a new key
+        ├── StoreFull          it has no room for a new key
+        └── RecordUnreadable   a record is there but cannot be understood
 
 Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
 outside (`code`, `http_status`, `grpc_status`), so that every door answers alike.
@@ -197,3 +198,16 @@ class StoreFull(StoreError):
     """The store has no room for a new key; nothing ran."""
 
     code = "store_full"
+
+
+class RecordUnreadable(StoreError):
+    """A record is there but cannot be understood; nothing ran and it was left as it is."""
+
+    code = "record_unreadable"
+    retry_helps = False
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"a stored record cannot be read: {reason}; nothing ran. Upgrade this process, or "
+            "remove the record with forget() once it is known what happened"
+        )

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from redis import exceptions as driver
 
 from semel.core.records import Identity, State
-from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreFull, StoreUnavailable
 from semel.stores.base import Counts
-from semel.stores.redis.failures import RecordUnreadable, failure
+from semel.stores.redis.failures import failure
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing
 from semel.stores.redis.verbs import Verbs

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.records import Encoded, Identity, State
-from semel.errors import StoreError
-from semel.stores.redis import RecordUnreadable
+from semel.errors import RecordUnreadable, StoreError
 from semel.stores.redis.packing import CODECS, pack_outcome, unpack_outcome, unpack_record
 from stores.redis_given import ERROR, IDENTITY, RESULT, ask, new_owner, opened
 

@@ -24,11 +24,10 @@ from typing import Any
 
 from semel.stores.redis.adopt import connect, connect_async
 from semel.stores.redis.aio import AsyncRedisStore
-from semel.stores.redis.failures import RecordUnreadable
 from semel.stores.redis.store import RedisStore
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
-__all__ = ["AsyncRedisStore", "RecordUnreadable", "RedisStore", "open_async_store", "open_store"]
+__all__ = ["AsyncRedisStore", "RedisStore", "open_async_store", "open_store"]
 
 
 def open_store(

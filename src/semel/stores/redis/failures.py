@@ -12,21 +12,7 @@ from contextlib import contextmanager
 
 from redis import exceptions as driver
 
-from semel.errors import StoreError, StoreFull, StoreUnavailable
-
-
-class RecordUnreadable(StoreError):
-    """A record is there but cannot be understood; nothing ran and it was left as it is."""
-
-    code = "record_unreadable"
-    retry_helps = False
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"a stored record cannot be read: {reason}; nothing ran. Upgrade this process, or "
-            "remove the record with forget() once it is known what happened"
-        )
-
+from semel.errors import RecordUnreadable, StoreError, StoreFull, StoreUnavailable
 
 DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""

@@ -39,7 +39,7 @@ from semel.core.records import (
     Record,
     State,
 )
-from semel.stores.redis.failures import RecordUnreadable
+from semel.errors import RecordUnreadable
 
 VERSION: Final = 1
 _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
