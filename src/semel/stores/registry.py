@@ -34,6 +34,8 @@ BACKENDS = {
     "rediss+cluster": Backend("semel.stores.redis", "redis"),
     "redis+sentinel": Backend("semel.stores.redis", "redis"),
     "rediss+sentinel": Backend("semel.stores.redis", "redis"),
+    "mysql": Backend("semel.stores.sql.mysql", "mysql"),
+    "mariadb": Backend("semel.stores.sql.mysql", "mysql"),
 }
 """Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
 

@@ -45,3 +45,14 @@ def whole_number(name: str, value: object) -> int:
     if number < 1 or isinstance(value, bool):
         raise ConfigError(f"{name} must be a whole number above 0, not {value!r}")
     return number
+
+
+def positive_seconds(name: str, value: object) -> float:
+    """Read a number of seconds, from a URL or as it is."""
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) else 0.0
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+    return number

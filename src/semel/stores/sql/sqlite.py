@@ -23,7 +23,7 @@ from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Verbs
 from semel.stores.sql.writing import Writer
-from semel.stores.urls import merge_options, split_url
+from semel.stores.urls import merge_options, positive_seconds, split_url
 
 OPTIONS: Final = frozenset({"table", "synchronous", "timeout", "trace", "clock"})
 
@@ -101,14 +101,4 @@ def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, 
         raise ConfigError(f"{url}: write sqlite:///semel.db, or sqlite:////var/lib/semel.db")
     arguments = merge_options("sqlite", in_url, options, OPTIONS)
     given = arguments.pop("timeout", timeout)
-    return address[1:], {**arguments, "timeout": _seconds(given)}
-
-
-def _seconds(value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, (str, int, float)) else 0.0
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ConfigError(f"timeout must be a number of seconds above 0, not {value!r}")
-    return number
+    return address[1:], {**arguments, "timeout": positive_seconds("timeout", given)}

@@ -1,0 +1,101 @@
+"""Reads `mysql://user:password@host:3306/database?option=value`.
+
+Nothing here, and no error message, shows the password again.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from msgspec import Struct
+
+from semel.errors import ConfigError
+from semel.stores.urls import merge_options, split_url
+
+PORT: Final = 3306
+
+TLS_OPTIONS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify"})
+ADDRESS_OPTIONS: Final = frozenset({"unix_socket"}) | TLS_OPTIONS
+STORE_OPTIONS: Final = frozenset({"table", "timeout", "pool_size", "autocreate", "columns"})
+
+_SWITCH: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """Where a server is, and how to get in."""
+
+    host: str
+    port: int
+    user: str
+    password: bytes
+    database: str
+    unix_socket: str | None
+    tls: ssl.SSLContext | None
+
+    @property
+    def place(self) -> str:
+        """Name the database in error messages."""
+        where = self.unix_socket or f"{self.host}:{self.port}"
+        return f"the database {self.database} at {where}"
+
+    def __repr__(self) -> str:
+        return f"<Address {self.place}>"
+
+
+def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
+    """Part a URL, with the options given by name, into an address and the store's options."""
+    scheme = url.partition("://")[0]
+    try:
+        parts = urlsplit(url)
+        port = parts.port or PORT
+    except ValueError as error:
+        raise ConfigError(f"{scheme}:// has a bad address: {error}") from None
+    database = unquote(parts.path.removeprefix("/"))
+    if not database or "/" in database:
+        raise ConfigError(f"name the database in the URL: {scheme}://user:password@host/database")
+    merged = merge_options(scheme, split_url(url)[1], options, ADDRESS_OPTIONS | STORE_OPTIONS)
+    address = Address(
+        host=parts.hostname or "localhost",
+        port=port,
+        user=_user(parts, scheme),
+        # As bytes: the drivers would write a text in Latin-1, which has too few letters.
+        password=unquote(parts.password or "").encode(),
+        database=database,
+        unix_socket=merged.pop("unix_socket", None),
+        tls=_tls({name: merged.pop(name) for name in sorted(TLS_OPTIONS & set(merged))}),
+    )
+    return address, merged
+
+
+def switch(name: str, value: object) -> bool:
+    """Read true or false, from a URL or as it is."""
+    if isinstance(value, bool):
+        return value
+    read = _SWITCH.get(value.lower()) if isinstance(value, str) else None
+    if read is None:
+        raise ConfigError(f"{name} is true or false, not {value!r}")
+    return read
+
+
+def _user(parts: SplitResult, scheme: str) -> str:
+    if not parts.username:
+        raise ConfigError(f"name the user in the URL: {scheme}://user:password@host/database")
+    return unquote(parts.username)
+
+
+def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
+    """Make a context that checks the server's certificate, unless told otherwise."""
+    if not options or not switch("ssl", options.get("ssl", True)):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca"))
+        if "ssl_cert" in options:
+            context.load_cert_chain(options["ssl_cert"], options.get("ssl_key"))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificates of the URL cannot be read: {error}") from error
+    if not switch("ssl_verify", options.get("ssl_verify", True)):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,130 @@
+"""The one place where the errors of the server and its drivers become ours.
+
+PyMySQL and asyncmy raise alike: `error.args` is (code, message), with the server's code, or the
+client library's from 2000 on. None of their messages holds a password.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import IdempotencyError, StoreError, StoreFull, StoreUnavailable
+
+MISSING_TABLE: Final = 1146
+
+_REPEATED: Final = frozenset({
+    1205,  # lock wait timeout: another transaction holds the row
+    1213,  # deadlock: this statement was chosen to give way
+})  # fmt: skip
+"""The statement was undone as a whole; sent again, it may well succeed."""
+
+_LOST: Final = frozenset({
+    0,     # PyMySQL and asyncmy: the connection is closed already
+    1053,  # the server is shutting down
+    1927,  # MariaDB: the connection was killed
+    2006,  # the server has gone away
+    2013,  # the connection was lost while waiting for the answer
+    2014,  # an answer was left half read
+    2055,  # the same as 2013, with the system's reason
+    3169,  # MySQL: the session was killed
+    4031,  # MySQL: idle for too long
+})  # fmt: skip
+"""The connection is of no use any more. Whether the statement was carried out is not known."""
+
+_DENIED = "refuses the user or the password"
+_MISSING = "has no such table; run `semel migrate`, or let the store create it (autocreate)"
+_FORBIDDEN = "does not permit this user to do that; the page on MySQL lists the grants"
+_CROWDED = "has no connection left to give; raise its limit or lower pool_size"
+_READ_ONLY = "is read-only; name the primary in the URL"
+_OUTDATED = "has another table than this version of semel needs; run `semel migrate`"
+_LOCKED = "did not release a lock in time: another transaction holds the row or the table"
+
+_SAYS: Final = {
+    1044: "does not let this user into the database",
+    1045: _DENIED,
+    1698: _DENIED,
+    1049: "has no such database",
+    MISSING_TABLE: _MISSING,
+    1142: _FORBIDDEN,
+    1143: _FORBIDDEN,
+    1227: _FORBIDDEN,
+    1370: _FORBIDDEN,
+    1040: _CROWDED,
+    1203: _CROWDED,
+    1226: _CROWDED,
+    1290: _READ_ONLY,
+    1792: _READ_ONLY,
+    1836: _READ_ONLY,
+    1054: _OUTDATED,
+    1364: _OUTDATED,
+    1205: _LOCKED,
+    1213: "chose this statement as the victim of a deadlock, again and again",
+    2002: "cannot be reached",
+    2003: "cannot be reached",
+    2005: "cannot be reached: its name is not known",
+    2026: "does not agree with this program on TLS",
+    2059: "asks for a kind of login that the driver does not know",
+}
+
+_FULL: Final = frozenset({
+    1021,  # no space on the disk
+    1041,  # out of memory
+    1114,  # the table is full
+})  # fmt: skip
+
+_DISK_FULL: Final = "No space left"
+"""How 1030 ("got error ... from storage engine") and 3 (writing a file) tell it."""
+
+_VALUES: Final = frozenset({
+    1153,  # larger than max_allowed_packet
+    1264,  # out of range
+    1292,  # not a time
+    1366,  # not a text of this character set
+    1406,  # too long
+    1441,  # a time after the year 9999
+})  # fmt: skip
+
+
+def code_of(error: BaseException) -> int | None:
+    """Read the code of a driver's error; None when it has none."""
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, int) and _of_a_driver(error) else None
+
+
+def may_repeat(error: BaseException) -> bool:
+    """Whether the server undid the statement and asks for it to be sent again."""
+    return code_of(error) in _REPEATED
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection is of no use any more."""
+    return isinstance(error, (OSError, EOFError)) or code_of(error) in _LOST
+
+
+def translate(error: Exception, place: str) -> Exception:
+    """Make an error of ours that names the place and keeps the cause; ours stay as they are."""
+    if isinstance(error, IdempotencyError):
+        return error
+    ours = _ours(error, place)
+    ours.__cause__ = error
+    return ours
+
+
+def _ours(error: Exception, place: str) -> Exception:
+    code = code_of(error)
+    detail = error.args[-1] if error.args else error
+    if code in _FULL or (code is not None and _DISK_FULL in str(detail)):
+        return StoreFull(f"{place} has no room left: {detail}")
+    if code in _VALUES or isinstance(error, (ValueError, TypeError, OverflowError)):
+        return StoreError(f"{place} cannot take this: {detail}")
+    if code in _SAYS:
+        return StoreUnavailable(f"{place} {_SAYS[code]}: {detail}")
+    if isinstance(error, TimeoutError):
+        return StoreUnavailable(f"{place} did not answer in time; it may still do what was asked")
+    if is_lost(error):
+        return StoreUnavailable(f"the connection to {place} was lost: {detail or 'closed'}")
+    return StoreUnavailable(f"{place} failed: {error!r}")
+
+
+def _of_a_driver(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] in {"pymysql", "asyncmy"}

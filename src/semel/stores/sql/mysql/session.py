@@ -1,0 +1,49 @@
+"""What every connection of a store is told before its first statement."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from semel.stores.sql.mysql.addresses import Address
+
+MULTI_STATEMENTS: Final = 1 << 16
+FOUND_ROWS: Final = 1 << 1
+
+CLIENT_FLAGS: Final = MULTI_STATEMENTS | FOUND_ROWS
+"""Two statements in one message; and an UPDATE counts the rows it matches, not those it changes,
+so that writing the same again is no refusal."""
+
+
+def driver_arguments(address: Address, timeout: float) -> dict[str, Any]:
+    """Say to PyMySQL or asyncmy where the server is; both take the same names."""
+    arguments: dict[str, Any] = {
+        "host": address.host,
+        "port": address.port,
+        "user": address.user,
+        "password": address.password,
+        "database": address.database,
+        "unix_socket": address.unix_socket,
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "client_flag": CLIENT_FLAGS,
+        "connect_timeout": timeout,
+    }
+    if address.tls is not None:
+        arguments["ssl"] = address.tls
+    return arguments
+
+
+def settings(timeout: float) -> str:
+    """Write the statement that makes a session ours, whatever the server's defaults are."""
+    return (
+        "SET SESSION autocommit = 1, time_zone = '+00:00', sql_notes = 0, "
+        # Strict: a value that does not fit is an error, never cut. And without
+        # NO_BACKSLASH_ESCAPES, under which the drivers would quote bytes wrongly.
+        "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', "
+        f"innodb_lock_wait_timeout = {lock_wait(timeout)}"
+    )
+
+
+def lock_wait(timeout: float) -> int:
+    """Give the seconds to wait for a lock: half of all, so that the wait can be repeated."""
+    return max(1, int(timeout / 2))  # the server counts whole seconds

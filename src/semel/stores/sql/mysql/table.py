@@ -1,0 +1,219 @@
+"""The statements of MySQL and MariaDB: every query the verbs send, for one table.
+
+This module writes SQL. It runs none. It keeps to what both servers understand.
+
+Each statement reads the server's clock once: UTC_TIMESTAMP(6) is the moment when it began. Times
+are DATETIME(6) in UTC, which no session's time zone touches, and cross the wire as whole
+microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from semel.core.records import (
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import ConfigError
+from semel.stores.sql.migrations import VERSIONS, checked_name
+from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
+from semel.stores.sql.verbs import Statement
+
+OwnColumns = Mapping[str, Callable[[Identity], Any]]
+"""Further columns of a domain's table, and how the claim fills each of them."""
+
+PREFIX_LENGTH = 128
+
+_NOW: Final = "UTC_TIMESTAMP(6)"
+_LATER: Final = f"{_NOW} + INTERVAL %s MICROSECOND"
+_EPOCH: Final = "'1970-01-01'"
+_TIMES: Final = frozenset({"expire_at", "created_at", "updated_at", "lease_until"})
+
+
+def _microseconds(time: str) -> str:
+    return f"TIMESTAMPDIFF(MICROSECOND, {_EPOCH}, {time})"
+
+
+READ_COLUMNS: Final = ", ".join(_microseconds(name) if name in _TIMES else name for name in COLUMNS)
+READ_NOW: Final = _microseconds(_NOW)
+
+_SWAPPED: Final = tuple(name for name in COLUMNS if name not in {"idem_key", "biz_type"})
+_SWAP: Final = ", ".join(
+    f"{name} = {_EPOCH} + INTERVAL %s MICROSECOND" if name in _TIMES else f"{name} = %s"
+    for name in _SWAPPED
+)
+
+
+class MySQLTable:
+    """One table of records, seen by the store of one prefix."""
+
+    def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
+        if checked_name("table", name) == VERSIONS:
+            raise ConfigError(f"the table {VERSIONS} is semel's own; choose another name")
+        if taken := sorted({"digest", "prefix", *COLUMNS} & set(own)):
+            raise ConfigError(f"the column {taken[0]} is semel's own; choose another name")
+        if len(prefix) > PREFIX_LENGTH:
+            raise ConfigError(f"the prefix has {len(prefix)} characters, at most {PREFIX_LENGTH}")
+        self.name = name
+        self.prefix = prefix
+        self._own = {checked_name("column", column): fill for column, fill in own.items()}
+        self._salt = f"{len(prefix)}:{prefix}:".encode()
+        self._read = (
+            f"SELECT {READ_COLUMNS}, {READ_NOW}, fence = LAST_INSERT_ID() "  # noqa: S608 - checked above
+            f"FROM {name} WHERE digest = %s"
+        )
+        own_names = "".join(f", {each}" for each in self._own)
+        own_values = ", %s" * len(self._own)
+        # A duplicate changes nothing and is no error: the error would leave a shared lock on the
+        # row, and two of those that want to write are a deadlock. The fence is told to the read
+        # that follows, which so knows whether this very insert made the row, whatever the
+        # connection counts as "affected".
+        self._insert = (
+            f"INSERT INTO {name} "  # noqa: S608 - checked above
+            "(digest, prefix, idem_key, biz_type, payload_hash, status, "
+            "result_payload, expire_at, created_at, updated_at, codec, owner, number, fence, hold, "
+            f"lease_until, format{own_names}) VALUES (%s, %s, %s, %s, %s, %s, "
+            f"%s, {_LATER}, {_NOW}, {_NOW}, %s, %s, 1, LAST_INSERT_ID({READ_NOW}), %s, "
+            f"{_LATER}, {FORMAT}{own_values}) ON DUPLICATE KEY UPDATE digest = digest"
+        )
+
+    # --- one record ----------------------------------------------------------------------
+
+    def read(self, identity: Identity) -> Statement:
+        """Read the row, the server's time, and whether the last insert here made it."""
+        return Statement(self._read, (self.digest(identity),), writes=False)
+
+    def claim(self, ask: ClaimRequest) -> Statement:
+        """Insert the first claim unless there is a row; either way, read what is there."""
+        return self._first(
+            ask.identity,
+            (ask.fingerprint, int(State.PROCESSING), None, None),
+            (None, ask.owner, ask.hold, stamp(ask.lease)),
+        )
+
+    def put(self, ask: PutRequest) -> Statement:
+        """Insert the mark unless there is a row; either way, read what is there."""
+        return self._first(
+            ask.identity,
+            (None, int(State.SUCCEEDED), ask.result.data, stamp(ask.ttl)),
+            (ask.result.codec, ask.owner, False, None),
+        )
+
+    def _first(
+        self, identity: Identity, before: Sequence[object], after: Sequence[object]
+    ) -> Statement:
+        names = (self.digest(identity), self.prefix, identity.key, identity.scope)
+        own = (fill(identity) for fill in self._own.values())
+        return Statement(
+            self._insert, (*names, *before, *after, *own), writes=True, then=self.read(identity)
+        )
+
+    def swap(self, stored: Record, record: Record) -> Statement:
+        """Write `record` over the row, if it is still the one that was read as `stored`.
+
+        A claim has a fence of its own, and what changes during it (renewed, ended, touched)
+        shows in the other three columns.
+        """
+        values = dict(zip(COLUMNS, to_row(record), strict=True))
+        was = dict(zip(COLUMNS, to_row(stored), strict=True))
+        same = ("fence", "status", "lease_until", "expire_at")
+        return Statement(
+            f"UPDATE {self.name} SET {_SWAP} WHERE digest = %s AND fence = %s AND status = %s "  # noqa: S608 - checked above
+            f"AND {_microseconds('lease_until')} <=> %s AND {_microseconds('expire_at')} <=> %s",
+            (
+                *(values[name] for name in _SWAPPED),
+                self.digest(record.identity),
+                *(was[name] for name in same),
+            ),
+            writes=True,
+        )
+
+    def renew(self, ask: RenewRequest) -> Statement:
+        """Extend the lease of a running owner."""
+        return self._by_owner(
+            f"lease_until = {_LATER}", (stamp(ask.lease),), ask.identity, ask.owner
+        )
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner."""
+        return self._end(ask.identity, ask.owner, State.SUCCEEDED, ask.result, ask.ttl)
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> Statement:
+        """Store the failure of a running owner."""
+        forget = "" if keep_fingerprint else ", payload_hash = NULL"
+        return self._end(
+            identity,
+            owner,
+            State.FAILED,
+            error,
+            ttl,
+            more=f", retryable = {int(retryable)}{forget}",
+        )
+
+    def _end(
+        self,
+        identity: Identity,
+        owner: bytes,
+        state: State,
+        outcome: Encoded,
+        ttl: float,
+        *,
+        more: str = "",
+    ) -> Statement:
+        return self._by_owner(
+            f"status = {int(state)}, result_payload = %s, codec = %s, lease_until = NULL, "
+            f"expire_at = {_LATER}{more}",
+            (outcome.data, outcome.codec, stamp(ttl)),
+            identity,
+            owner,
+        )
+
+    def _by_owner(
+        self, changes: str, values: tuple[object, ...], identity: Identity, owner: bytes
+    ) -> Statement:
+        return Statement(
+            f"UPDATE {self.name} SET {changes}, updated_at = {_NOW} "  # noqa: S608 - checked above
+            "WHERE digest = %s AND owner = %s AND status = 0",
+            (*values, self.digest(identity), owner),
+            writes=True,
+        )
+
+    def touch(self, identity: Identity, ttl: float) -> Statement:
+        """Keep a finished record for `ttl` from now."""
+        return Statement(
+            f"UPDATE {self.name} SET expire_at = {_LATER} "  # noqa: S608 - checked above
+            f"WHERE digest = %s AND expire_at > {_NOW}",
+            (stamp(ttl), self.digest(identity)),
+            writes=True,
+        )
+
+    def delete(self, identity: Identity) -> Statement:
+        """Remove the record; an expired one is absent already and left to the purge."""
+        return Statement(
+            f"DELETE FROM {self.name} WHERE digest = %s "  # noqa: S608 - checked above
+            f"AND (expire_at IS NULL OR expire_at > {_NOW})",
+            (self.digest(identity),),
+            writes=True,
+        )
+
+    def digest(self, identity: Identity) -> bytes:
+        """Give the primary key of an identity under this prefix."""
+        return hashlib.sha256(self._salt + identity.encoded).digest()[:16]

@@ -1,0 +1,224 @@
+"""asyncmy: the connections of a store for asyncio, and the verbs that run on them.
+
+The twin of `threads`. A caller that is cancelled closes its connection: the answer it did not wait
+for would be taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from asyncmy.connection import Connection
+from asyncmy.cursors import Cursor
+
+from semel.errors import StoreUnavailable
+from semel.stores.forking import follow_forks
+from semel.stores.sql.mysql.addresses import Address
+from semel.stores.sql.mysql.effort import Effort
+from semel.stores.sql.mysql.errors import code_of, is_lost, translate
+from semel.stores.sql.mysql.session import driver_arguments, settings
+from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+
+T = TypeVar("T")
+
+Connect: TypeAlias = Callable[[], Awaitable[Connection]]
+
+
+def connector(address: Address, timeout: float) -> Connect:
+    """Give the function that opens a connection to an address."""
+    arguments = driver_arguments(address, timeout)
+
+    async def connect() -> Connection:
+        connection = Connection(**arguments)  # type: ignore[no-untyped-call] # its own stubs say so
+        await connection.connect()
+        return connection
+
+    return connect
+
+
+class Pool:
+    """At most `size` connections, opened when they are needed."""
+
+    def __init__(self, connect: Connect, place: str, timeout: float, size: int) -> None:
+        self.place = place
+        self._connect = connect
+        self._timeout = timeout
+        self._settings = settings(timeout)
+        self._size = size
+        self._closed = False
+        self._fresh()
+        follow_forks(self)
+
+    def _fresh(self) -> None:
+        self._seats = asyncio.Semaphore(self._size)
+        self._idle: deque[Connection] = deque()
+
+    async def take(self, patience: float) -> Connection:
+        """Give a connection that nobody else uses."""
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} is closed")
+        try:
+            async with asyncio.timeout(patience):
+                await self._seats.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"all {self._size} connections to {self.place} are in use; nothing was done"
+            ) from None
+        try:
+            with contextlib.suppress(IndexError):
+                return self._idle.pop()  # the last one used: the others may grow old and go
+            return await self._open()
+        except BaseException:
+            self._seats.release()
+            raise
+
+    def give_back(self, connection: Connection) -> None:
+        """Take a connection back that is fit for the next caller."""
+        if self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        self._seats.release()
+
+    def drop(self, connection: Connection) -> None:
+        """Take back a connection that is broken, and do not trust the idle ones either."""
+        connection.close()
+        while self._idle:
+            self._idle.pop().close()
+        self._seats.release()
+
+    async def close(self) -> None:
+        """Close what is idle now, and the rest when it is given back."""
+        self._closed = True
+        while self._idle:
+            with contextlib.suppress(Exception):  # broken already
+                await self._idle.pop().ensure_closed()
+
+    async def _open(self) -> Connection:
+        async with asyncio.timeout(self._timeout):
+            connection = await self._connect()
+            try:
+                await connection.cursor(Cursor).execute(self._settings)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def before_fork(self) -> None:
+        """Do nothing: the child begins with a pool of its own."""
+
+    def after_fork_in_parent(self) -> None:
+        """Do nothing: see `before_fork`."""
+
+    def after_fork_in_child(self) -> None:
+        """Let go of the parent's connections without a word: a farewell would end its sessions."""
+        # Kept, not closed: closing them would take them off the event loop, which the two share.
+        self._inherited = self._idle
+        self._fresh()
+
+
+class _Line:
+    """A caller's hold on one connection, from its first statement to its last."""
+
+    def __init__(self, pool: Pool, effort: Effort, timeout: float) -> None:
+        self._pool = pool
+        self._effort = effort
+        self._timeout = timeout
+        self._connection: Connection | None = None
+
+    async def drive(self, verb: Verb[T]) -> T:
+        """Run a verb to its answer."""
+        try:
+            statement = next(verb)
+            while True:
+                statement = verb.send(await self._answer(statement))
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        finally:
+            verb.close()
+
+    async def _answer(self, statement: Statement) -> Reply:
+        while True:
+            try:
+                return await self._send(statement)
+            except Exception as error:  # noqa: BLE001 - `pause_after` raises what it must
+                await asyncio.sleep(self._effort.pause_after(error))
+
+    async def _send(self, statement: Statement) -> Reply:
+        if self._connection is None:
+            self._connection = await self._pool.take(self._effort.remaining)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await send(self._connection, statement)
+        except BaseException as error:
+            if code_of(error) is None or is_lost(error):
+                self.drop()  # cancelled or lost: what comes next on it may be an old answer
+            raise
+
+    def drop(self) -> None:
+        """Close the connection; the next statement opens another."""
+        if self._connection is not None:
+            self._pool.drop(self._connection)
+            self._connection = None
+
+    def end(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._pool.give_back(self._connection)
+            self._connection = None
+
+
+class Executor:
+    """Runs the operations of tasks, each caller's on one connection."""
+
+    def __init__(self, pool: Pool, timeout: float, ensure: Callable[[], Verb[None]]) -> None:
+        self._pool = pool
+        self._timeout = timeout
+        self._ensure = ensure
+        self._ensured = False
+
+    async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations one after the other; the outcomes come in their order."""
+        line = _Line(self._pool, Effort(self._pool.place, self._timeout), self._timeout)
+        try:
+            return [await self._outcome(line, operation) for operation in operations]
+        finally:
+            line.end()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.close()
+
+    async def _outcome(self, line: _Line, operation: Operation[Any]) -> Any:
+        try:
+            if not self._ensured:
+                await self._prepare(line)
+            return await line.drive(operation.start())
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
+            return translate(error, self._pool.place)
+
+    async def _prepare(self, line: _Line) -> None:
+        try:
+            await line.drive(self._ensure())
+        except BaseException:
+            line.drop()  # and with it the lock of a migration
+            raise
+        self._ensured = True
+
+
+async def send(connection: Connection, statement: Statement) -> Reply:
+    """Send a statement and its follower, in one message; asyncmy always allows it."""
+    cursor = connection.cursor(Cursor)  # an application's own connection may have another default
+    then = statement.then
+    if then is None:
+        await cursor.execute(statement.sql, statement.parameters)
+        return Reply(list(await cursor.fetchall()), connection.affected_rows())
+    await cursor.execute(f"{statement.sql}; {then.sql}", statement.parameters + then.parameters)
+    changed = connection.affected_rows()
+    await cursor.nextset()
+    return Reply(list(await cursor.fetchall()), changed)

@@ -1,0 +1,218 @@
+"""PyMySQL: the connections of a store for threads, and the verbs that run on them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from pymysql.connections import Connection as PyMySQLConnection
+from pymysql.cursors import Cursor
+
+from semel.errors import StoreUnavailable
+from semel.stores.forking import follow_forks
+from semel.stores.sql.mysql.addresses import Address
+from semel.stores.sql.mysql.effort import Effort
+from semel.stores.sql.mysql.errors import code_of, is_lost, translate
+from semel.stores.sql.mysql.session import MULTI_STATEMENTS, driver_arguments, settings
+from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+
+T = TypeVar("T")
+
+Connection: TypeAlias = "PyMySQLConnection[Cursor]"
+Connect: TypeAlias = Callable[[], Connection]
+
+
+def connector(address: Address, timeout: float) -> Connect:
+    """Give the function that opens a connection to an address."""
+    arguments = driver_arguments(address, timeout)
+    return lambda: PyMySQLConnection(**arguments, read_timeout=timeout, write_timeout=timeout)
+
+
+class Pool:
+    """At most `size` connections, opened when they are needed."""
+
+    def __init__(self, connect: Connect, place: str, timeout: float, size: int) -> None:
+        self.place = place
+        self._connect = connect
+        self._settings = settings(timeout)
+        self._size = size
+        self._closed = False
+        self._fresh()
+        follow_forks(self)
+
+    def _fresh(self) -> None:
+        self._seats = threading.Semaphore(self._size)
+        self._idle: deque[Connection] = deque()
+
+    def take(self, patience: float) -> Connection:
+        """Give a connection that nobody else uses."""
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} is closed")
+        if not self._seats.acquire(timeout=patience):
+            raise StoreUnavailable(
+                f"all {self._size} connections to {self.place} are in use; nothing was done"
+            )
+        try:
+            with contextlib.suppress(IndexError):
+                return self._idle.pop()  # the last one used: the others may grow old and go
+            return self._open()
+        except BaseException:
+            self._seats.release()
+            raise
+
+    def give_back(self, connection: Connection) -> None:
+        """Take a connection back that is fit for the next caller."""
+        if self._closed:
+            _close(connection)
+        else:
+            self._idle.append(connection)
+        self._seats.release()
+
+    def drop(self, connection: Connection) -> None:
+        """Take back a connection that is broken, and do not trust the idle ones either."""
+        _close(connection)
+        self._close_idle()
+        self._seats.release()
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest when it is given back."""
+        self._closed = True
+        self._close_idle()
+
+    def _open(self) -> Connection:
+        connection = self._connect()
+        try:
+            connection.cursor(Cursor).execute(self._settings)
+        except BaseException:
+            _close(connection)
+            raise
+        return connection
+
+    def _close_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                _close(self._idle.pop())
+
+    def before_fork(self) -> None:
+        """Do nothing: the child begins with a pool of its own."""
+
+    def after_fork_in_parent(self) -> None:
+        """Do nothing: see `before_fork`."""
+
+    def after_fork_in_child(self) -> None:
+        """Let go of the parent's connections without a word: a farewell would end its sessions."""
+        self._fresh()
+
+
+class _Line:
+    """A caller's hold on one connection, from its first statement to its last."""
+
+    def __init__(self, pool: Pool, effort: Effort) -> None:
+        self._pool = pool
+        self._effort = effort
+        self._connection: Connection | None = None
+
+    def drive(self, verb: Verb[T]) -> T:
+        """Run a verb to its answer."""
+        try:
+            statement = next(verb)
+            while True:
+                statement = verb.send(self._answer(statement))
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        finally:
+            verb.close()
+
+    def _answer(self, statement: Statement) -> Reply:
+        while True:
+            try:
+                return self._send(statement)
+            except Exception as error:  # noqa: BLE001 - `pause_after` raises what it must
+                time.sleep(self._effort.pause_after(error))
+
+    def _send(self, statement: Statement) -> Reply:
+        if self._connection is None:
+            self._connection = self._pool.take(self._effort.remaining)
+        try:
+            return send(self._connection, statement)
+        except BaseException as error:
+            if code_of(error) is None or is_lost(error):
+                self.drop()  # interrupted or lost: what comes next on it may be an old answer
+            raise
+
+    def drop(self) -> None:
+        """Close the connection; the next statement opens another."""
+        if self._connection is not None:
+            self._pool.drop(self._connection)
+            self._connection = None
+
+    def end(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._pool.give_back(self._connection)
+            self._connection = None
+
+
+class Executor:
+    """Runs the operations of threads, each caller's on one connection."""
+
+    def __init__(self, pool: Pool, timeout: float, ensure: Callable[[], Verb[None]]) -> None:
+        self._pool = pool
+        self._timeout = timeout
+        self._ensure = ensure
+        self._ensured = False
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations one after the other; the outcomes come in their order."""
+        line = _Line(self._pool, Effort(self._pool.place, self._timeout))
+        try:
+            return [self._outcome(line, operation) for operation in operations]
+        finally:
+            line.end()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    def _outcome(self, line: _Line, operation: Operation[Any]) -> Any:
+        try:
+            if not self._ensured:
+                self._prepare(line)
+            return line.drive(operation.start())
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
+            return translate(error, self._pool.place)
+
+    def _prepare(self, line: _Line) -> None:
+        try:
+            line.drive(self._ensure())
+        except BaseException:
+            line.drop()  # and with it the lock of a migration
+            raise
+        self._ensured = True
+
+
+def send(connection: Connection, statement: Statement) -> Reply:
+    """Send a statement and its follower, in one message where the connection allows it."""
+    cursor = connection.cursor(Cursor)  # an application's own connection may have another default
+    then = statement.then
+    if then is None:
+        cursor.execute(statement.sql, statement.parameters)
+        return Reply(list(cursor.fetchall()), cursor.rowcount)
+    if connection.client_flag & MULTI_STATEMENTS:
+        cursor.execute(f"{statement.sql}; {then.sql}", statement.parameters + then.parameters)
+        changed = cursor.rowcount
+        cursor.nextset()
+    else:
+        changed = cursor.execute(statement.sql, statement.parameters)
+        cursor.execute(then.sql, then.parameters)
+    return Reply(list(cursor.fetchall()), changed)
+
+
+def _close(connection: Connection) -> None:
+    with contextlib.suppress(Exception):  # broken already
+        connection.close()

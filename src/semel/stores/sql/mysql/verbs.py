@@ -1,0 +1,207 @@
+"""What each verb does on MySQL and MariaDB: insert first, judge what was there, swap.
+
+The verbs are generators: they yield statements and receive replies. Every statement commits by
+itself (autocommit), so no verb holds a lock while it thinks, at any isolation level:
+
+- `claim` and `put` insert first and read in the same round trip. Reading first and then inserting
+  deadlocks two callers of a new key; a plain duplicate error locks as well.
+- What the law in `judge` wants to change is written by compare-and-swap against the row that was
+  judged. Time only moves on meanwhile: what was abandoned or expired when it was read still is.
+  A row that has changed is judged again.
+- The writes of an owner name it and need no look first. One that changes nothing is looked at, to
+  tell a command that was sent twice from one that was refused.
+
+Sent twice because its answer was lost, each statement does no more than it did once. Insert and
+read share a round trip because it halves a replay over a network: first execution and replay cost
+one round trip to claim, and one to complete. Measured on loopback, where a round trip is nearly
+free, the pair in one message takes 0.75 to 0.9 of the time of two messages.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from semel.core import judge
+from semel.core.records import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.base import Counts, Page
+from semel.stores.sql.mysql.listing import Listing
+from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.rows import seconds, to_record
+from semel.stores.sql.verbs import Statement, Verb, operation
+
+ROUNDS: Final = 20
+"""How often a row may change between a look at it and the write, before a verb gives up."""
+
+
+class _Look(NamedTuple):
+    """A row as it was found."""
+
+    stored: Record | None
+    now: float
+    inserted: bool
+    """Whether the insert before this look made the row."""
+
+
+class MySQLVerbs:
+    """The verbs of the store SPI, on one table."""
+
+    def __init__(self, table: MySQLTable) -> None:
+        self._table = table
+        self._listing = Listing(table)
+
+    @operation(peek=False)
+    def claim(self, ask: ClaimRequest) -> Verb[Claim]:
+        """Ask to run the operation."""
+        for _ in range(ROUNDS):
+            found = yield from self._look(self._table.claim(ask), ask.identity)
+            if found.stored is None:
+                continue  # removed between insert and read
+            if found.inserted and found.stored.owner == ask.owner:
+                return Claimed(found.stored.number, found.stored.fence)
+            answer, record = judge.claim(found.stored, ask, found.now)
+            if record is None or (yield from self._swapped(found.stored, record)):
+                return answer
+        raise self._restless(ask.identity)
+
+    @operation(peek=False)
+    def put(self, ask: PutRequest) -> Verb[bool]:
+        """Mark as done without running."""
+        for _ in range(ROUNDS):
+            found = yield from self._look(self._table.put(ask), ask.identity)
+            if found.stored is None:
+                continue  # removed between insert and read
+            if found.inserted and found.stored.owner == ask.owner:
+                return True
+            record = judge.put(found.stored, ask, found.now)
+            if record is None or record is found.stored:
+                return record is not None
+            if (yield from self._swapped(found.stored, record)):
+                return True
+        raise self._restless(ask.identity)
+
+    @operation(peek=False)
+    def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
+        """Give an abandoned attempt to a resolver."""
+        for _ in range(ROUNDS):
+            found = yield from self._look(self._table.read(ask.identity), ask.identity)
+            record = judge.adopt(found.stored, ask, found.now)
+            if record is None or found.stored is None:
+                return None
+            if (yield from self._swapped(found.stored, record)):
+                return record
+        raise self._restless(ask.identity)
+
+    @operation(peek=False)
+    def renew(self, ask: RenewRequest) -> Verb[bool]:
+        """Extend the owner's lease from now."""
+        reply = yield self._table.renew(ask)
+        return reply.changed > 0
+
+    @operation(peek=False)
+    def complete(self, ask: CompleteRequest) -> Verb[bool]:
+        """Store the owner's success."""
+        reply = yield self._table.complete(ask)
+        return reply.changed > 0 or (
+            yield from self._ended_as(State.SUCCEEDED, ask.identity, ask.owner)
+        )
+
+    @operation(peek=False)
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> Verb[bool]:
+        """Store the owner's failure."""
+        reply = yield self._table.fail(
+            identity,
+            owner,
+            error,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+            ttl=ttl,
+        )
+        return reply.changed > 0 or (yield from self._ended_as(State.FAILED, identity, owner))
+
+    @operation(peek=False)
+    def get(self, identity: Identity) -> Verb[Record | None]:
+        """Read the record; expired is absent."""
+        found = yield from self._look(self._table.read(identity), identity)
+        return judge.present(found.stored, found.now)
+
+    @operation(peek=False)
+    def touch(self, identity: Identity, ttl: float) -> Verb[bool]:
+        """Keep a finished record for `ttl` from now."""
+        reply = yield self._table.touch(identity, ttl)
+        return reply.changed > 0
+
+    @operation(peek=False)
+    def forget(self, identity: Identity) -> Verb[bool]:
+        """Remove the record, whatever its state."""
+        reply = yield self._table.delete(identity)
+        return reply.changed > 0
+
+    @operation(peek=False)
+    def page(
+        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
+    ) -> Verb[Page]:
+        """List records by key, then scope."""
+        return (yield from self._listing.page(scope, prefix, state, limit, cursor))
+
+    @operation(peek=False)
+    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+        """Abandoned records, oldest first."""
+        return (yield from self._listing.stuck(older_than, limit))
+
+    @operation(peek=False)
+    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+        """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
+        return (yield from self._listing.purge(limit, abandoned_after))
+
+    @operation(peek=False)
+    def counts(self) -> Verb[Counts]:
+        """Count the records by state."""
+        return (yield from self._listing.counts())
+
+    def _ended_as(self, state: State, identity: Identity, owner: bytes) -> Verb[bool]:
+        """Tell whether the owner's attempt has ended this way before."""
+        found = yield from self._look(self._table.read(identity), identity)
+        record = judge.present(found.stored, found.now)
+        return record is not None and record.state is state and record.owner == owner
+
+    def _look(self, statement: Statement, identity: Identity) -> Verb[_Look]:
+        reply = yield statement
+        if not reply.rows:
+            return _Look(None, 0.0, inserted=False)
+        *row, now, inserted = reply.rows[0]
+        at = seconds(now)
+        record = to_record(tuple(row), at)
+        if record.identity != identity:
+            raise StoreError(f"the digest of {identity!r} is taken by {record.identity!r}")
+        return _Look(record, at, inserted=bool(inserted))
+
+    def _swapped(self, stored: Record, record: Record) -> Verb[bool]:
+        reply = yield self._table.swap(stored, record)
+        return reply.changed > 0
+
+    def _restless(self, identity: Identity) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the record of {identity.scope!r} / {identity.key!r} in {self._table.name} changed "
+            f"{ROUNDS} times while it was being judged"
+        )
