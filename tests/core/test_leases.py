@@ -105,7 +105,7 @@ def test_many_are_renewed_in_chunks():
 
 def test_it_tells_what_could_not_be_saved():
     saved, waiting = lease(b"anna"), unsaved(lease(b"bert"))
-    assert book(saved, waiting).unsaved() == [waiting]
+    assert book(saved, waiting).unsaved() == [(waiting, waiting.unsaved)]
 
 
 def test_a_renewal_counts_from_before_it_was_sent():

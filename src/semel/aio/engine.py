@@ -147,8 +147,8 @@ class AsyncIdempotency(AsyncRunner):
             await sleep(0.01)
         await drain(self._tasks, max(0.0, end - monotonic()))
         await self._timer.stop()
-        for lease in self._leases.unsaved():
-            await self._save_late(lease)
+        for lease, ask in self._leases.unsaved():
+            await self._save_late(lease, ask)
         if self._opening is not None:
             await self._store.close()
 

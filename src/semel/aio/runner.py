@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, assert_never, cast
 
 from semel import events
 from semel._mirror.seats import LATE, LEAD
@@ -110,23 +110,24 @@ class AsyncRunner(Answers[AsyncStore]):
         """Ask the store until it gives the operation or its outcome; tells if that took waiting."""
         ask = call.ask(self._owners.next())
         waits = pauses(call.rules)
-        waited = False
+        waited, before = False, cancellations()
         while True:
-            sent, before = monotonic(), cancellations()
+            sent = monotonic()
             try:
                 answer = await self._store.claim(ask)
-                heed(before)
                 if isinstance(answer, Claimed) and monotonic() - sent > ask.lease / 3:
                     # The answer was slow and the lease is partly used up: begin it anew.
                     sent = monotonic()
                     if not await self._store.renew(ask.identity, ask.owner, ask.lease):
                         ask = call.ask(self._owners.next())
                         continue
+                heed(before)
             except BaseException as interruption:
                 if not isinstance(interruption, Exception):
                     background(self._tasks, partial(self._disown, ask))
                 raise
-            match decide(answer, call.rules):
+            step = decide(answer, call.rules)
+            match step:
                 case Run(claimed=claimed):
                     return self._started(call, ask.owner, claimed, sent), waited
                 case Replay(finished=finished):
@@ -139,6 +140,8 @@ class AsyncRunner(Answers[AsyncStore]):
                         self._out_of_patience(call, retry_after)
                     waited = True
                     await sleep(min(next(waits), retry_after, left))
+                case _:
+                    assert_never(step)
 
     async def _disown(self, ask: ClaimRequest) -> None:
         """Give back a claim that nobody wants any more, if it was given at all."""
@@ -258,8 +261,8 @@ class AsyncRunner(Answers[AsyncStore]):
             answers = await self._renew([lease.renewal for lease in chunk])
             for lease, answer in zip(chunk, answers, strict=True):
                 self._renewed(lease, answer, sent)
-        for lease in self._leases.unsaved():
-            await self._save_late(lease)
+        for lease, ask in self._leases.unsaved():
+            await self._save_late(lease, ask)
         return self._leases.next_due()
 
     async def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
@@ -270,10 +273,7 @@ class AsyncRunner(Answers[AsyncStore]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
             return [as_store_error(error)] * len(asks)
 
-    async def _save_late(self, lease: Lease) -> None:
-        ask = lease.unsaved
-        if ask is None:
-            return
+    async def _save_late(self, lease: Lease, ask: CompleteRequest) -> None:
         try:
             saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick

@@ -111,9 +111,10 @@ class Leases:
         ]
         return [due[start : start + CHUNK] for start in range(0, len(due), CHUNK)]
 
-    def unsaved(self) -> list[Lease]:
-        """Ended attempts whose result the store does not know yet."""
-        return [lease for lease in tuple(self._running.values()) if lease.unsaved is not None]
+    def unsaved(self) -> list[tuple[Lease, CompleteRequest]]:
+        """Ended attempts, each with the result that the store does not know yet."""
+        running = tuple(self._running.values())
+        return [(lease, lease.unsaved) for lease in running if lease.unsaved is not None]
 
     def next_due(self) -> float:
         """When the timer has to come back; infinity when nothing runs."""

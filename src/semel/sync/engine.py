@@ -147,8 +147,8 @@ class Idempotency(Runner):
             sleep(0.01)
         drain(self._tasks, max(0.0, end - monotonic()))
         self._timer.stop()
-        for lease in self._leases.unsaved():
-            self._save_late(lease)
+        for lease, ask in self._leases.unsaved():
+            self._save_late(lease, ask)
         if self._opening is not None:
             self._store.close()
 

@@ -1,0 +1,193 @@
+"""The way of one call where the store answers late, refuses, or cannot do everything."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from engines.facade import PATIENCE, Effect, never, until, wait_until
+from semel import (
+    AsyncIdempotency,
+    LeaseLost,
+    Policy,
+    StoreUnavailable,
+    current_attempt,
+    events,
+    testing,
+)
+from semel.core.records import State
+from semel.stores.memory import AsyncMemoryStore
+from semel.testing import Delay, Refuse
+
+SHORT = Policy(lease=0.6)
+SLOW = Delay(0.3)
+"""More than a third of that lease."""
+
+
+def test_a_claim_that_was_answered_late_is_renewed_before_the_function_runs(world):
+    engine = world.engine()
+    engine.store.inject("claim", SLOW)
+    seen = []
+
+    def looks():
+        seen.append((engine.commands("renew"), current_attempt().lost))
+
+    engine.execute("k", looks, policy=SHORT)
+    assert seen == [(1, False)]
+
+
+def test_a_claim_that_was_answered_at_once_is_not(world):
+    engine = world.engine()
+    engine.execute("k", Effect())
+    assert [call.verb for call in engine.store.calls] == ["claim", "complete"]
+
+
+def test_a_claim_that_was_lost_before_its_late_answer_is_made_anew(world):
+    engine, operator, removed = world.engine(), world.engine(), []
+    engine.store.inject("claim", SLOW)
+    engine.store.before["renew"] = lambda: removed.append(operator.forget("k"))
+    assert engine.execute("k", Effect("after all"), policy=SHORT) == "after all"
+    assert removed == [True]
+    owners = [call.args[0].owner for call in engine.store.calls if call.verb == "claim"]
+    assert len(owners) == len(set(owners)) == 2
+
+
+def test_nothing_runs_when_a_late_claim_cannot_be_renewed(world):
+    engine = world.engine()
+    engine.store.inject("claim", SLOW)
+    engine.store.inject("renew", Refuse())
+    with pytest.raises(StoreUnavailable):
+        engine.execute("k", never, policy=SHORT)
+    assert engine.execute("k", Effect("later")) == "later"
+
+
+def test_a_store_without_batches_is_renewed_one_by_one(world):
+    engine = world.engine(policy=SHORT)
+    del engine.store.renew_many
+    effects = [Effect(number).held() for number in range(3)]
+    calls = [engine.start(f"k{number}", effect) for number, effect in enumerate(effects)]
+    wait_until(lambda: engine.commands("renew") >= 6)
+    for effect in effects:
+        effect.release()
+    assert [call.result(PATIENCE) for call in calls] == [0, 1, 2]
+
+
+def test_a_lease_that_begins_while_others_are_renewed_is_renewed_too(memory_world):
+    engine = memory_world.engine(policy=SHORT)
+    renewing, go_on = threading.Event(), threading.Event()
+    engine.store.before["renew_many"] = lambda: renewing.set() or go_on.wait(PATIENCE)
+    first, second = Effect(1).held(), Effect(2).held()
+    calls = [engine.start("first", first)]
+    assert renewing.wait(PATIENCE)
+    calls.append(engine.start("second", second, policy=Policy(lease=0.3)))
+    second.wait_started()
+    go_on.set()
+
+    def renewed():
+        asks = (call.args[0] for call in tuple(engine.store.calls) if call.verb == "renew_many")
+        return {ask.identity.key for some in asks for ask in some}
+
+    wait_until(lambda: renewed() == {"first", "second"})
+    first.release()
+    second.release()
+    assert [call.result(PATIENCE) for call in calls] == [1, 2]
+
+
+def test_an_error_that_no_store_should_raise_at_a_renewal_is_one_failed_renewal(memory_world):
+    engine = memory_world.engine(policy=SHORT)
+    engine.store.inject("renew_many", Refuse(RuntimeError("a bug of the store")))
+    effect = Effect().held()
+    call = engine.start("k", effect)
+    wait_until(lambda: engine.commands("renew_many") >= 2)
+    effect.release()
+    assert call.result(PATIENCE) == "done"
+    assert ["a bug" in event.error for event in engine.told(events.RenewalFailed)] == [True]
+
+
+def test_a_bypassed_call_asks_no_store_and_runs_each_time(memory_world):
+    engine, effect = memory_world.engine(), Effect()
+    with testing.bypass():
+        assert engine.execute("k", effect) == engine.execute("k", effect) == "done"
+        with pytest.raises(ValueError):
+            engine.execute("k", Effect(raising=ValueError()))
+    assert (effect.runs, engine.commands()) == (2, 0)
+
+
+def test_an_interrupted_save_that_is_done_again_and_refused_ends_by_the_interruption(memory_world):
+    class Interrupted(BaseException):
+        """As Ctrl-C."""
+
+    engine, operator = memory_world.engine(), memory_world.engine()
+    engine.store.before["complete"] = lambda: operator.forget("k")
+    engine.store.inject("complete", Refuse(Interrupted()))
+    with pytest.raises(Interrupted):
+        engine.execute("k", Effect())
+    wait_until(lambda: engine.told(events.LeaseLost))
+    assert operator.peek("k") is None
+
+
+def test_a_claim_that_was_interrupted_though_it_was_never_given_leaves_nothing(memory_world):
+    class Interrupted(BaseException):
+        """As Ctrl-C."""
+
+    engine, other = memory_world.engine(), memory_world.engine()
+    effect = Effect("theirs").held()
+    running = other.start("k", effect)
+    effect.wait_started()
+    engine.store.inject("claim", Refuse(Interrupted()))
+    with pytest.raises(Interrupted):
+        engine.execute("k", never)
+    wait_until(lambda: engine.commands("claim") == 2)
+    assert engine.peek("k").state is State.PROCESSING
+    assert engine.commands("fail") == 0
+    effect.release()
+    assert running.result(PATIENCE) == engine.execute("k", never) == "theirs"
+
+
+def test_a_result_that_was_lost_while_it_could_not_be_saved_is_told(memory_world, monkeypatch):
+    for runner in ("semel.sync.runner", "semel.aio.runner"):
+        monkeypatch.setattr(f"{runner}.SAVE_PATIENCE", 0.05)
+    engine, operator = memory_world.engine(), memory_world.engine()
+    engine.store.inject("complete", Refuse(), times=3)
+    assert engine.execute("k", Effect("paid")) == "paid"
+    operator.forget("k")
+    wait_until(lambda: engine.told(events.LeaseLost))
+    assert not engine.told(events.ResultStoredLate)
+    assert not engine.engine._leases
+
+
+async def test_a_sharer_that_was_cancelled_in_the_moment_of_the_answer_is_passed_over():
+    async with AsyncIdempotency(AsyncMemoryStore()) as idem:
+        go = asyncio.Event()
+
+        async def waits():
+            await go.wait()
+            sharer.cancel()  # its seat is still taken when the answer is given
+            return "answer"
+
+        leader = asyncio.create_task(idem.execute("k", waits))
+        await asyncio.sleep(0)
+        sharer = asyncio.create_task(idem.execute("k", waits))
+        await until(lambda: any(idem._flights._seats._waiting.values()))
+        go.set()
+        assert await leader == "answer"
+        with pytest.raises(asyncio.CancelledError):
+            await sharer
+
+
+def test_an_attempt_that_lost_its_lease_may_stop_before_its_effect(world):
+    engine, operator = world.engine(policy=Policy(lease=0.4)), world.engine()
+    effects = []
+
+    def careful():
+        attempt = current_attempt()
+        operator.forget("k")
+        wait_until(lambda: attempt.lost)
+        attempt.check()
+        effects.append("too late")
+
+    with pytest.raises(LeaseLost):
+        engine.execute("k", careful)
+    assert effects == []
