@@ -197,6 +197,29 @@ class PurgeTakesHeldRecords(MemoryStore):
         return gone + sum(self.forget(record.identity) for record in stuck)
 
 
+class AdoptInterrupts(MemoryStore):
+    def adopt(self, identity, owner, lease):
+        record = self.get(identity)
+        if record is not None and record.state is State.PROCESSING:
+            self.renew(identity, record.owner, 0.0)
+        return super().adopt(identity, owner, lease)
+
+
+class AdoptForgetsTheHold(MemoryStore):
+    def adopt(self, identity, owner, lease):
+        record = super().adopt(identity, owner, lease)
+        if record is not None:
+            self._shelf.place(replace(record, hold=False))
+        return record
+
+
+class AdoptKeepsTheFence(MemoryStore):
+    def adopt(self, identity, owner, lease):
+        before = self.get(identity)
+        record = super().adopt(identity, owner, lease)
+        return None if record is None else replace(record, fence=before.fence)
+
+
 class StuckIsUnsorted(MemoryStore):
     def stuck(self, *, older_than=0.0, limit=100):
         return sorted(super().stuck(older_than=older_than), key=lambda each: each.identity.key)[

@@ -81,6 +81,9 @@ CAUGHT_BY = [
     ),
     (broken.PrefixIsAPattern, "test_a_prefix_is_taken_literally"),
     (broken.PurgeTakesHeldRecords, "test_purge_removes_abandoned_attempts_that_nobody_holds"),
+    (broken.AdoptInterrupts, "test_a_live_attempt_is_not_given_away"),
+    (broken.AdoptForgetsTheHold, "test_an_abandoned_attempt_is_given_to_a_resolver"),
+    (broken.AdoptKeepsTheFence, "test_an_abandoned_attempt_is_given_to_a_resolver"),
     (broken.StuckIsUnsorted, "test_stuck_shows_abandoned_attempts_oldest_first"),
 ]
 
@@ -90,6 +93,8 @@ PARAMETERS = {
     broken.CaseIsIgnored: {"difference": "upper and lower case"},
     broken.EmptyResultIsLost: {"name": "empty"},
     broken.PrefixIsAPattern: {"prefix": "a%"},
+    broken.AdoptForgetsTheHold: {"hold": True},
+    broken.AdoptKeepsTheFence: {"hold": True},
 }
 """Which case of a test with several shows the fault."""
 
@@ -103,6 +108,7 @@ def run(test, kind, parameters):
             "driven": driver,
             "batching": driver,
             "scannable": driver,
+            "repairing": driver,
             "sleep": clock.advance,
             **parameters,
         }

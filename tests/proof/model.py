@@ -36,7 +36,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
-from semel.stores.base import Batching
+from semel.stores.base import Batching, Repairing
 from semel.testing import FakeClock, StoreDriver
 
 histories = st.lists(st.integers(0, 2**31 - 1), min_size=20, max_size=60, unique=True)
@@ -49,7 +49,16 @@ TTLS = [500.0, 5_000.0]
 LIMITS = [None, None, None, 1, 3]
 PASSING = [0.000001, 100.0, 400.0, 500.0]
 
-VERBS = {"claim": 8, "renew": 3, "complete": 2, "fail": 2, "put": 1, "touch": 1, "forget": 2}
+VERBS = {
+    "claim": 8,
+    "renew": 3,
+    "complete": 2,
+    "fail": 2,
+    "put": 1,
+    "touch": 1,
+    "forget": 2,
+    "adopt": 3,
+}
 """How often each is sent: a life that ends at once never gets interesting."""
 
 lives = count()
@@ -63,6 +72,7 @@ class StoreBesideTheLaw:
         self.clock = clock
         self.tolerance = tolerance
         self.batching = store.offers(Batching)
+        self.repairing = store.offers(Repairing)
         # Every history has a key of its own, so that one store can serve them all.
         self.key = Identity("life", str(next(lives)))
         self.model: Record | None = None
@@ -164,6 +174,18 @@ class StoreBesideTheLaw:
         if isinstance(self.clock, FakeClock):
             self.clock.advance(0.001)
 
+    def adopt(self, dice):
+        if not self.repairing:
+            return
+        ask = RenewRequest(self.key, dice.choice(OWNERS), dice.choice(LEASES))
+        note(f"adopt {ask}")
+        answer = self.store.adopt(ask.identity, ask.owner, ask.lease)
+        expected = judge.adopt(self.model, ask, self.clock())
+        assert timeless(answer) == timeless(expected)
+        after = self.follow(expected)
+        if answer is not None:
+            assert unread(answer) == unread(after), "the answer is the record"
+
     def send(self, dice, ask, one, many):
         """Send a request by itself or in a batch of one: the law is the same."""
         if not self.batching or dice.random() < 0.7:
@@ -224,11 +246,10 @@ class StoreBesideTheLaw:
         new_attempt = before is None or after.number != before.number
         if before is not None:
             assert after.number - before.number in {0, 1}, "attempts count up one by one"
-            if not new_attempt:
-                assert after.owner == before.owner, "only a new attempt changes the owner"
-                if before.state is not State.PROCESSING:
-                    assert (after.state, after.outcome) == (before.state, before.outcome)
-        if new_attempt:
+            if not new_attempt and before.state is not State.PROCESSING:
+                assert after.owner == before.owner, "what has ended changes hands by a new attempt"
+                assert (after.state, after.outcome) == (before.state, before.outcome)
+        if new_attempt or after.owner != before.owner:
             assert after.fence > self.fence, "a fence grows, also over forgetting"
         else:
             assert after.fence == self.fence

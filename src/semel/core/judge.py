@@ -47,6 +47,7 @@ NEXT: dict[State | None, dict[str, State | None]] = {
         "complete": State.SUCCEEDED,
         "fail": State.FAILED,
         "put": State.SUCCEEDED,  # only when abandoned and not held
+        "adopt": State.PROCESSING,  # only when abandoned
         "forget": None,
     },
     State.SUCCEEDED: {
@@ -171,6 +172,28 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
         superseded=superseded,
         expires_at=now + ask.ttl,
         outcome=ask.result,
+        now=now,
+    )
+
+
+def adopt(stored: Record | None, ask: RenewRequest, now: float) -> Record | None:
+    """Give an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
+
+    The fence grows, so that a revived owner comes second everywhere; the number does not, because
+    a resolver finds out what an attempt did and makes none of its own.
+    """
+    record = present(stored, now)
+    if record is None or record.state is not State.PROCESSING:
+        return None
+    if record.owner != ask.owner and record.lease_until is not None and record.lease_until > now:
+        return None
+    fence = record.fence if record.owner == ask.owner else _next_fence(record.fence, now)
+    return replace(
+        record,
+        owner=ask.owner,
+        fence=fence,
+        lease_until=now + ask.lease,
+        updated_at=now,
         now=now,
     )
 

@@ -83,6 +83,16 @@ class Record(Struct, frozen=True, kw_only=True):
     retryable: bool = False
 
     @property
+    def scope(self) -> str:
+        """The kind of operation."""
+        return self.identity.scope
+
+    @property
+    def key(self) -> str:
+        """The operation's key."""
+        return self.identity.key
+
+    @property
     def abandoned(self) -> bool:
         """PROCESSING, but its owner's lease has passed."""
         return self.lease_until is not None and self.lease_until <= self.now

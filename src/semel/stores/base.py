@@ -205,6 +205,22 @@ class AsyncScannable(Protocol):
 
 
 @runtime_checkable
+class Repairing(Protocol):
+    """A store whose abandoned records can be given to a resolver."""
+
+    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
+        ...
+
+
+@runtime_checkable
+class AsyncRepairing(Protocol):
+    """`Repairing`, awaited."""
+
+    async def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None: ...
+
+
+@runtime_checkable
 class Notifying(Protocol):
     """A store that can wake a waiter in another process before its next poll."""
 

@@ -25,12 +25,12 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import AsyncStore, Batching, Counts, Page, Scannable, Store
+from semel.stores.base import AsyncStore, Batching, Counts, Page, Repairing, Scannable, Store
 
 Answer = TypeVar("Answer")
 
 
-class _Everything(Store, Batching, Scannable, Protocol):
+class _Everything(Store, Batching, Scannable, Repairing, Protocol):
     """What a store may offer; a verb that it does not offer is simply not called."""
 
 
@@ -44,7 +44,7 @@ class StoreDriver:
         self._is_async = inspect.iscoroutinefunction(store.claim)
 
     def offers(self, capability: type) -> bool:
-        """Whether the store has a capability: `Batching`, `Scannable`."""
+        """Whether the store has a capability: `Batching`, `Scannable`, `Repairing`."""
         return isinstance(self._store, capability)
 
     def claim(self, ask: ClaimRequest) -> Claim:
@@ -158,6 +158,12 @@ class StoreDriver:
     def counts(self) -> Counts:
         """Drive `counts`."""
         return self._finish(self._store.counts())
+
+    # --- Repairing -----------------------------------------------------------------------
+
+    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Drive `adopt`."""
+        return self._finish(self._store.adopt(identity, owner, lease))
 
     # --- many callers at once ------------------------------------------------------------
 

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 OPTIONAL_VERBS = (
     *("claim_many", "complete_many", "renew_many", "get_many", "put_many", "forget_many"),
     *("scan", "stuck", "purge", "counts"),
-    "wait",
+    *("adopt", "wait"),
 )
 """Verbs of the capabilities. A faulty store has those that its store has, set one by one, so that
 `isinstance(store, Batching)` stays as true as it was."""

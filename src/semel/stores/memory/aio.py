@@ -83,6 +83,10 @@ class AsyncMemoryStore:
         """Remove the record, whatever its state."""
         return self._store.forget(identity)
 
+    async def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not."""
+        return self._store.adopt(identity, owner, lease)
+
     async def close(self) -> None:
         """Nothing was opened; the records stay as long as the store object does."""
         self._store.close()

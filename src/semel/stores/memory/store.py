@@ -37,6 +37,7 @@ Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 
 Clock: TypeAlias = Callable[[], float]
+Decision: TypeAlias = Callable[[Record | None, float], Record | None]
 
 DEFAULT_MAX_RECORDS = 100_000
 
@@ -139,18 +140,24 @@ class MemoryStore:
             self._shelf.drop(identity)
             return known
 
+    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not."""
+        ask = RenewRequest(identity, owner, lease)
+        return self._changed(identity, lambda stored, now: judge.adopt(stored, ask, now))
+
     def close(self) -> None:
         """Nothing was opened; the records stay as long as the store object does."""
 
-    def _change(
-        self, identity: Identity, decide: Callable[[Record | None, float], Record | None]
-    ) -> bool:
+    def _change(self, identity: Identity, decide: Decision) -> bool:
+        return self._changed(identity, decide) is not None
+
+    def _changed(self, identity: Identity, decide: Decision) -> Record | None:
         with self._lock:
             now, stored = self._clock(), self._shelf.find(identity)
             record = decide(stored, now)
             if record is not None:
                 self._save(record, stored, now)
-            return record is not None
+            return record
 
     def _save(
         self, record: Record, stored: Record | None, now: float, ttl: float | None = None

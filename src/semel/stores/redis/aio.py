@@ -108,6 +108,10 @@ class AsyncRedisStore:
         """Remove the record, whatever its state; False when there was none."""
         return await self._transport.call(self._verbs.forget(identity))
 
+    async def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
+        return await self._transport.call(self._verbs.adopt(RenewRequest(identity, owner, lease)))
+
     async def close(self) -> None:
         """Release what this store opened itself."""
         await self._transport.close()

@@ -105,6 +105,10 @@ class RedisStore:
         """Remove the record, whatever its state; False when there was none."""
         return self._transport.call(self._verbs.forget(identity))
 
+    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
+        return self._transport.call(self._verbs.adopt(RenewRequest(identity, owner, lease)))
+
     def close(self) -> None:
         """Release what this store opened itself."""
         self._transport.close()

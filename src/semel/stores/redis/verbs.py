@@ -156,6 +156,18 @@ class Verbs:
             bool,
         )
 
+    def adopt(self, ask: RenewRequest) -> Call[Record | None]:
+        """See `Repairing.adopt`."""
+        lease = microseconds(ask.lease)
+        read = record_reader(ask.identity)
+        return Call(
+            scripts.ADOPT,
+            self._keys.record_and_index(ask.identity),
+            (_sized("owner", ask.owner, OWNER_BYTES), lease),
+            lambda reply: read(None if reply is None else reply[1:]),
+            lease,
+        )
+
 
 def record_reader(identity: Identity) -> Callable[[Any], Record | None]:
     """What reads the reply of `get` and `check`."""
@@ -171,7 +183,10 @@ def record_reader(identity: Identity) -> Callable[[Any], Record | None]:
 
 def granted(reply: Any) -> bool:
     """Whether the script wrote what it was asked to write."""
-    return reply == 1 or (isinstance(reply, list) and reply[0] == b"claimed")
+    return reply == 1 or (isinstance(reply, list) and reply[0] in _GRANTED)
+
+
+_GRANTED = (b"claimed", b"adopted")
 
 
 def microseconds(seconds: float) -> int:

@@ -19,6 +19,7 @@ from semel.testing.contract.judging import JudgingContract
 from semel.testing.contract.marks import MarkContract
 from semel.testing.contract.outcomes import OutcomeContract
 from semel.testing.contract.ownership import OwnershipContract
+from semel.testing.contract.repairing import RepairContract
 from semel.testing.contract.replacing import ReplaceContract
 from semel.testing.contract.retention import RetentionContract
 from semel.testing.contract.scanning import ScanContract
@@ -40,5 +41,6 @@ class StoreContract(
     ValueContract,
     BatchingContract,
     ScanContract,
+    RepairContract,
 ):
     """Everything a store promises, in one suite for both kinds."""
