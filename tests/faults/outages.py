@@ -1,0 +1,80 @@
+"""Real reasons why one engine cannot reach its store while others can."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from engines.facade import Driven, World
+from semel.stores.redis import AsyncRedisStore, RedisStore
+
+
+class Outage:
+    """A store that one engine cannot reach while `during()` lasts; others can."""
+
+    def __init__(
+        self, world: World, store: Any, during: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.engine = world.engine_on(world.kind.steered(store))
+        self.during = during
+
+
+@contextlib.contextmanager
+def write_locked(world: World) -> Iterator[Outage]:
+    """Another connection has the write lock for longer than the store waits."""
+    store = world.kind.open_store(world.url, timeout=0.1)
+
+    @contextlib.contextmanager
+    def locked() -> Iterator[None]:
+        path = world.url.removeprefix("sqlite:///")
+        with contextlib.closing(
+            sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        ) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            yield
+
+    try:
+        yield Outage(world, store, locked)
+    finally:
+        world.kind.finish(store.close)
+
+
+@contextlib.contextmanager
+def pool_exhausted(world: World) -> Iterator[Outage]:
+    """The only connection of the application's pool is in use."""
+    if world.name == "threads":
+        client = redis.Redis.from_url(world.url, max_connections=1)
+        store, close = RedisStore(client), client.close
+    else:
+        client = redis.asyncio.Redis.from_url(world.url, max_connections=1)
+        store, close = AsyncRedisStore(client), client.aclose
+    pool = client.connection_pool
+
+    @contextlib.contextmanager
+    def exhausted() -> Iterator[None]:
+        connection = world.kind.finish(pool.get_connection)
+        try:
+            yield
+        finally:
+            world.kind.finish(pool.release, connection)
+
+    try:
+        yield Outage(world, store, exhausted)
+    finally:
+        world.kind.finish(close)
+
+
+@contextlib.contextmanager
+def short_of_time(world: World) -> Iterator[Driven]:
+    """An engine whose store answers within a fifth of a second, or not at all."""
+    store = world.kind.open_store(world.url, timeout=0.2)
+    try:
+        yield world.engine_on(world.kind.steered(store))
+    finally:
+        world.kind.finish(store.close)

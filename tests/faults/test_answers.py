@@ -1,0 +1,216 @@
+"""The store did what it was asked; its answer is lost, or comes late.
+
+| fault | expected |
+|---|---|
+| 2 claim applied, reply lost | the same attempt asks again and is told Claimed |
+| 6 complete applied, reply lost | the same owner asks again: success |
+| 40 claim given late, or to nobody | renewed before the function runs; forgotten, also under hold |
+
+On Redis a proxy cuts the connection once the server has answered, or holds the answers back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from engines.facade import PATIENCE, Effect, Stop, World, never, wait_until
+from semel import Policy, current_attempt, events
+from semel.core.records import Claimed, Identity, State
+from semel.stores.redis import scripts
+from semel.testing import Call, LoseReply
+from servers.proxy import proxy_to
+
+fault = pytest.mark.fault
+
+
+@pytest.fixture
+def proxy(redis_of_this_worker, redis_url):
+    """Stands between an engine and Redis, which knows the scripts already."""
+    with contextlib.closing(redis_of_this_worker.client()) as client:
+        for script in (scripts.CLAIM, scripts.END, scripts.RENEW):
+            client.script_load(script.text)
+    with proxy_to(redis_of_this_worker.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind_proxy(kind, proxy):
+    with World(kind, proxy.url) as opened:
+        yield opened
+
+
+def sends(script):
+    return lambda request: script.sha.encode() in request
+
+
+def verbs(calls: list[Call]) -> list[str]:
+    return [call.verb for call in calls]
+
+
+# --- lost -------------------------------------------------------------------------------------
+
+
+@fault(2)
+def test_a_claim_whose_reply_was_lost_on_the_way_runs_once(behind_proxy, proxy, redis_url):
+    engine = behind_proxy.engine()
+    effect = Effect()
+    proxy.lose_reply(sends(scripts.CLAIM))
+    outcome = engine.run("k", effect)
+    assert proxy.lost == 1
+    assert (outcome.value, outcome.replayed, outcome.attempt.number) == ("done", False, 1)
+    assert effect.runs == 1
+    assert engine.execute("k", never) == "done"
+
+
+@fault(2)
+def test_a_claim_that_is_sent_again_by_the_same_attempt_is_given_again(world):
+    engine = world.engine()
+    engine.store.twice.add("claim")
+    effect = Effect()
+    outcome = engine.run("k", effect)
+    assert (outcome.value, outcome.replayed, outcome.attempt.number) == ("done", False, 1)
+    assert effect.runs == 1
+
+
+@fault(6)
+def test_a_complete_whose_reply_was_lost_on_the_way_is_a_success(behind_proxy, proxy):
+    engine = behind_proxy.engine()
+    effect = Effect()
+    proxy.lose_reply(sends(scripts.END))
+    assert engine.execute("k", effect) == "done"
+    assert proxy.lost == 1
+    assert engine.told(events.Ran)
+    assert not engine.told(events.LeaseLost)
+    assert engine.execute("k", never) == "done"
+    assert effect.runs == 1
+
+
+@fault(6)
+def test_a_complete_that_is_told_to_have_failed_is_repeated_and_is_a_success(world):
+    engine = world.engine()
+    effect = Effect()
+    engine.store.inject("complete", LoseReply())
+    assert engine.execute("k", effect) == "done"
+    assert engine.store.fired("complete") == 1
+    assert engine.commands("complete") == 2
+    assert engine.told(events.Ran)
+    assert not engine.told(events.LeaseLost)
+    assert world.engine().execute("k", never) == "done"
+    assert effect.runs == 1
+
+
+# --- late -------------------------------------------------------------------------------------
+
+
+class LateAnswer:
+    """Lets the store give a claim at once, and its caller hear of it only when told."""
+
+    def __init__(self, world: World, engine) -> None:
+        self.given = threading.Event()
+        self.tell = threading.Event()
+        self._store = engine.store.store
+        self._claim = self._store.claim
+        self._store.claim = self._late if world.name == "threads" else self._late_async
+
+    def _late(self, ask):
+        answer = self._once(self._claim(ask))
+        assert self.tell.wait(PATIENCE)
+        return answer
+
+    async def _late_async(self, ask):
+        answer = self._once(await self._claim(ask))
+        await asyncio.to_thread(self.tell.wait, PATIENCE)
+        return answer
+
+    def _once(self, answer):
+        assert isinstance(answer, Claimed)
+        self._store.claim = self._claim
+        self.given.set()
+        return answer
+
+
+@fault(40)
+def test_an_answer_later_than_a_third_of_the_lease_is_renewed_before_the_function_runs(
+    behind_proxy, proxy
+):
+    engine = behind_proxy.engine()
+    engine.ask_store("get", Identity("warm", "up"))  # connects, which has answers of its own
+    seen = []
+
+    def work():
+        proxy.delay = 0.0
+        seen.extend(verbs(engine.store.calls))
+        return current_attempt().lost
+
+    proxy.delay = 0.5
+    assert engine.execute("k", work, policy=Policy(lease=1.2)) is False
+    assert seen == ["claim", "renew"]
+
+
+@fault(40)
+def test_a_claim_that_was_blocked_for_a_third_of_the_lease_is_renewed_before_the_function_runs(
+    world,
+):
+    engine, other = world.engine(), world.engine()
+    late = LateAnswer(world, engine)
+    seen = []
+
+    def work():
+        seen.extend((verbs(engine.store.calls), other.peek("k").lease_until))
+
+    running = engine.start("k", work, policy=Policy(lease=0.9))
+    assert late.given.wait(PATIENCE)
+    first_end = other.peek("k").lease_until
+    threading.Timer(0.35, late.tell.set).start()
+    running.result(PATIENCE)
+    calls, end = seen
+    assert calls == ["claim", "renew"]
+    assert end > first_end, "the lease was not begun anew"
+
+
+@fault(40)
+def test_a_claim_given_so_late_that_another_has_done_the_work_does_not_run(world):
+    engine, other = world.engine(), world.engine()
+    late = LateAnswer(world, engine)
+    effect = Effect("by the other")
+    running = engine.start("k", never, policy=Policy(lease=0.2))
+    assert late.given.wait(PATIENCE)
+    assert other.execute("k", effect) == "by the other"  # after the lease
+    late.tell.set()
+    assert running.result(PATIENCE) == "by the other"
+    assert effect.runs == 1
+
+
+@fault(40)
+@pytest.mark.parametrize("abandoned", ["takeover", "hold"])
+def test_a_claim_that_nobody_wants_any_more_is_forgotten(store_url, abandoned):
+    """The task that asked is cancelled while the answer is on its way."""
+    policy = Policy(abandoned=abandoned)
+    with World("asyncio", store_url) as world:
+        engine, other = world.engine(), world.engine()
+        late = LateAnswer(world, engine)
+        asking = engine.start("k", never, policy=policy)
+        assert late.given.wait(PATIENCE)
+        assert other.peek("k").state is State.PROCESSING  # the fault: given, and nobody is told
+        asking.cancel()
+        late.tell.set()
+        wait_until(lambda: other.peek("k").state is State.FAILED)
+        assert other.execute("k", Effect("next"), policy=policy) == "next"
+
+
+@fault(40)
+@pytest.mark.parametrize("abandoned", ["takeover", "hold"])
+def test_a_claim_whose_thread_was_interrupted_is_forgotten(store_url, abandoned):
+    policy = Policy(abandoned=abandoned)
+    with World("threads", store_url) as world:
+        engine, other = world.engine(), world.engine()
+        engine.store.inject("claim", LoseReply(Stop()))
+        with pytest.raises(Stop):
+            engine.execute("k", never, policy=policy)
+        assert engine.store.fired("claim") == 1
+        assert other.peek("k").state is State.FAILED
+        assert other.execute("k", Effect("next"), policy=policy) == "next"

@@ -1,0 +1,128 @@
+"""The store cannot be reached before or while a function runs.
+
+| fault | expected |
+|---|---|
+| 10 renewal fails for good | the function is signalled before the lease ends; then as 8 |
+| 26 no connection at the claim | StoreUnavailable, nothing ran; store_error=open: runs, loudly |
+
+Redis has no free connection, stands still (SIGSTOP) or is killed; an SQLite file is locked by
+another connection. A memory store cannot be out of reach.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from engines.facade import PATIENCE, Effect, World, never, wait_until
+from faults.outages import short_of_time
+from semel import LeaseLost, Policy, StoreUnavailable, current_attempt, events
+
+fault = pytest.mark.fault
+
+
+# --- at the claim -----------------------------------------------------------------------------
+
+
+@fault(26)
+def test_without_a_connection_at_the_claim_nothing_runs(outage):
+    with outage.during(), pytest.raises(StoreUnavailable):
+        outage.engine.execute("k", never)
+    assert outage.engine.told(events.StoreFailed)
+    effect = Effect()
+    assert outage.engine.execute("k", effect) == "done"
+    assert effect.runs == 1
+
+
+@fault(26)
+def test_without_a_connection_at_the_claim_an_open_policy_runs_and_says_so_loudly(outage):
+    effect = Effect()
+    with outage.during():
+        assert outage.engine.execute("k", effect, policy=Policy(store_error="open")) == "done"
+    assert effect.runs == 1
+    (told,) = outage.engine.told(events.RanUnprotected)
+    assert told.level >= 40
+    assert outage.engine.peek("k") is None
+
+
+# --- at the renewal ---------------------------------------------------------------------------
+
+
+class Worker:
+    """A function that works until its lease is lost, tells so, and ends when it may."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.heard = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self):
+        attempt = current_attempt()
+        self.began.set()
+        wait_until(lambda: attempt.lost)
+        self.in_time = time.monotonic() < attempt.lease.until
+        with pytest.raises(LeaseLost):
+            attempt.check()
+        self.heard.set()
+        assert self.may_end.wait(PATIENCE)
+        return "worked on"
+
+    def wait_told(self, engine):
+        assert self.heard.wait(PATIENCE)
+        assert engine.told(events.RenewalFailed), "the fault did not fire"
+        assert self.in_time, "it was signalled when others may run already"
+        wait_until(lambda: engine.told(events.LeaseLost))
+
+
+@fault(10)
+def test_a_function_whose_lease_cannot_be_renewed_is_told_in_time_and_saved_if_nobody_came(
+    outage, shared
+):
+    work = Worker()
+    running = outage.engine.start("k", work, policy=Policy(lease=2.0))
+    assert work.began.wait(PATIENCE)
+    with outage.during():
+        work.wait_told(outage.engine)
+    work.may_end.set()
+    assert running.result(PATIENCE) == "worked on"
+    assert shared.engine().execute("k", never) == "worked on"
+
+
+@fault(10)
+def test_a_function_is_told_in_time_that_redis_stands_still_and_gives_way_to_a_successor(
+    kind, own_server
+):
+    with World(kind, own_server.url) as world, short_of_time(world) as engine:
+        successor = world.engine()
+        work = Worker()
+        running = engine.start("k", work, policy=Policy(lease=2.0))
+        assert work.began.wait(PATIENCE)
+        own_server.process.send_signal(signal.SIGSTOP)
+        work.wait_told(engine)
+        engine.break_renewals()  # or the first one after the pause may be quicker than the other
+        own_server.process.send_signal(signal.SIGCONT)
+        assert successor.execute("k", Effect("by the successor")) == "by the successor"
+        work.may_end.set()
+        with pytest.raises(LeaseLost):
+            running.result(PATIENCE)
+        assert engine.execute("k", never) == "by the successor"
+
+
+@fault(10)
+def test_a_function_is_told_in_time_that_redis_was_killed_and_its_claim_is_gone_with_it(
+    kind, own_server
+):
+    with World(kind, own_server.url) as world, short_of_time(world) as engine:
+        work = Worker()
+        running = engine.start("k", work, policy=Policy(lease=2.0))
+        assert work.began.wait(PATIENCE)
+        own_server.kill()
+        work.wait_told(engine)
+        own_server.restart()
+        work.may_end.set()
+        with pytest.raises(LeaseLost):
+            running.result(PATIENCE)
+        assert engine.peek("k") is None
