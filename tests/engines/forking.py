@@ -1,6 +1,6 @@
 """Programs that fork while an attempt runs; `test_forking.py` starts them and reads their report.
 
-    python forking.py threads|asyncio URL
+    python forking.py threads|asyncio URL url|object
 
 A program prints one JSON object: what the parent and what the child saw.
 """
@@ -13,7 +13,15 @@ import os
 import sys
 import time
 
-from semel import AsyncIdempotency, Idempotency, LeaseLost, Policy, current_attempt
+from semel import (
+    AsyncIdempotency,
+    Idempotency,
+    LeaseLost,
+    Policy,
+    current_attempt,
+    open_async_store,
+    open_store,
+)
 
 LEASE = 0.6
 KEYS = 5
@@ -27,8 +35,9 @@ def owner(record) -> str:
     return record.owner.hex()
 
 
-def threads(url: str) -> None:
-    idem = Idempotency(url, policy=Policy(lease=LEASE), cache=5)
+def threads(url: str, by: str) -> None:
+    given = url if by == "url" else open_store(url)
+    idem = Idempotency(given, policy=Policy(lease=LEASE), cache=5 if by == "url" else 0)
     idem.execute("before", lambda: "before")
     read, write = os.pipe()
     mine: dict[str, object] = {}
@@ -62,6 +71,7 @@ def threads(url: str) -> None:
         os._exit(0)
     stored = idem.execute("k", lambda: "again")
     idem.close()
+    os.close(write)  # so that a child without a report is an end of file, not a wait
     child = json.loads(os.read(read, 100_000))
     print(
         json.dumps(
@@ -97,8 +107,9 @@ async def in_child(idem: AsyncIdempotency, context, attempt, write: int) -> None
     await idem.close()
 
 
-async def tasks(url: str) -> None:
-    idem = AsyncIdempotency(url, policy=Policy(lease=LEASE), cache=5)
+async def tasks(url: str, by: str) -> None:
+    given = url if by == "url" else open_async_store(url)
+    idem = AsyncIdempotency(given, policy=Policy(lease=LEASE), cache=5 if by == "url" else 0)
 
     async def before():
         return "before"
@@ -109,12 +120,12 @@ async def tasks(url: str) -> None:
     attempt = await context.__aenter__()
     assert current_attempt() is attempt
     if os.fork() == 0:
-        code = 1
         try:
             asyncio.run(in_child(idem, context, attempt, write))
-            code = 0
+        except BaseException as error:
+            report(write, error=f"{type(error).__name__}: {error}")
         finally:
-            os._exit(code)
+            os._exit(0)
     await asyncio.to_thread(os.wait)
     await asyncio.sleep(LEASE * 1.5)
     abandoned = (await idem.peek("k")).abandoned
@@ -123,14 +134,15 @@ async def tasks(url: str) -> None:
     stored = await idem.execute("k", before)
     seen = await some_calls(idem, "parent")
     await idem.close()
+    os.close(write)  # so that a child without a report is an end of file, not a wait
     child = json.loads(os.read(read, 100_000))
     parent = {"abandoned": abandoned, "stored": stored, "result": attempt.result, **seen}
     print(json.dumps({"parent": parent, "child": child}))
 
 
 if __name__ == "__main__":
-    kind, url = sys.argv[1:]
+    kind, *arguments = sys.argv[1:]
     if kind == "threads":
-        threads(url)
+        threads(*arguments)
     else:
-        asyncio.run(tasks(url))
+        asyncio.run(tasks(*arguments))

@@ -147,10 +147,12 @@ def test_marks_are_those_of_the_engine_of_the_moment():
 
 def test_importing_semel_opens_nothing_and_imports_no_driver(tmp_path):
     script = (
-        "import sys, semel\n"
+        "import sys\n"
+        "before = set(sys.modules)\n"  # who measures coverage brings modules along
+        "import semel\n"
         "@semel.once\n"
         "def f(a): return a\n"
-        "drivers = {'redis', 'sqlite3', 'cryptography', 'pydantic', 'asyncpg'} & set(sys.modules)\n"
+        "drivers = {'redis', 'sqlite3', 'cryptography', 'pydantic'} & (set(sys.modules) - before)\n"
         "assert not drivers, drivers\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)

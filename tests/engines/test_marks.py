@@ -11,6 +11,7 @@ from engines.facade import Driven, Effect, never
 from semel import (
     ConcurrentRequest,
     ConfigError,
+    EncryptedCodec,
     InvalidKey,
     Policy,
     ResultUnavailable,
@@ -18,7 +19,6 @@ from semel import (
     State,
     StoreUnavailable,
 )
-from semel.core.encryption import EncryptedCodec
 from semel.testing import Refuse
 
 RESULTS = [1, 0, False, "", [], {}, None, (1, 2), b"\x00"]

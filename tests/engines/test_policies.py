@@ -13,6 +13,7 @@ from semel import (
     AttemptsExhausted,
     ConcurrentRequest,
     DuplicateRequest,
+    EncryptedCodec,
     OutcomeUnknown,
     PayloadMismatch,
     Policy,
@@ -23,7 +24,6 @@ from semel import (
     WaitTimeout,
     events,
 )
-from semel.core.encryption import EncryptedCodec
 from semel.core.records import ClaimRequest, Identity
 from semel.testing import Refuse
 

@@ -234,5 +234,5 @@ def _in_forked_child() -> None:
         engine._after_fork()  # noqa: SLF001 - our own class
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork.
+if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
     os.register_at_fork(after_in_child=_in_forked_child)
