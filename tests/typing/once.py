@@ -1,0 +1,123 @@
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+"""What mypy and pyright must say of decorated functions; nothing here is ever run.
+
+A line with `type: ignore` is a mistake that both must see: an ignore that is not needed fails too.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import semel
+from semel import AsyncIdempotency, Idempotency, Outcome, Policy, Record
+
+idem = Idempotency("memory://")
+aidem = AsyncIdempotency("memory://")
+
+
+# --- functions -----------------------------------------------------------------------------
+
+
+@idem.once
+def bare(order: int, note: str = "") -> list[int]:
+    return [order]
+
+
+@idem.once("order:{order}", payload="order", ttl=60, message="once", policy=Policy.payment())
+def create(order: int, *, note: str = "") -> dict[str, int]:
+    return {note: order}
+
+
+@idem.once(key=lambda order: f"{order}", payload=lambda order: order, scope="orders")
+def by_callable(order: int) -> None:
+    return None
+
+
+@semel.once(key="{order}", payload=["order"])
+def by_default(order: int) -> str:
+    return str(order)
+
+
+@semel.once
+def bare_by_default(order: int) -> str:
+    return str(order)
+
+
+assert_type(bare(1, note="x"), list[int])
+assert_type(bare.run(1), Outcome[list[int]])
+assert_type(bare.run(1).value, list[int])
+assert_type(bare.key_for(1), str)
+assert_type(bare.forget(1), bool)
+assert_type(bare.peek(1), Record | None)
+assert_type(create(1, note="x"), dict[str, int])
+assert_type(by_default(1), str)
+assert_type(bare_by_default(1), str)
+by_callable(1)
+
+bare("1")  # type: ignore[arg-type]
+bare()  # type: ignore[call-arg]
+bare.run(1, 2)  # type: ignore[arg-type]
+bare.key_for(order="1")  # type: ignore[arg-type]
+create(1, "x")  # type: ignore[call-arg]
+idem.once(5)  # type: ignore[call-overload]
+idem.once("{a}", retention=5)  # type: ignore[call-overload]
+
+
+# --- methods -------------------------------------------------------------------------------
+
+
+class Till:
+    @idem.once("{self}:{order}")
+    def pay(self, order: int) -> str:
+        return str(order)
+
+    @staticmethod
+    @idem.once("{order}")
+    def count(order: int) -> int:
+        return order
+
+    @aidem.once("{self}:{order}")
+    async def pay_later(self, order: int) -> str:
+        return str(order)
+
+
+assert_type(Till().pay(1), str)
+assert_type(Till().pay.run(1), Outcome[str])
+assert_type(Till().pay.key_for(1), str)
+assert_type(Till.pay(Till(), 1), str)
+assert_type(Till.count(1), int)
+Till().pay("1")  # type: ignore[arg-type]
+Till().pay(1, 2)  # type: ignore[call-arg]
+
+
+# --- async ---------------------------------------------------------------------------------
+
+
+@aidem.once
+async def bare_async(order: int) -> list[int]:
+    return [order]
+
+
+@aidem.once("{order}", ttl=60)
+async def create_async(order: int) -> str:
+    return str(order)
+
+
+async def use() -> None:
+    assert_type(await bare_async(1), list[int])
+    assert_type(await create_async(1), str)
+    assert_type(await create_async.run(1), Outcome[str])
+    assert_type(create_async.key_for(1), str)
+    assert_type(await create_async.forget(1), bool)
+    assert_type(await create_async.peek(1), Record | None)
+    assert_type(await Till().pay_later(1), str)
+    assert_type(await Till().pay_later.run(1), Outcome[str])
+    await create_async("1")  # type: ignore[arg-type]
+    await Till().pay_later()  # type: ignore[call-arg]
+
+
+def plain(order: int) -> int:
+    return order
+
+
+aidem.once("{order}")(plain)  # type: ignore[arg-type]
