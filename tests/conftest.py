@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from servers.mariadb import MariaDBServer, mariadb_server
 from servers.redis import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,19 @@ def redis_url(redis_of_this_worker: RedisServer) -> str:
     with contextlib.closing(redis_of_this_worker.client()) as client:
         client.flushall()
     return redis_of_this_worker.url
+
+
+@pytest.fixture(scope="session")
+def mariadb_of_this_worker() -> Iterator[MariaDBServer]:
+    """One private MariaDB for all tests of a worker that do not break it."""
+    with mariadb_server() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql_url(mariadb_of_this_worker: MariaDBServer) -> str:
+    """An empty database in a private MariaDB."""
+    return mariadb_of_this_worker.database()
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

@@ -68,6 +68,14 @@ def test_async_redis_obeys_the_law(redis_url):
     obeys_the_law(open_async_store(redis_url))
 
 
+def test_mysql_obeys_the_law(mysql_url):
+    obeys_the_law(open_store(mysql_url))
+
+
+def test_async_mysql_obeys_the_law(mysql_url):
+    obeys_the_law(open_async_store(mysql_url))
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -28,8 +28,14 @@ Connect: TypeAlias = Callable[[], Connection]
 
 def connector(address: Address, timeout: float) -> Connect:
     """Give the function that opens a connection to an address."""
-    arguments = driver_arguments(address, timeout)
-    return lambda: PyMySQLConnection(**arguments, read_timeout=timeout, write_timeout=timeout)
+    arguments = driver_arguments(address, timeout) | {
+        "read_timeout": timeout,
+        "write_timeout": timeout,
+        # Said aloud: by itself PyMySQL reads all certificates of the machine for each connection,
+        # to try a TLS that checks none of them.
+        "ssl_disabled": address.tls is None,
+    }
+    return lambda: PyMySQLConnection(**arguments)
 
 
 class Pool:

@@ -1,0 +1,55 @@
+"""The shared contract, on MariaDB: for threads, for asyncio, on an application's connections."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pymysql
+import pytest
+
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
+from semel.testing import StoreContract
+
+
+@pytest.fixture(scope="module")
+def url(mariadb_of_this_worker):
+    """One database for all tests here: a new one each would cost more than the test."""
+    return mariadb_of_this_worker.database()
+
+
+@pytest.fixture
+def empty(mariadb_of_this_worker, url):
+    database = url.rpartition("/")[2]
+    with contextlib.suppress(pymysql.err.ProgrammingError):  # the first test creates the table
+        mariadb_of_this_worker.execute(f"DELETE FROM {database}.idempotent_record")  # noqa: S608 - our own name
+    return url
+
+
+class TestMySQL(StoreContract):
+    @pytest.fixture
+    def store(self, empty):
+        return MySQLStore(empty)
+
+
+class TestAsyncMySQL(StoreContract):
+    @pytest.fixture
+    def store(self, empty):
+        return AsyncMySQLStore(empty)
+
+
+class TestMySQLOnGivenConnections(StoreContract):
+    """They take one statement at a time and have defaults of their own."""
+
+    @pytest.fixture
+    def store(self, empty, mariadb_of_this_worker):
+        database = empty.rpartition("/")[2]
+
+        def connect():
+            return mariadb_of_this_worker.client(
+                database=database,
+                autocommit=False,
+                cursorclass=pymysql.cursors.DictCursor,
+                init_command="SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES', time_zone = '+05:00'",
+            )
+
+        return MySQLStore(connect=connect)
