@@ -86,6 +86,7 @@ assert_type(Till().pay.run(1), Outcome[str])
 assert_type(Till().pay.key_for(1), str)
 assert_type(Till.pay(Till(), 1), str)
 assert_type(Till.count(1), int)
+assert_type(Till.count.run(1), Outcome[int])
 Till().pay("1")  # type: ignore[arg-type]
 Till().pay(1, 2)  # type: ignore[call-arg]
 
