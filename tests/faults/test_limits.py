@@ -1,0 +1,181 @@
+"""Too much, too long, or not what it should be.
+
+| fault | expected |
+|---|---|
+| 39 memory store full | expired records go first; then new keys are refused before anything runs; existing keys still served |
+| 43 1 MB key, endless body, control characters, invalid config | a clear error before anything is stored |
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from engines.facade import PATIENCE, Effect, World, never
+from semel import ConfigError, IdempotencyError, InvalidKey, Policy, SerializationError, StoreFull
+
+fault = pytest.mark.fault
+
+
+@pytest.fixture
+def small(kind):
+    """An engine whose store has room for two records."""
+    with World(kind, "memory://?max_records=2") as world:
+        yield world.engine()
+
+
+@fault(39)
+def test_a_full_memory_store_refuses_new_keys_before_anything_runs(small):
+    done, running = Effect("first"), Effect("second").held()
+    small.execute("done", done)
+    call = small.start("running", running)
+    running.wait_started()
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            small.execute("new", never)
+    assert small.peek("new") is None
+    assert small.execute("done", never) == "first"  # keys that exist are served
+    running.release()
+    assert call.result(PATIENCE) == "second"
+    assert small.execute("running", never) == "second"
+
+
+@fault(39)
+def test_a_full_memory_store_still_runs_a_key_that_may_run_again(small):
+    small.execute("other", Effect())
+    with pytest.raises(ValueError):
+        small.execute("failed", Effect(raising=ValueError()))
+    assert small.execute("failed", Effect("now")) == "now"
+
+
+@fault(39)
+def test_in_a_full_memory_store_expired_records_go_first(small):
+    small.execute("brief", Effect(), policy=Policy(ttl=0.05))
+    small.execute("lasting", Effect("kept"))
+    time.sleep(0.1)
+    assert small.execute("new", Effect("fits")) == "fits"
+    assert small.execute("lasting", never) == "kept"
+    with pytest.raises(StoreFull):
+        small.execute("one-more", never)
+
+
+@fault(39)
+def test_a_full_memory_store_runs_unprotected_only_if_the_policy_says_so(small):
+    for key in ("a", "b"):
+        small.execute(key, Effect())
+    effect = Effect("unprotected")
+    assert small.execute("new", effect, policy=Policy(store_error="open")) == "unprotected"
+    assert effect.runs == 1
+
+
+BAD_KEYS = {
+    "empty": "",
+    "a megabyte": "k" * 1024 * 1024,
+    "line feed": "a\nb",
+    "nul": "a\0b",
+    "escape": "a\x1b[2Jb",
+    "delete": "a\x7fb",
+    "space": "a b",
+    "line separator": "a\u2028b",
+    "right to left": "a\u202eb",
+    "half a character": "a\ud800b",
+    "bytes": b"key",
+    "number": 7,
+    "nothing": None,
+}
+
+
+@fault(43)
+@pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
+def test_a_bad_key_or_scope_is_refused_before_the_store_is_asked(world, key):
+    engine = world.engine()
+    for door in (engine.execute, engine.consume):
+        with pytest.raises(InvalidKey) as told:
+            door(key, never)
+        assert len(str(told.value)) < 500, "the error repeats the key"
+        with pytest.raises(InvalidKey):
+            door("k", never, scope=key)
+    assert engine.commands() == 0
+
+
+def endless_list() -> list[object]:
+    within: list[object] = []
+    within.append(within)
+    return within
+
+
+BAD_PAYLOADS = {
+    "endless generator": itertools.count(),
+    "endless list": endless_list(),
+    "object": object(),
+    "half a character": "\ud800",
+}
+
+
+@fault(43)
+@pytest.mark.parametrize("payload", BAD_PAYLOADS.values(), ids=BAD_PAYLOADS)
+def test_a_payload_that_has_no_end_or_no_form_is_refused_before_the_store_is_asked(world, payload):
+    engine = world.engine()
+    with pytest.raises(SerializationError):
+        engine.execute("k", never, payload=payload)
+    assert engine.commands() == 0
+
+
+@fault(43)
+def test_a_payload_of_many_megabytes_leaves_only_its_digest(world):
+    engine = world.engine()
+    engine.execute("k", Effect(), payload=b"x" * 20_000_000)
+    assert len(engine.peek("k").fingerprint) == 16
+
+
+BAD_POLICIES = [
+    {"ttl": 0},
+    {"ttl": -1},
+    {"ttl": float("nan")},
+    {"lease": "30"},
+    {"lease": float("inf")},
+    {"wait_timeout": -1},
+    {"duplicate": "replya"},
+    {"abandoned": True},
+    {"max_attempts": 0},
+    {"max_result_bytes": -1},
+    {"codec": "no-such-codec"},
+    {"not_done": "ValueError"},
+]
+
+
+@fault(43)
+@pytest.mark.parametrize("fields", BAD_POLICIES, ids=str)
+def test_an_invalid_policy_is_refused_when_it_is_made_and_names_the_field(fields):
+    with pytest.raises(ConfigError) as told:
+        Policy(**fields)
+    (field,) = fields
+    assert field.split("_")[0] in str(told.value)
+
+
+@fault(43)
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("no-such-store://", {}),
+        ("memory", {}),
+        ("", {}),
+        ("memory://?max_records=few", {}),
+        ("redis://127.0.0.1:1?colour=red", {}),
+        ("sqlite://", {}),
+        ("memory://", {"policy": {"ttl": 1}}),
+        ("memory://", {"scopes": {"a": None}}),
+        ("memory://", {"hooks": [None]}),
+        ("memory://", {"cache": -1}),
+        ("memory://", {"key_pattern": "("}),
+        (object(), {}),
+    ],
+    ids=str,
+)
+def test_an_engine_with_an_invalid_setting_is_never_made(kind, url, options):
+    with World(kind, "memory://") as world, pytest.raises(IdempotencyError) as told:
+        world.kind.engine(url, **options)
+    assert isinstance(told.value, ConfigError)
+    assert str(told.value)
