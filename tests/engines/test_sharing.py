@@ -400,6 +400,19 @@ def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, gi
     assert ends == {1: "stopped", 2: next_given}
 
 
+def test_a_thread_that_is_given_the_lead_in_the_moment_of_its_timeout_leads(monkeypatch):
+    flights = threads.Flights()
+    assert flights.join("place", None) is LEAD
+    leave = flights._seats.leave
+
+    def leave_too_late(place, seat):
+        flights.pass_on(place)
+        return leave(place, seat)
+
+    monkeypatch.setattr(flights._seats, "leave", leave_too_late)
+    assert flights.join("place", 0.0) is LEAD
+
+
 def test_seats_are_served_in_the_order_they_were_taken(world):
     engine, order = world.engine(), itertools.count()
     bad = Effect(raising=ValueError())
