@@ -30,7 +30,11 @@ def wait() -> None:
 def effect(ledger: str, key: str) -> None:
     """Do what must be done once."""
     attempt = current_attempt()
-    line = f"{key} {os.getpid()} {attempt.number} {attempt.derive('charge')}\n"
-    file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, line.encode())
+    append(ledger, f"{key} {os.getpid()} {attempt.number} {attempt.derive('charge')}")
+
+
+def append(path: str, line: str) -> None:
+    """One line, in one write: processes that share a file do not mix."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line.encode() + b"\n")
     os.close(file)

@@ -34,6 +34,7 @@ if ORDERS.get("clock"):
     time.time = lambda: real_time() + ORDERS["clock"]
 
 from common import effect, tell, wait  # noqa: E402 - see above
+from deadly import AsyncDeadlyStore, DeadlyStore  # noqa: E402 - see above
 
 from semel import (  # noqa: E402 - see above
     AsyncIdempotency,
@@ -43,7 +44,6 @@ from semel import (  # noqa: E402 - see above
     open_async_store,
     open_store,
 )
-from semel.testing import AsyncFaultyStore, FaultyStore  # noqa: E402 - see above
 
 STEPS = {
     "effect": lambda: effect(ORDERS["ledger"], ORDERS["key"]),
@@ -54,31 +54,6 @@ STEPS = {
 }
 POLICY = Policy(**ORDERS.get("policy", {}))
 CLOSING = ORDERS.get("on_sigterm")
-
-
-def die_if(moment: str) -> None:
-    if ORDERS.get("die") == moment:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DeadlyStore(FaultyStore):
-    """Kills its process beside a verb."""
-
-    def _meet(self, verb, apply, /, *args, **kwargs):
-        die_if(f"before {verb}")
-        answer = super()._meet(verb, apply, *args, **kwargs)
-        die_if(f"after {verb}")
-        return answer
-
-
-class AsyncDeadlyStore(AsyncFaultyStore):
-    """The same for asyncio."""
-
-    async def _meet(self, verb, apply, /, *args, **kwargs):
-        die_if(f"before {verb}")
-        answer = await super()._meet(verb, apply, *args, **kwargs)
-        die_if(f"after {verb}")
-        return answer
 
 
 def report(outcome) -> None:
@@ -101,7 +76,7 @@ async def run_steps_async() -> str:
 
 
 def main_of_threads() -> None:
-    store = DeadlyStore(open_store(ORDERS["url"]))
+    store = DeadlyStore(open_store(ORDERS["url"]), ORDERS.get("die"))
     engine = Idempotency(store)
 
     def close_on_sigterm() -> None:
@@ -120,7 +95,7 @@ def main_of_threads() -> None:
 
 
 async def main_of_asyncio() -> None:
-    store = AsyncDeadlyStore(open_async_store(ORDERS["url"]))
+    store = AsyncDeadlyStore(open_async_store(ORDERS["url"]), ORDERS.get("die"))
     engine = AsyncIdempotency(store)
     closing: list[asyncio.Task[None]] = []
 

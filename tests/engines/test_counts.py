@@ -1,0 +1,105 @@
+"""What a call costs its store, counted there: 2 for a first execution, 1 for a replay, and 2 for a
+thousand duplicates in one process.
+
+Redis counts the scripts it was asked to run (INFO commandstats), SQLite tells every statement. What
+connecting takes is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engines.facade import PATIENCE, World, never, wait_until
+from stores.sqlite_helpers import Statements
+
+DUPLICATES = 1000
+
+
+def work() -> str:
+    time.sleep(0.5)
+    return "done"
+
+
+class Busy:
+    """Takes half a second, and as long as it takes all the others to come."""
+
+    def __init__(self, engine) -> None:
+        self.engine = engine
+        self.runs = 0
+
+    def __call__(self) -> str:
+        self.runs += 1
+        wait_until(lambda: self.engine.sharers() == DUPLICATES - 1)
+        return work()
+
+
+def storm(engine) -> None:
+    busy = Busy(engine)
+    calls = [engine.start("storm", busy) for _ in range(DUPLICATES)]
+    assert {call.result(PATIENCE) for call in calls} == {"done"}
+    assert busy.runs == 1
+
+
+# --- Redis ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_redis(kind, redis_url):
+    with World(kind, redis_url) as world:
+        engine = world.engine()
+        engine.execute("first", lambda: None)  # connects, and teaches the server the scripts
+        yield engine
+
+
+@pytest.fixture
+def scripts_run(on_redis, redis_of_this_worker):
+    before = redis_of_this_worker.calls("evalsha", "eval")
+    return lambda: redis_of_this_worker.calls("evalsha", "eval") - before
+
+
+def test_on_redis_a_first_execution_is_two_calls_and_a_replay_is_one(on_redis, scripts_run):
+    assert on_redis.execute("k", work) == "done"
+    assert scripts_run() == 2
+    assert on_redis.execute("k", never) == "done"
+    assert scripts_run() == 3
+
+
+def test_on_redis_a_thousand_duplicates_in_one_process_are_two_calls(on_redis, scripts_run):
+    storm(on_redis)
+    assert scripts_run() == 2
+
+
+# --- SQLite -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def statements():
+    return Statements()
+
+
+@pytest.fixture
+def on_sqlite(kind, sqlite_url, statements):
+    with World(kind, sqlite_url) as world:
+        store = world.kind.open_store(sqlite_url, trace=statements)
+        engine = world.engine_on(world.kind.steered(store))
+        engine.execute("first", lambda: None)
+        statements.seen.clear()
+        yield engine
+        world.kind.finish(store.close)
+
+
+def test_on_sqlite_a_first_execution_is_two_transactions_and_a_replay_is_one_read(
+    on_sqlite, statements
+):
+    assert on_sqlite.execute("k", work) == "done"
+    assert statements.seen["BEGIN"] == statements.seen["COMMIT"] == 2
+    statements.seen.clear()
+    assert on_sqlite.execute("k", never) == "done"
+    assert dict(statements.seen) == {"SELECT": 1}
+
+
+def test_on_sqlite_a_thousand_duplicates_in_one_process_are_two_transactions(on_sqlite, statements):
+    storm(on_sqlite)
+    assert statements.seen["BEGIN"] == statements.seen["COMMIT"] == 2

@@ -1,0 +1,150 @@
+"""A slot of a Redis Cluster moves while its keys are running.
+
+| fault | expected |
+|---|---|
+| 34 MOVED, ASK, TRYAGAIN | retried, still once |
+
+The slot is moved in real steps between real servers, which count the redirections they sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from redis.crc import key_slot
+
+from engines.facade import PATIENCE, Effect, World, never
+from semel.core.records import Identity
+from semel.stores.redis.keys import KeyLayout
+from servers.redis import redis_cluster
+
+fault = pytest.mark.fault
+
+LAYOUT = KeyLayout("idem:")
+SHARING = 4
+"""Keys in the slot that moves."""
+
+
+@pytest.fixture(scope="module")
+def running():
+    with redis_cluster(primaries=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running):
+    with contextlib.closing(running.client()) as client:
+        client.flushall()
+    return running
+
+
+def keys_of_one_slot() -> tuple[int, list[str]]:
+    """Keys that live together: their digests end alike."""
+    first = Identity("default", "k0")
+    slot = key_slot(LAYOUT.record(first))
+    keys = (f"k{number}" for number in range(100_000))
+    found = (key for key in keys if key_slot(LAYOUT.record(Identity("default", key))) == slot)
+    return slot, [next(found) for _ in range(SHARING)]
+
+
+class Moving:
+    """One slot on its way from the node that has it to another."""
+
+    def __init__(self, cluster, slot: int) -> None:
+        self.cluster, self.slot = cluster, slot
+        self.source = cluster.owner(slot)
+        self.target = next(server for server in cluster.servers if server is not self.source)
+
+    def begin(self) -> None:
+        ask, name = self.cluster.ask, self.cluster.node_id
+        ask(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", name(self.source))
+        ask(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", name(self.target))
+
+    def take(self, *keys: bytes) -> None:
+        for key in keys:
+            self.cluster.ask(self.source, "MIGRATE", "127.0.0.1", self.target.port, key, 0, 5000)
+
+    def take_all(self) -> None:
+        while keys := self.cluster.ask(self.source, "CLUSTER", "GETKEYSINSLOT", self.slot, 100):
+            self.take(*keys)
+
+    def end(self) -> None:
+        self.take_all()
+        owner = self.cluster.node_id(self.target)
+        for server in (self.target, self.source, *self.cluster.servers):
+            self.cluster.ask(server, "CLUSTER", "SETSLOT", self.slot, "NODE", owner)
+
+    def redirections(self, name: str) -> int:
+        """How many the two nodes have sent."""
+        count = 0
+        for server in (self.source, self.target):
+            with contextlib.closing(server.client()) as client:
+                stats = client.info("errorstats")
+            count += stats.get(f"errorstat_{name}", {"count": 0})["count"]
+        return count
+
+
+@fault(34)
+def test_keys_that_run_while_their_slot_moves_run_once(kind, cluster):
+    slot, (running_key, new_key, *_) = keys_of_one_slot()
+    moving = Moving(cluster, slot)
+    before = {name: moving.redirections(name) for name in ("TRYAGAIN", "ASK", "MOVED")}
+
+    def fired(name: str) -> bool:
+        return moving.redirections(name) > before[name]
+
+    with World(kind, cluster.url) as world:
+        engine, other = world.engine(), world.engine()
+        effect = Effect().held()
+        call = engine.start(running_key, effect)
+        effect.wait_started()
+        other.peek(new_key)  # knows the map as it was
+        moving.begin()
+        moving.take(LAYOUT.record(Identity("default", running_key)))  # and not its index
+        effect.release()
+        assert call.result(PATIENCE) == "done"
+        assert fired("TRYAGAIN")
+        new = Effect("new")
+        assert other.execute(new_key, new) == "new"
+        assert fired("ASK")
+        moving.end()
+        assert other.execute(running_key, never) == "done"
+        assert engine.execute(new_key, never) == "new"
+        assert fired("MOVED")
+        assert (effect.runs, new.runs) == (1, 1)
+
+
+@fault(34)
+def test_callers_that_never_pause_while_slots_move_run_each_key_once(kind, cluster):
+    keys = [f"storm-{number}" for number in range(60)]
+    slots = {key_slot(LAYOUT.record(Identity("default", key))) for key in keys[::6]}
+    effects = {key: Effect(key) for key in keys}
+    moved = threading.Event()
+    answers: list[tuple[str, object]] = []
+
+    with World(kind, cluster.url) as world:
+        engines = [world.engine() for _ in range(2)]
+
+        def call_all(engine) -> None:
+            rounds = 0
+            while rounds < 2 or not moved.is_set():
+                answers.extend([(key, engine.execute(key, effects[key])) for key in keys])
+                rounds += 1
+
+        callers = [threading.Thread(target=call_all, args=(engine,)) for engine in engines]
+        for caller in callers:
+            caller.start()
+        moves = [Moving(cluster, slot) for slot in slots]
+        before = sum(move.redirections("MOVED") for move in moves)
+        for move in moves:
+            move.begin()
+            move.end()
+        moved.set()
+        for caller in callers:
+            caller.join(PATIENCE)
+        assert sum(move.redirections("MOVED") for move in moves) > before
+    assert len(answers) >= 4 * len(keys)
+    assert all(key == answer for key, answer in answers)
+    assert {effect.runs for effect in effects.values()} == {1}
