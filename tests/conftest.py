@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from servers.mariadb import MariaDBServer, mariadb_server
+from servers.postgres import PostgresServer, postgres_server
 from servers.redis import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +73,19 @@ def mariadb_of_this_worker() -> Iterator[MariaDBServer]:
 def mysql_url(mariadb_of_this_worker: MariaDBServer) -> str:
     """An empty database in a private MariaDB."""
     return mariadb_of_this_worker.database()
+
+
+@pytest.fixture(scope="session")
+def postgres_of_this_worker() -> Iterator[PostgresServer]:
+    """One private PostgreSQL for all tests of a worker that do not break it."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_of_this_worker: PostgresServer) -> str:
+    """An empty database in a private PostgreSQL."""
+    return postgres_of_this_worker.fresh_database()
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

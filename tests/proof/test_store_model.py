@@ -76,6 +76,18 @@ def test_async_mysql_obeys_the_law(mysql_url):
     obeys_the_law(open_async_store(mysql_url))
 
 
+def test_postgresql_obeys_the_law(postgres_url):
+    obeys_the_law(open_store(postgres_url))
+
+
+def test_postgresql_in_partitions_obeys_the_law(postgres_url):
+    obeys_the_law(open_store(postgres_url, partitions=3))
+
+
+def test_async_postgresql_obeys_the_law(postgres_url):
+    obeys_the_law(open_async_store(postgres_url))
+
+
 @pytest.mark.parametrize(
     "kind",
     [

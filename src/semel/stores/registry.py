@@ -36,6 +36,8 @@ BACKENDS = {
     "rediss+sentinel": Backend("semel.stores.redis", "redis"),
     "mysql": Backend("semel.stores.sql.mysql", "mysql"),
     "mariadb": Backend("semel.stores.sql.mysql", "mysql"),
+    "postgresql": Backend("semel.stores.sql.postgres", "postgres"),
+    "postgres": Backend("semel.stores.sql.postgres", "postgres"),
 }
 """Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
 

@@ -56,3 +56,14 @@ def positive_seconds(name: str, value: object) -> float:
     if not 0 < number < float("inf"):
         raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
     return number
+
+
+_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+
+def switch(name: str, value: object) -> bool:
+    """Read on or off, from a URL or as it is."""
+    read = value if isinstance(value, bool) else _SWITCH.get(str(value).lower())
+    if read is None:
+        raise ConfigError(f"{name} is on or off, not {value!r}")
+    return read

@@ -103,14 +103,18 @@ def to_record(row: Row, now: float) -> Record:
         updated_at=seconds(updated_at),
         now=now,
         fingerprint=fingerprint,
-        superseded=()
-        if superseded is None
-        else msgspec.msgpack.decode(superseded, type=tuple[bytes, ...]),
+        superseded=_fingerprints(superseded),
         lease_until=None if lease_until is None else seconds(lease_until),
         expires_at=None if expires_at is None else seconds(expires_at),
         outcome=None if codec is None else Encoded(codec, data),
         retryable=bool(retryable),
     )
+
+
+def _fingerprints(stored: bytes | list[bytes] | None) -> tuple[bytes, ...]:
+    if isinstance(stored, bytes):
+        return msgspec.msgpack.decode(stored, type=tuple[bytes, ...])
+    return tuple(stored or ())  # a database with arrays, or none
 
 
 def stamp(moment: float) -> int:

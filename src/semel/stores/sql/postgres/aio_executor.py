@@ -1,0 +1,115 @@
+"""The twin of `executor`, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from semel.errors import StoreUnavailable
+from semel.stores.sql.postgres.aio_sources import AsyncConnection, AsyncSource
+from semel.stores.sql.postgres.errors import DRIVER_ERRORS, translate
+from semel.stores.sql.postgres.patience import Patience, concerns_all
+from semel.stores.sql.postgres.schema import READ_COMMITTED, Schema
+from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+
+T = TypeVar("T")
+
+
+class AsyncExecutor:
+    """Runs operations on the connections of a source."""
+
+    def __init__(self, source: AsyncSource, schema: Schema, timeout: float) -> None:
+        self._source = source
+        self._schema = schema
+        self._timeout = timeout
+        self._prepared = False
+
+    async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations and return their outcomes, errors among them."""
+        if len(operations) > 1:
+            try:
+                return await self._repeated(partial(together, operations=operations))
+            except StoreUnavailable as error:
+                if concerns_all(error):
+                    return [StoreUnavailable(*error.args) for _ in operations]
+            except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
+                pass
+        return [await self._alone(operation) for operation in operations]
+
+    async def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table, bring it up to date and add columns; returns its version."""
+        return await self._repeated(
+            lambda connection: in_transaction(connection, self._schema.migrate(columns)),
+            prepared=True,
+        )
+
+    async def close(self) -> None:
+        """Close what the source opened."""
+        await self._source.close()
+
+    async def _alone(self, operation: Operation[Any]) -> Any:
+        try:
+            return await self._repeated(lambda connection: drive(connection, operation.start()))
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
+            return error
+
+    async def _repeated(
+        self, work: Callable[[AsyncConnection], Awaitable[T]], *, prepared: bool = False
+    ) -> T:
+        """Run the work on a connection, again while there is time and sense in it."""
+        patience = Patience(self._timeout)
+        while True:
+            try:
+                if not (self._prepared or prepared):
+                    await self._prepare(patience)
+                async with self._source.lend(patience) as connection:
+                    return await work(connection)
+            except DRIVER_ERRORS as error:
+                pause = patience.pause_after(error)
+                if pause is None:
+                    raise translate(error, self._source.place, self._source.refused) from error
+            await asyncio.sleep(pause)
+
+    async def _prepare(self, patience: Patience) -> None:
+        async with self._source.first(patience) as connection:
+            if not await drive(connection, self._schema.check()):
+                await in_transaction(connection, self._schema.migrate({}))
+        self._prepared = True
+
+
+async def together(connection: AsyncConnection, operations: Sequence[Operation[Any]]) -> list[Any]:
+    """Run the operations in one transaction."""
+    async with connection.transaction():
+        await execute(connection, READ_COMMITTED)
+        return [await drive(connection, operation.start()) for operation in operations]
+
+
+async def in_transaction(connection: AsyncConnection, verb: Verb[T]) -> T:
+    """Run a verb of several statements in one transaction."""
+    async with connection.transaction():
+        await execute(connection, READ_COMMITTED)
+        return await drive(connection, verb)
+
+
+async def drive(connection: AsyncConnection, verb: Verb[T]) -> T:
+    """Run the statements of a verb to its end."""
+    try:
+        statement = next(verb)
+        while True:
+            statement = verb.send(await execute(connection, statement))
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+
+
+async def execute(connection: AsyncConnection, statement: Statement) -> Reply:
+    """Run one statement."""
+    async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
+        rows = [] if cursor.description is None else await cursor.fetchall()
+        return Reply(rows, cursor.rowcount)

@@ -1,0 +1,107 @@
+"""The one place where psycopg's errors become ours.
+
+Each message says which database it was and what to do about it. None repeats a statement or more
+than the first line of the server's own words: the rest can hold users' keys and values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import psycopg
+from psycopg import errors as sql
+from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
+
+from semel.errors import ConfigError, IdempotencyError, StoreError, StoreFull, StoreUnavailable
+
+
+class TimeIsUp(psycopg.OperationalError):
+    """The server has not answered within the time of the call."""
+
+
+_MIGRATE = "run store.migrate(), or the SQL files in semel/stores/sql/postgres/ddl"
+_GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE on the table and SELECT on semel_schema"
+
+_CLOSED = "the connections to {place} were closed, or never opened"
+_POOL = "no connection to {place} was free in time; give the pool a higher max_size"
+_QUEUE = "too many callers wait for a connection to {place}"
+_SILENT = "{place} did not answer in time; what was asked may still happen"
+_SLOW = "{place} took too long and was stopped (statement_timeout); nothing was written"
+_LOCKED = "an open transaction in {place} has this record locked; nothing was written"
+_REPLICA = "{place} takes no writes; name the primary, or add target_session_attrs=read-write"
+_DISK = "the disk of {place} is full; make room there"
+_MEMORY = "{place} is out of memory"
+_CLIENTS = "{place} has no connection left; lower max_size, or put pgbouncer in between"
+_TABLE = f"the table is missing in {{place}} ({{text}}): {_MIGRATE}"
+_COLUMN = "{place}: {text}; own columns are added by ALTER TABLE, or store.migrate(columns=...)"
+_RIGHTS = f"{{place}}: {{text}}; as a role that may create tables, {_MIGRATE}, then {_GRANT}"
+_FOREIGN = "{place}: {text}, and semel did not make it; take another table name"
+_OTHER_ROW = "{place} has another row with this key that semel did not write"
+_VALUE = "{place} cannot take this: {text}"
+
+# The first class that fits gives the answer, so subclasses stand before their bases.
+_BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]] = (
+    (PoolClosed, StoreUnavailable, _CLOSED),
+    (PoolTimeout, StoreUnavailable, _POOL),
+    (TooManyRequests, StoreUnavailable, _QUEUE),
+    (TimeIsUp, StoreUnavailable, _SILENT),
+    (sql.QueryCanceled, StoreUnavailable, _SLOW),
+    (sql.LockNotAvailable, StoreUnavailable, _LOCKED),
+    (sql.ReadOnlySqlTransaction, StoreUnavailable, _REPLICA),
+    (sql.DiskFull, StoreFull, _DISK),
+    (sql.OutOfMemory, StoreFull, _MEMORY),
+    (sql.TooManyConnections, StoreUnavailable, _CLIENTS),
+    (sql.UndefinedTable, ConfigError, _TABLE),
+    (sql.InvalidSchemaName, ConfigError, _TABLE),
+    (sql.UndefinedColumn, ConfigError, _COLUMN),
+    (sql.InsufficientPrivilege, ConfigError, _RIGHTS),
+    (sql.DuplicateTable, ConfigError, _FOREIGN),
+    (sql.UniqueViolation, StoreError, _OTHER_ROW),
+    (psycopg.IntegrityError, StoreError, _VALUE),
+    (psycopg.DataError, StoreError, _VALUE),
+    (UnicodeEncodeError, StoreError, _VALUE),
+)
+
+DRIVER_ERRORS: Final = (psycopg.Error, UnicodeEncodeError)
+"""What `translate` knows: all that psycopg raises, and text that no database can hold."""
+
+# A refused connection brings no code, only the server's words.
+_BY_WORDS: Final = (
+    ("does not exist", "{place} is not there, or its user is not; correct the URL ({text})"),
+    ("password|authentication", "{place} refused the login; check user and password ({text})"),
+    ("pg_hba.conf|SSL|certificate", "{place} does not let this client in ({text})"),
+    ("too many clients|connection slots", _CLIENTS),
+)
+_HOPELESS: Final = re.compile("does not exist|password|authentication|pg_hba.conf|certificate")
+
+
+def is_hopeless(error: BaseException) -> bool:
+    """Whether a refused connection would be refused again."""
+    return _HOPELESS.search(str(error)) is not None
+
+
+def translate(error: Exception, place: str, refused: str) -> IdempotencyError:
+    """Make an error of ours that names the database.
+
+    `refused` is what the server said when a connection was last tried in vain, if it did.
+    """
+    if isinstance(error, PoolTimeout) and refused:
+        return _unusable(refused, place)
+    text = _first_line(error)
+    for kind, ours, message in _BY_CLASS:
+        if isinstance(error, kind):
+            return ours(message.format(place=place, text=text))
+    return _unusable(text, place)
+
+
+def _unusable(text: str, place: str) -> StoreUnavailable:
+    for words, message in _BY_WORDS:
+        if re.search(words, text):
+            return StoreUnavailable(message.format(place=place, text=text))
+    return StoreUnavailable(f"{place} cannot be used: {text}")
+
+
+def _first_line(error: Exception) -> str:
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return (primary or str(error)).partition("\n")[0]

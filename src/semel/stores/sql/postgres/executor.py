@@ -1,0 +1,117 @@
+"""Runs operations for threads: one alone commits by itself, a batch commits in one transaction.
+
+A batch that one member spoils is undone, and its members run one by one: each has its own answer.
+`aio_executor` is the twin of this module.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from semel.errors import StoreUnavailable
+from semel.stores.sql.postgres.errors import DRIVER_ERRORS, translate
+from semel.stores.sql.postgres.patience import Patience, concerns_all
+from semel.stores.sql.postgres.schema import READ_COMMITTED, Schema
+from semel.stores.sql.postgres.sources import Connection, Source
+from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+
+T = TypeVar("T")
+
+
+class Executor:
+    """Runs operations on the connections of a source."""
+
+    def __init__(self, source: Source, schema: Schema, timeout: float) -> None:
+        self._source = source
+        self._schema = schema
+        self._timeout = timeout
+        self._prepared = False
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations and return their outcomes, errors among them."""
+        if len(operations) > 1:
+            try:
+                return self._repeated(partial(together, operations=operations))
+            except StoreUnavailable as error:
+                if concerns_all(error):
+                    return [StoreUnavailable(*error.args) for _ in operations]
+            except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
+                pass
+        return [self._alone(operation) for operation in operations]
+
+    def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table, bring it up to date and add columns; returns its version."""
+        return self._repeated(
+            lambda connection: in_transaction(connection, self._schema.migrate(columns)),
+            prepared=True,
+        )
+
+    def close(self) -> None:
+        """Close what the source opened."""
+        self._source.close()
+
+    def _alone(self, operation: Operation[Any]) -> Any:
+        try:
+            return self._repeated(lambda connection: drive(connection, operation.start()))
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
+            return error
+
+    def _repeated(self, work: Callable[[Connection], T], *, prepared: bool = False) -> T:
+        """Run the work on a connection, again while there is time and sense in it."""
+        patience = Patience(self._timeout)
+        while True:
+            try:
+                if not (self._prepared or prepared):
+                    self._prepare(patience)
+                with self._source.lend(patience) as connection:
+                    return work(connection)
+            except DRIVER_ERRORS as error:
+                pause = patience.pause_after(error)
+                if pause is None:
+                    raise translate(error, self._source.place, self._source.refused) from error
+            time.sleep(pause)
+
+    def _prepare(self, patience: Patience) -> None:
+        with self._source.first(patience) as connection:
+            if not drive(connection, self._schema.check()):
+                in_transaction(connection, self._schema.migrate({}))
+        self._prepared = True
+
+
+def together(connection: Connection, operations: Sequence[Operation[Any]]) -> list[Any]:
+    """Run the operations in one transaction."""
+    with connection.transaction():
+        execute(connection, READ_COMMITTED)
+        return [drive(connection, operation.start()) for operation in operations]
+
+
+def in_transaction(connection: Connection, verb: Verb[T]) -> T:
+    """Run a verb of several statements in one transaction."""
+    with connection.transaction():
+        execute(connection, READ_COMMITTED)
+        return drive(connection, verb)
+
+
+def drive(connection: Connection, verb: Verb[T]) -> T:
+    """Run the statements of a verb to its end."""
+    try:
+        statement = next(verb)
+        while True:
+            statement = verb.send(execute(connection, statement))
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+
+
+def execute(connection: Connection, statement: Statement) -> Reply:
+    """Run one statement."""
+    with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
+        rows = [] if cursor.description is None else cursor.fetchall()
+        return Reply(rows, cursor.rowcount)

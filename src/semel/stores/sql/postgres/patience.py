@@ -1,0 +1,79 @@
+"""How long a call may take, and what is worth repeating within that time.
+
+This module decides. It never waits and touches no connection.
+
+A deadlock, a serialization failure and a duplicate that was inserted at the same moment undo the
+whole statement: it is repeated. So is one whose connection was lost, on another connection: every
+verb is safe to send twice.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+import psycopg
+from psycopg import errors as sql
+from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
+
+from semel.errors import StoreUnavailable
+from semel.stores.sql.postgres.errors import TimeIsUp, is_hopeless
+
+MOST_REPEATS: Final = 12
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+
+UNDONE: Final = (sql.SerializationFailure, sql.DeadlockDetected, sql.UniqueViolation)
+"""The statement was undone and may succeed when sent again.
+
+A unique violation is one of them: the index on the key can notice a row that was inserted at the
+same moment before `ON CONFLICT`, which watches the digest, does.
+"""
+
+_NOT_THE_CONNECTION: Final = (TimeIsUp, PoolTimeout, PoolClosed, TooManyRequests)
+_ANOTHER_SERVER: Final = (
+    sql.AdminShutdown,
+    sql.CrashShutdown,
+    sql.CannotConnectNow,
+    sql.ReadOnlySqlTransaction,  # its primary was moved, and it stayed behind as a replica
+)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection, not the statement, was the trouble."""
+    if isinstance(error, _NOT_THE_CONNECTION) or is_hopeless(error):
+        return False
+    return isinstance(error, _ANOTHER_SERVER) or (
+        # The client's own errors have no code of the server.
+        isinstance(error, psycopg.OperationalError)
+        and (error.sqlstate is None or error.sqlstate.startswith("08"))
+    )
+
+
+def concerns_all(error: StoreUnavailable) -> bool:
+    """Whether every member of a batch would meet the same: the trouble is with the server."""
+    return isinstance(error.__cause__, psycopg.OperationalError) and not isinstance(
+        error.__cause__, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled)
+    )
+
+
+class Patience:
+    """The time and the repeats of one call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.deadline = time.monotonic() + seconds
+        self._repeats = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline, never less than nothing."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def pause_after(self, error: BaseException) -> float | None:
+        """How long to wait before the call is repeated; None when it should not be."""
+        if not (isinstance(error, UNDONE) or is_lost(error)) or self._repeats >= MOST_REPEATS:
+            return None
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._repeats)
+        pause = random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again
+        self._repeats += 1
+        return pause if pause < self.left else None

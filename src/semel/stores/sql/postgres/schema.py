@@ -1,0 +1,133 @@
+"""Makes sure that the table is there, in the version this program knows.
+
+The verbs are generators, as everywhere. `check` looks; `migrate` must run in a transaction: an
+advisory lock lets one program after the other in, and whoever comes second finds the work done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from semel.errors import ConfigError
+from semel.stores.sql.migrations import (
+    DEFAULT_TABLE,
+    VERSIONS,
+    Migration,
+    checked_name,
+    read_migrations,
+    still_to_run,
+)
+from semel.stores.sql.verbs import Statement, Verb
+
+LOCK: Final = int.from_bytes(b"semel", "big")
+"""The advisory lock that migrations take, for all tables of a database."""
+
+MIGRATIONS: Final = read_migrations("semel.stores.sql.postgres")
+
+READ_COMMITTED: Final = Statement(
+    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", (), writes=False
+)
+"""Under stricter levels a transaction that waited for another does not see what that one did."""
+
+_EXISTS: Final = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = to_regclass($1))"
+"""Not `to_regclass` alone: it remembers that there was no table, until a table is read or changed,
+and so would miss what another program made while this one waited for the lock."""
+
+_WORD = re.compile(rf"\b{DEFAULT_TABLE}(?=\b|_)")
+_SWITCHED_OFF = re.compile(r"/\*(.*?)\*/")
+
+
+class Schema:
+    """One table of records: its name, its place, and how it is made."""
+
+    def __init__(
+        self, table: str, schema: str | None, *, partitions: int | None, autocreate: bool
+    ) -> None:
+        self._table = checked_name("table", table)
+        if table == VERSIONS:
+            raise ConfigError(f"{VERSIONS} is the table that remembers versions; take another name")
+        self._schema = None if schema is None else checked_name("schema", schema)
+        self._partitions = partitions
+        self._autocreate = autocreate
+
+    @property
+    def table(self) -> str:
+        """The name of the table, as it stands in statements."""
+        return self._qualified(self._table)
+
+    def check(self) -> Verb[bool]:
+        """Look whether the table is there, in the newest version; newer ones are refused."""
+        missing = yield from self._missing()
+        if missing and not self._autocreate:
+            raise ConfigError(
+                f"the table {self.table} is missing or of an older version, and autocreate is off: "
+                "run store.migrate(), or the SQL files in semel/stores/sql/postgres/ddl"
+            )
+        return not missing
+
+    def migrate(self, columns: Mapping[str, str]) -> Verb[int]:
+        """Run what is missing and return the version; `columns` are added with their types."""
+        yield _ask("SELECT pg_advisory_xact_lock($1::bigint)", LOCK)
+        if self._schema is not None:
+            # Asked first: without it, who may not create schemas could not even use this one.
+            reply = yield _ask("SELECT to_regnamespace($1) IS NULL", f'"{self._schema}"')
+            if reply.rows == [(True,)]:
+                yield _change(f'CREATE SCHEMA "{self._schema}"')
+            yield _ask("SELECT set_config('search_path', $1, true)", f'"{self._schema}"')
+        for step in (yield from self._missing()):
+            for statement in self._written(step):
+                yield _change(statement)
+        for name, kind in columns.items():
+            checked_name("column", name)
+            yield _change(f'ALTER TABLE {self.table} ADD COLUMN IF NOT EXISTS "{name}" {kind}')
+        return MIGRATIONS[-1].version
+
+    def script(self) -> str:
+        """Write everything that `migrate` runs, for a person to read and run."""
+        place = [] if self._schema is None else [f'SET search_path TO "{self._schema}"']
+        steps = [statement for step in MIGRATIONS for statement in self._written(step)]
+        return "".join(f"{statement};\n\n" for statement in [*place, *steps])
+
+    def _missing(self) -> Verb[tuple[Migration, ...]]:
+        reply = yield _ask(_EXISTS, self._qualified(VERSIONS))
+        if reply.rows == [(False,)]:
+            return MIGRATIONS
+        reply = yield _ask(
+            f"SELECT version FROM {self._qualified(VERSIONS)} WHERE table_name = $1",  # noqa: S608 - checked
+            self._table,
+        )
+        found = reply.rows[0][0] if reply.rows else None
+        return still_to_run(MIGRATIONS, found, self._table)
+
+    def _written(self, step: Migration) -> Iterator[str]:
+        """Write the statements of a step as its file tells a person to."""
+        for text in step.statements:
+            statement = _WORD.sub(self._table, text)
+            if self._partitions is not None:
+                statement = _SWITCHED_OFF.sub(r"\1", statement)
+                statement = statement.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+            yield statement
+            if self._partitions is not None and statement.startswith(
+                f"CREATE TABLE {self._table} "
+            ):
+                yield from self._partition(self._partitions)
+
+    def _partition(self, count: int) -> Iterator[str]:
+        for number in range(count):
+            yield (
+                f"CREATE TABLE {self._table}_p{number} PARTITION OF {self._table} "
+                f"FOR VALUES WITH (MODULUS {count}, REMAINDER {number})"
+            )
+
+    def _qualified(self, name: str) -> str:
+        return f'"{name}"' if self._schema is None else f'"{self._schema}"."{name}"'
+
+
+def _ask(sql: str, *parameters: object) -> Statement:
+    return Statement(sql, parameters, writes=False)
+
+
+def _change(sql: str) -> Statement:
+    return Statement(sql, (), writes=True)

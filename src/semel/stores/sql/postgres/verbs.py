@@ -1,0 +1,259 @@
+"""What each verb does on PostgreSQL: one statement, and a judgement of the row that comes back.
+
+The verbs are generators, as in `semel.stores.sql.verbs`, but none needs a transaction: the
+statement decides on the newest version of the row whether it may be written. A statement reads
+as of its beginning, though. When the row was changed while it ran, it neither wrote nor shows
+why; then it is sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from semel.core import judge
+from semel.core.records import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.base import Counts, Page
+from semel.stores.paging import cursor_after, position
+from semel.stores.sql.postgres.statements import Statements
+from semel.stores.sql.ranges import behind
+from semel.stores.sql.rows import Row, seconds, to_record
+from semel.stores.sql.verbs import Reply, Statement, Verb, operation
+from semel.stores.urls import whole_number
+
+MOST_SENDINGS: Final = 100
+"""A row that changes under every one of so many statements is no accident any more."""
+
+OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
+"""The application's own columns, each with the function that fills it."""
+
+single = partial(operation, peek=True)
+"""One statement, committed by itself."""
+
+
+class PostgresVerbs:
+    """The verbs of the store SPI, on one table, for the store of one prefix."""
+
+    def __init__(self, table: str, prefix: str, columns: OwnColumns) -> None:
+        self._statements = Statements(table, tuple(columns))
+        self._prefix = prefix
+        self._salt = f"{len(prefix)}:{prefix}:".encode()
+        self._columns = columns
+
+    @single()
+    def claim(self, ask: ClaimRequest) -> Verb[Claim]:
+        """Ask to run the operation."""
+        statement = self._statements.claim(
+            **self._named(ask.identity),
+            **{f"own_{name}": value(ask) for name, value in self._columns.items()},
+            owner=ask.owner,
+            fingerprint=ask.fingerprint,
+            lease=ask.lease,
+            hold=ask.hold,
+            replace=ask.replace,
+            max_attempts=ask.max_attempts,
+        )
+        for _ in range(MOST_SENDINGS):
+            reply = yield statement
+            for *row, takeover, written in reply.rows:
+                record = _record(row, ask.identity)
+                if written:
+                    return Claimed(record.number, record.fence, takeover)
+                answer, _changed = judge.claim(record, ask, record.now)
+                if not isinstance(answer, Claimed):
+                    return answer
+        raise _restless(ask.identity)
+
+    @single()
+    def renew(self, ask: RenewRequest) -> Verb[bool]:
+        """Extend the owner's lease from now."""
+        reply = yield self._statements.renew(
+            **self._named(ask.identity), owner=ask.owner, lease=ask.lease
+        )
+        return reply.changed > 0
+
+    @single()
+    def complete(self, ask: CompleteRequest) -> Verb[bool]:
+        """Store the owner's success."""
+        reply = yield self._end(
+            State.SUCCEEDED, ask.identity, ask.owner, ask.result, ask.ttl, keep_fingerprint=True
+        )
+        return reply.changed > 0
+
+    @single()
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+    ) -> Verb[bool]:
+        """Store the owner's failure."""
+        reply = yield self._end(
+            State.FAILED,
+            identity,
+            owner,
+            error,
+            ttl,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+        )
+        return reply.changed > 0
+
+    @single()
+    def get(self, identity: Identity) -> Verb[Record | None]:
+        """Read the record; expired is absent."""
+        reply = yield self._statements.get(**self._named(identity))
+        for row in reply.rows:
+            record = _record(row, identity)
+            return judge.present(record, record.now)
+        return None
+
+    @single()
+    def put(self, ask: PutRequest) -> Verb[bool]:
+        """Mark as done without running."""
+        statement = self._statements.put(
+            **self._named(ask.identity),
+            owner=ask.owner,
+            data=ask.result.data,
+            codec=ask.result.codec,
+            ttl=ask.ttl,
+        )
+        for _ in range(MOST_SENDINGS):
+            reply = yield statement
+            for (there,) in reply.rows:
+                return bool(there)
+        raise _restless(ask.identity)
+
+    @single()
+    def touch(self, identity: Identity, ttl: float) -> Verb[bool]:
+        """Keep a finished record for `ttl` from now."""
+        reply = yield self._statements.touch(**self._named(identity), ttl=ttl)
+        return reply.changed > 0
+
+    @single()
+    def forget(self, identity: Identity) -> Verb[bool]:
+        """Remove the record, whatever its state."""
+        reply = yield self._statements.forget(**self._named(identity))
+        return (True,) in reply.rows
+
+    @single()
+    def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
+        """Give an abandoned attempt to a resolver."""
+        reply = yield self._statements.adopt(
+            **self._named(ask.identity), owner=ask.owner, lease=ask.lease
+        )
+        for row in reply.rows:
+            return _record(row, ask.identity)
+        return None
+
+    @single()
+    def page(
+        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
+    ) -> Verb[Page]:
+        """List records by key, then scope."""
+        whole_number("limit", limit)
+        after_key, after_scope = (None, None) if cursor is None else position(cursor)
+        reply = yield self._statements.page(
+            prefix=self._prefix,
+            start=max(prefix, after_key or ""),
+            behind=behind(prefix),
+            scope=scope,
+            state=None if state is None else int(state),
+            after_key=after_key,
+            after_scope=after_scope,
+            limit=limit + 1,
+        )
+        records = tuple(_records(reply)[:limit])
+        more = len(reply.rows) > limit
+        return Page(records, cursor_after(records[-1].identity) if more else None)
+
+    @single()
+    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+        """Abandoned records, oldest first."""
+        reply = yield self._statements.stuck(prefix=self._prefix, since=-older_than, limit=limit)
+        return _records(reply)
+
+    @single()
+    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+        """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
+        reply = yield self._statements.purge_expired(prefix=self._prefix, limit=limit)
+        removed = reply.changed
+        if abandoned_after is not None and removed < limit:
+            reply = yield self._statements.purge_abandoned(
+                prefix=self._prefix, limit=limit - removed, since=-abandoned_after
+            )
+            removed += reply.changed
+        return removed
+
+    @single()
+    def counts(self) -> Verb[Counts]:
+        """Count the records by state."""
+        reply = yield self._statements.counts(prefix=self._prefix)
+        return Counts(*reply.rows[0])
+
+    def _end(
+        self,
+        state: State,
+        identity: Identity,
+        owner: bytes,
+        outcome: Encoded,
+        ttl: float,
+        *,
+        retryable: bool = False,
+        keep_fingerprint: bool,
+    ) -> Statement:
+        return self._statements.end(
+            **self._named(identity),
+            owner=owner,
+            state=int(state),
+            data=outcome.data,
+            codec=outcome.codec,
+            ttl=ttl,
+            retryable=retryable,
+            keep_fingerprint=keep_fingerprint,
+        )
+
+    def _named(self, identity: Identity) -> dict[str, Any]:
+        return {
+            "digest": UUID(bytes=hashlib.sha256(self._salt + identity.encoded).digest()[:16]),
+            "prefix": self._prefix,
+            "key": identity.key,
+            "scope": identity.scope,
+        }
+
+
+def _record(row: Row | list[Any], identity: Identity) -> Record:
+    *columns, now = row
+    record = to_record(tuple(columns), seconds(now))
+    if record.identity != identity:
+        raise StoreError(f"the digest of {identity!r} is taken by {record.identity!r}")
+    return record
+
+
+def _records(reply: Reply) -> list[Record]:
+    return [to_record(tuple(columns), seconds(now)) for *columns, now in reply.rows]
+
+
+def _restless(identity: Identity) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the record of {identity!r} was changed by others each time it was asked for; try again"
+    )

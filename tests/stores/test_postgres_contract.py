@@ -1,0 +1,71 @@
+"""The shared contract, on PostgreSQL: a pool of its own, the application's, partitions, a bouncer."""
+
+from __future__ import annotations
+
+import os
+
+import psycopg
+import pytest
+from psycopg_pool import ConnectionPool
+
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
+from semel.testing import StoreContract
+from servers.postgres import pgbouncer
+
+
+@pytest.fixture(scope="module")
+def database(postgres_of_this_worker):
+    """One database for all: a prefix of its own is all that a store needs to be empty."""
+    return postgres_of_this_worker.fresh_database()
+
+
+@pytest.fixture(scope="module")
+def bouncer(postgres_of_this_worker, database):
+    with pgbouncer(postgres_of_this_worker) as url:
+        yield f"{url}/{database.rpartition('/')[2]}"
+
+
+@pytest.fixture
+def prefix():
+    return os.urandom(8).hex()
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def store(self, database, prefix):
+        return PostgresStore(database, prefix=prefix)
+
+
+class TestAsyncPostgres(StoreContract):
+    @pytest.fixture
+    def store(self, database, prefix):
+        return AsyncPostgresStore(database, prefix=prefix)
+
+
+class TestPostgresInPartitions(StoreContract):
+    @pytest.fixture
+    def store(self, database, prefix):
+        return PostgresStore(database, prefix=prefix, table="in_partitions", partitions=4)
+
+
+class TestPostgresWithAGivenConnection(StoreContract):
+    @pytest.fixture
+    def store(self, database, prefix):
+        with psycopg.connect(database, row_factory=psycopg.rows.dict_row) as connection:
+            yield PostgresStore(connection=connection, prefix=prefix)
+
+
+class TestPostgresWithAGivenPoolThatIsSerializable(StoreContract):
+    """The application's pool, not in autocommit, under the strictest isolation."""
+
+    @pytest.fixture
+    def store(self, database, prefix):
+        strict = {"options": "-c default_transaction_isolation=serializable"}
+        with ConnectionPool(database, kwargs=strict, min_size=0, max_size=4) as pool:
+            yield PostgresStore(pool=pool, prefix=prefix)
+
+
+class TestAsyncPostgresBehindPgbouncer(StoreContract):
+    @pytest.fixture
+    def store(self, bouncer, prefix):
+        return AsyncPostgresStore(bouncer, prefix=prefix, prepare="off")
