@@ -18,7 +18,8 @@ import threading
 import pytest
 
 from engines.facade import PATIENCE, Effect, Stop, World, never, wait_until
-from semel import Policy, current_attempt, events
+from faults.outages import short_of_time
+from semel import OutcomeUnknown, Policy, StoreUnavailable, current_attempt, events
 from semel.core.records import Claimed, Identity, State
 from semel.stores.redis import scripts
 from semel.testing import Call, LoseReply
@@ -74,6 +75,34 @@ def test_a_claim_that_is_sent_again_by_the_same_attempt_is_given_again(world):
     outcome = engine.run("k", effect)
     assert (outcome.value, outcome.replayed, outcome.attempt.number) == ("done", False, 1)
     assert effect.runs == 1
+
+
+@fault(2)
+@pytest.mark.parametrize(
+    "abandoned",
+    [
+        "takeover",
+        pytest.param(
+            "hold",
+            marks=pytest.mark.xfail(
+                raises=OutcomeUnknown, reason="a claim that may have been applied is not given back"
+            ),
+        ),
+    ],
+)
+def test_a_claim_whose_reply_is_lost_for_good_runs_nothing_and_does_not_keep_the_key(
+    kind, proxy, abandoned
+):
+    policy = Policy(abandoned=abandoned, lease=0.4)
+    with World(kind, proxy.url) as world, short_of_time(world) as engine:
+        engine.ask_store("get", Identity("warm", "up"))  # connects
+        proxy.refusing = True
+        proxy.lose_reply(sends(scripts.CLAIM))
+        with pytest.raises(StoreUnavailable):
+            engine.execute("k", never, policy=policy)
+        assert proxy.lost == 1
+        proxy.refusing = False
+        assert engine.execute("k", Effect(), policy=policy) == "done"
 
 
 @fault(6)

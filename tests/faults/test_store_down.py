@@ -126,3 +126,22 @@ def test_a_function_is_told_in_time_that_redis_was_killed_and_its_claim_is_gone_
         with pytest.raises(LeaseLost):
             running.result(PATIENCE)
         assert engine.peek("k") is None
+
+
+@fault(10)
+@pytest.mark.xfail(reason="a renewal that hangs keeps the timer from telling in time")
+def test_hooks_hear_in_time_that_a_lease_is_lost_although_the_renewal_hangs(kind, own_server):
+    with World(kind, own_server.url) as world:
+        engine = world.engine()  # it waits for its store for longer than the lease
+        work = Worker()
+        work.may_end.set()
+        running = engine.start("k", work, policy=Policy(lease=1.5))
+        assert work.began.wait(PATIENCE)
+        own_server.process.send_signal(signal.SIGSTOP)
+        assert work.heard.wait(PATIENCE)
+        time.sleep(0.1)
+        told = engine.told(events.LeaseLost)
+        own_server.process.send_signal(signal.SIGCONT)
+        assert running.result(PATIENCE) == "worked on"
+        assert work.in_time
+        assert told, "the function could have known, the hooks were not told"
