@@ -41,36 +41,55 @@ BACKENDS = {
 }
 """Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
 
+TIERS = Backend("semel.stores.tiered", "redis")
+"""Redis in front, another store behind: asked for by `behind`, not by a scheme."""
+
 ENTRY_POINT_GROUP = "semel.stores"
 
 
 def open_store(
-    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
+    url: str,
+    *,
+    behind: str | Store | None = None,
+    prefix: str = DEFAULT_PREFIX,
+    timeout: float = DEFAULT_TIMEOUT,
+    **options: Any,
 ) -> Store:
     """Open a store for threads: `open_store("sqlite:///semel.db")`.
 
-    `timeout` bounds each store call in seconds; further options go to the store itself.
+    `timeout` bounds each store call in seconds; further options go to the store itself. With
+    `behind`, a URL or a store, Redis only stands in front: `open_store("redis://localhost",
+    behind="sqlite:///semel.db")`.
     """
-    opener: Callable[..., Store] = _opener(url, "open_store")
+    if behind is not None:
+        options["behind"] = behind
+    opener: Callable[..., Store] = _opener(url, "open_store", tiers=behind is not None)
     return opener(url, prefix=prefix, timeout=timeout, **options)
 
 
 def open_async_store(
-    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
+    url: str,
+    *,
+    behind: str | AsyncStore | None = None,
+    prefix: str = DEFAULT_PREFIX,
+    timeout: float = DEFAULT_TIMEOUT,
+    **options: Any,
 ) -> AsyncStore:
     """Open a store for asyncio: `open_async_store("redis://localhost")`. Connects on first use."""
-    opener: Callable[..., AsyncStore] = _opener(url, "open_async_store")
+    if behind is not None:
+        options["behind"] = behind
+    opener: Callable[..., AsyncStore] = _opener(url, "open_async_store", tiers=behind is not None)
     return opener(url, prefix=prefix, timeout=timeout, **options)
 
 
-def _opener(url: object, name: str) -> Any:
+def _opener(url: object, name: str, *, tiers: bool) -> Any:
     if not isinstance(url, str) or "://" not in url:
         shown = "an object of type " + type(url).__name__ if not isinstance(url, str) else repr(url)
         raise ConfigError(
             f"a store URL looks like sqlite:///semel.db or redis://localhost:6379/0; got {shown}"
         )
     scheme = url.partition("://")[0]
-    backend = BACKENDS.get(scheme)
+    backend = TIERS if tiers else BACKENDS.get(scheme)
     if backend is None:
         return getattr(_third_party(scheme), name)
     try:

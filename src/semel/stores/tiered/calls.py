@@ -1,0 +1,121 @@
+"""The scripts of the front, and what a call of one looks like.
+
+This module builds calls and reads replies. It sends nothing and reads no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+from msgspec import Struct
+
+from semel.core.records import Identity
+from semel.errors import StoreError
+from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.scripts import Call, Script
+from semel.stores.redis.verbs import microseconds, milliseconds
+from semel.stores.tiered.entries import Entry, Kind, unpack
+
+WINDOW: Final = 5.0
+"""Seconds after SQL was asked within which its word may still be written to the front."""
+
+MARK_LIFE: Final = WINDOW + 1.0
+"""A mark outlives every write that was on its way when SQL changed."""
+
+ABOVE_ALL: Final = 2**53 - 1
+"""A fence that no attempt reaches; the largest number that Lua knows exactly."""
+
+_PREFIX_OF_ENTRIES: Final = "~front:"
+"""Follows the prefix, so that a plain Redis store on the same server never meets an entry."""
+
+_DRIFT: Final = 0.001
+"""Two clocks differ by less than this part of the time that passes; taken off, to be safe."""
+
+
+def _load(name: str) -> Script:
+    folder = files("semel.stores.tiered").joinpath("lua")
+    parts = [folder.joinpath(part).read_text("utf-8") for part in ("front.lua", f"{name}.lua")]
+    text = "\n".join(parts)
+    # Redis names a script by its SHA-1; nothing here is a secret.
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+GET = _load("get")
+PUT = _load("put")
+MARK = _load("mark")
+
+
+class Found(Struct, frozen=True):
+    """What the front answered: the entry if there is one, and its time in microseconds."""
+
+    entry: Entry | None
+    now: int
+
+
+class Look(Struct, frozen=True):
+    """What was found, and when on this process's clock that was known."""
+
+    found: Found
+    seen_at: float
+
+    def front_time(self, moment: float) -> int:
+        """What the front's clock showed at a moment since then, or a little less."""
+        return self.found.now + int((moment - self.seen_at) * (1 - _DRIFT) * 1e6)
+
+
+class Calls:
+    """Builds the calls of one front."""
+
+    def __init__(self, prefix: str, front_ttl: float) -> None:
+        self._keys = KeyLayout(prefix + _PREFIX_OF_ENTRIES)
+        self._longest = milliseconds(front_ttl)
+
+    def get(self, identity: Identity) -> Call[Found]:
+        """Ask for the entry of a key."""
+        return Call(GET, (self._keys.record(identity),), (), _read_found)
+
+    def put(
+        self,
+        identity: Identity,
+        kind: Kind,
+        fence: int,
+        body: bytes,
+        *,
+        asked: int,
+        valid: float,
+    ) -> Call[bool]:
+        """Write what SQL said: `asked` on the front's clock, `valid` for seconds from then."""
+        arguments = (
+            int(kind),
+            fence,
+            asked,
+            microseconds(valid),
+            microseconds(WINDOW),
+            self._longest,
+            body,
+        )
+        return Call(PUT, (self._keys.record(identity),), arguments, bool)
+
+    def mark(self, identity: Identity, fence: int) -> Call[bool]:
+        """Remove what is older than the fence, and keep it out."""
+        arguments = (fence, milliseconds(MARK_LIFE))
+        return Call(MARK, (self._keys.record(identity),), arguments, bool)
+
+
+def _read_found(reply: tuple[bytes | None, int]) -> Found:
+    raw, now = reply
+    return Found(None if raw is None else unpack(raw), now)
+
+
+def looks(
+    questions: Sequence[Call[Found] | None],
+    answers: Sequence[Found | StoreError],
+    seen_at: float,
+) -> list[Look | None]:
+    """Put each answer to its question; None where nothing was asked or nothing came back."""
+    left = iter(answers)
+    found = [None if question is None else next(left, None) for question in questions]
+    return [Look(each, seen_at) if isinstance(each, Found) else None for each in found]

@@ -1,0 +1,37 @@
+-- An entry of the front and its clock: put in front of every script.
+--
+-- KEYS[1] is the entry of one key.
+--
+--   bytes  field      meaning
+--   1      version    1
+--   1      kind       0 hint, 1 closed, 2 succeeded, 3 failed for good
+--   7      fence      of the attempt it tells of; 0 = not known
+--   7      expires    microseconds on this server's clock, when SQL's word ends
+--   ...    body       packed by the client and never looked at here
+--
+-- Entries go forward only: a higher fence first, then a higher kind. All numbers are big-endian.
+
+local VERSION, CLOSED = 1, 1
+local ABOVE_ALL = 9007199254740991  -- the largest number that Lua knows exactly
+
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+-- Redis formats large numbers in scientific notation in some versions; this never does.
+local function digits(number) return string.format('%.0f', number) end
+
+-- Whether what is stored is newer; an entry of another version is left to those who can read it.
+local function stored_is_newer(fence, kind)
+  local raw = redis.call('GET', KEYS[1])
+  if not raw then return false end
+  if #raw < 16 or string.byte(raw, 1) ~= VERSION then return true end
+  local _, stored_kind, stored_fence = struct.unpack('>BBI7', raw)
+  return stored_fence > fence or (stored_fence == fence and stored_kind > kind)
+end
+
+local function write(kind, fence, expires, body, milliseconds)
+  local entry = struct.pack('>BBI7I7', VERSION, kind, fence, expires) .. body
+  redis.call('SET', KEYS[1], entry, 'PX', digits(milliseconds))
+end

@@ -1,0 +1,74 @@
+"""Finds the two stores of a tiered one: by URL, or as objects of the application.
+
+This module checks. What is wrong is said before anything is connected.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+from semel.errors import ConfigError
+from semel.stores.base import (
+    AsyncBatching,
+    AsyncRepairing,
+    AsyncScannable,
+    AsyncStore,
+    Batching,
+    Repairing,
+    Scannable,
+    Store,
+)
+from semel.stores.redis import AsyncRedisStore, RedisStore
+from semel.stores.registry import BACKENDS
+
+RedisKind = TypeVar("RedisKind", RedisStore, AsyncRedisStore)
+
+FRONT_TTL: Final = 600.0
+"""How long the front answers with a copy. It bounds how long a lost mark can matter."""
+
+FRONT_TIMEOUT: Final = 0.25
+"""How long a call of the front may take: once, and then the breaker is open."""
+
+
+class Behind(Store, Batching, Scannable, Repairing, Protocol):
+    """What the store behind has to offer; every SQL store does."""
+
+
+class AsyncBehind(AsyncStore, AsyncBatching, AsyncScannable, AsyncRepairing, Protocol):
+    """`Behind`, awaited."""
+
+
+def check_front_url(url: str) -> None:
+    """Refuse a URL that is not of the Redis family."""
+    backend = BACKENDS.get(url.partition("://")[0])
+    if backend is None or backend != BACKENDS["redis"]:
+        raise ConfigError(
+            "a store behind goes with Redis in front, as in redis://localhost with "
+            "behind=sqlite:///semel.db; leave behind out for another store"
+        )
+
+
+def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, Any]) -> RedisKind:
+    """Give a Redis store of the application, if it is one; options are for URLs."""
+    if not isinstance(front, kind):
+        found = type(front).__name__
+        raise ConfigError(f"the front is a Redis URL or a {kind.__name__}, not a {found}")
+    if options:
+        raise ConfigError(f"the option {min(options)!r} goes with a front that is given by URL")
+    return front
+
+
+def checked_behind(behind: Any, *, asynchronous: bool) -> Any:
+    """Give a store that decides: of the right kind, with batches and listings, not Redis again."""
+    if isinstance(behind, (RedisStore, AsyncRedisStore)):
+        raise ConfigError("the store behind decides, so it must not be Redis; give an SQL store")
+    found = type(behind).__name__
+    for needed in (Batching, Scannable, Repairing):
+        if not isinstance(behind, needed):
+            raise ConfigError(f"the store behind is not {needed.__name__}: {found}")
+    if inspect.iscoroutinefunction(getattr(behind, "claim", None)) is not asynchronous:
+        wanted = "asyncio" if asynchronous else "threads"
+        raise ConfigError(f"the store behind must be one for {wanted}, not a {found}")
+    return behind
