@@ -195,6 +195,11 @@ def _text_or_none(value: object) -> str | None:
     return None if value is None else _text(value)
 
 
+def _behind(value: object) -> str | None:
+    # TOML has no null: an empty text takes back what a lower file says.
+    return _text_or_none(value) or None
+
+
 def _key_pattern(value: object) -> str | None:
     pattern = _text_or_none(value)
     KeyRules(pattern)
@@ -216,6 +221,7 @@ def _preset(value: object) -> str:
 
 _TOP: dict[str, Check] = {
     "url": _text_or_none,
+    "behind": _behind,
     "prefix": _text,
     "key_pattern": _key_pattern,
     "disabled": _disabled,
@@ -234,11 +240,12 @@ def _policy_value(name: str, value: object) -> object:
         if name in _MAY_BE_NONE and value.lower() == "none":
             value = None
         elif name in _DURATIONS:
-            value = _seconds(value)
+            value = parse_duration(value)
     return getattr(Policy(**{name: value}), name)  # type: ignore[arg-type]  # Policy itself checks
 
 
-def _seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
+    """Read `30`, `250ms`, `30s`, `10m`, `24h` or `7d` as seconds."""
     parsed = _DURATION.fullmatch(text)
     if parsed is None:
         raise ConfigError("must be seconds or a text such as 250ms, 30s, 10m, 24h, 7d")

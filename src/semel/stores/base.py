@@ -221,6 +221,28 @@ class AsyncRepairing(Protocol):
 
 
 @runtime_checkable
+class Migrating(Protocol):
+    """A store whose tables are made by migrations, for threads alone: a command runs them."""
+
+    def migrate(self) -> int:
+        """Make the table or bring it up to date, and return its version; safe to repeat."""
+        ...
+
+    def migration(self) -> str:
+        """Write what `migrate` runs on an empty database, for a person to read and run."""
+        ...
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """A store that can tell what its server's settings put at risk."""
+
+    def diagnose(self) -> list[str]:
+        """Say what endangers the records, in sentences; none = all is well."""
+        ...
+
+
+@runtime_checkable
 class Notifying(Protocol):
     """A store that can wake a waiter in another process before its next poll."""
 

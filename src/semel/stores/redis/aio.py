@@ -112,6 +112,10 @@ class AsyncRedisStore:
         """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
         return await self._transport.call(self._verbs.adopt(RenewRequest(identity, owner, lease)))
 
+    async def diagnose(self) -> list[str]:
+        """Tell what the server's settings put at risk."""
+        return await self._transport.call(self._verbs.diagnose())
+
     async def close(self) -> None:
         """Release what this store opened itself."""
         await self._transport.close()

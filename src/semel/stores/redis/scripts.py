@@ -46,6 +46,7 @@ CHECK = _load("check")
 PURGE = _load("purge")
 NOTE = _load("note")
 STATE = _load("state")
+INFO = _load("info")
 
 
 class Call(Struct, Generic[Answer], frozen=True):

@@ -109,6 +109,10 @@ class RedisStore:
         """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
         return self._transport.call(self._verbs.adopt(RenewRequest(identity, owner, lease)))
 
+    def diagnose(self) -> list[str]:
+        """Tell what the server's settings put at risk."""
+        return self._transport.call(self._verbs.diagnose())
+
     def close(self) -> None:
         """Release what this store opened itself."""
         self._transport.close()

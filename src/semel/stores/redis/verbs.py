@@ -30,6 +30,7 @@ from semel.core.records import (
     State,
 )
 from semel.stores.redis import scripts
+from semel.stores.redis.dangers import dangers
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import pack_outcome, unpack_record
 from semel.stores.redis.scripts import Call
@@ -167,6 +168,10 @@ class Verbs:
             lambda reply: read(None if reply is None else reply[1:]),
             lease,
         )
+
+    def diagnose(self) -> Call[list[str]]:
+        """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
+        return Call(scripts.INFO, (self._keys.indexes()[0],), (), dangers)
 
 
 def record_reader(identity: Identity) -> Callable[[Any], Record | None]:

@@ -1,0 +1,79 @@
+"""Commands by which a person decides: forget, resolve."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import sys
+from argparse import Namespace
+
+import msgspec
+
+from semel.cli.opening import opened
+from semel.cli.showing import duration, state_of
+from semel.core.records import Record, State
+from semel.errors import ConfigError
+from semel.repair import Audit, AuditFile, Failed, Overtaken, Succeeded, log_audit, settle
+
+
+def forget(options: Namespace) -> int:
+    """Remove a record: the next call runs again."""
+    with opened(options) as engine:
+        record = engine.peek(options.key, scope=options.scope)
+        if not engine.forget(options.key, scope=options.scope):
+            print("there is no such record", file=sys.stderr)
+            return 1
+    print("forgotten: the next call runs again")
+    if record is not None and record.state is State.PROCESSING:
+        print(f"it was {state_of(record)}: it may have happened already", file=sys.stderr)
+    return 0
+
+
+def resolve(options: Namespace) -> int:
+    """Write the outcome of an abandoned attempt, as a person found it out."""
+    resolution = _resolution(options)
+    with opened(options) as engine:
+        decision = settle(
+            engine,
+            options.key,
+            resolution,
+            scope=options.scope,
+            name=getpass.getuser() if options.by is None else options.by,
+            audit=audit_of(options),
+        )
+        record = engine.peek(options.key, scope=options.scope)
+    if decision is None:
+        print(f"nothing was decided: {_why_not(record)}", file=sys.stderr)
+        return 1
+    if isinstance(decision, Overtaken):
+        print("nothing was decided: somebody else was faster", file=sys.stderr)
+        return 1
+    print(f"resolved as {'succeeded' if isinstance(resolution, Succeeded) else 'failed'}")
+    return 0
+
+
+def audit_of(options: Namespace) -> Audit:
+    """Choose where decisions are written: a file, or the log."""
+    if options.audit is not None:
+        return AuditFile(options.audit)
+    logging.getLogger("semel.audit").setLevel(logging.INFO)
+    return log_audit
+
+
+def _resolution(options: Namespace) -> Succeeded | Failed:
+    if options.failed is not None:
+        return Failed(options.failed, options.retryable)
+    if options.retryable:
+        raise ConfigError("--retryable goes with --failed")
+    try:
+        return Succeeded(msgspec.json.decode(options.succeeded))
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"--succeeded takes the result as JSON: {error}") from error
+
+
+def _why_not(record: Record | None) -> str:
+    if record is None:
+        return "there is no such record"
+    if record.lease_until is None:
+        return f"it has ended as {state_of(record)}"
+    return f"it is running, with a lease for another {duration(record.lease_until - record.now)}"

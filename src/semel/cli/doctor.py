@@ -1,0 +1,98 @@
+"""`semel doctor`: is everything as it should be? Each line is one thing that was looked at."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from semel.cli import showing
+from semel.cli.opening import found_settings, opened
+from semel.core.keys import OwnerIds, new_key
+from semel.core.records import Encoded, Identity
+from semel.core.settings import Settings
+from semel.errors import StoreError
+from semel.repair import health
+from semel.stores.base import Diagnosing, Scannable
+from semel.sync import Idempotency
+
+Level: TypeAlias = Literal["ok", "warning", "problem"]
+
+CLOCKS_APART = 5.0
+"""Seconds between our clock and the store's that are worth a word. Nothing depends on them."""
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    level: Level
+    about: str
+    text: str
+
+
+def doctor(options: Namespace) -> int:
+    """Look at the settings and at the store."""
+    settings = found_settings(options)
+    findings = list(_settings(settings))
+    with opened(options) as engine:
+        try:
+            findings += _store(engine)
+        except StoreError as error:
+            findings.append(Finding("problem", "store", str(error)))
+    if options.json:
+        print(showing.as_json([finding._asdict() for finding in findings]))
+    else:
+        print(showing.columns(("RESULT", "ABOUT", ""), findings))
+    return 0 if all(finding.level == "ok" for finding in findings) else 1
+
+
+def _settings(settings: Settings) -> Iterator[Finding]:
+    scheme = str(settings.url).partition("://")[0]
+    yield Finding(
+        "ok", "settings", f"environment {settings.environment}, {len(settings.scopes)} scopes"
+    )
+    if settings.disabled:
+        yield Finding("warning", "settings", "idempotency is disabled: every call runs unprotected")
+    if scheme == "memory":
+        yield Finding("warning", "store", "memory:// ends with the process; this one is empty")
+    else:
+        yield Finding("ok", "store", f"{scheme}, prefix {settings.prefix}")
+
+
+def _store(engine: Idempotency) -> Iterator[Finding]:
+    store = engine._store
+    yield from _written_and_read(store)
+    if isinstance(store, Diagnosing):
+        try:
+            for danger in store.diagnose():
+                yield Finding("warning", "server", danger)
+        except StoreError as error:
+            yield Finding("warning", "server", f"it does not tell about itself: {error}")
+    if isinstance(store, Scannable):
+        looked = health(store)
+        age = (
+            "nothing is stuck"
+            if looked.oldest is None
+            else (
+                f"the oldest has been stuck for {showing.duration(looked.oldest)}: see semel stuck"
+            )
+        )
+        yield Finding("warning" if looked.alert else "ok", "stuck", age)
+
+
+def _written_and_read(store: Any) -> Iterator[Finding]:
+    """Write a record of our own, read it back, and remove it."""
+    identity = Identity("semel.doctor", new_key())
+    started, wall = time.monotonic(), time.time()
+    store.put(identity, Encoded("json", b"null"), 60.0, owner=OwnerIds().next())
+    record = store.get(identity)
+    store.forget(identity)
+    took = time.monotonic() - started
+    if record is None:
+        yield Finding("problem", "store", "what was written just now is not there")
+        return
+    yield Finding("ok", "store", f"written, read and removed a record in {took * 1000:.1f} ms")
+    apart = record.now - (wall + took / 2)
+    level: Level = "ok" if abs(apart) < CLOCKS_APART + took else "warning"
+    yield Finding(level, "clock", f"the store's clock is {showing.duration(apart)} from this one")

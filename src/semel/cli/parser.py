@@ -1,0 +1,128 @@
+"""What may be asked on the command line. This module reads arguments; it does nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from semel import __version__
+from semel.cli import deciding, doctor, reading, upkeep
+from semel.core.keys import KeyGenerator
+from semel.core.layers import parse_duration
+from semel.core.records import State
+from semel.errors import ConfigError
+
+_EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands; each one sets `run`."""
+    whole = argparse.ArgumentParser(
+        prog="semel", description="Look after idempotency records.", epilog=_EXIT_CODES
+    )
+    whole.add_argument("--version", action="version", version=f"semel {__version__}")
+    whole.add_argument("--url", help="the store; else SEMEL_URL, semel.toml")
+    whole.add_argument("--prefix", dest="store_prefix", help="the store's prefix (idem:)")
+    whole.add_argument("--config", help="the settings file; else SEMEL_CONFIG, semel.toml")
+    commands = whole.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text, epilog=_EXIT_CODES)
+        # Also behind the command; SUPPRESS: not given here is not a word against what came before.
+        made.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        made.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        made.set_defaults(run=run)
+        return made
+
+    _reading(command)
+    _deciding(command)
+    _upkeep(command)
+    made = command("doctor", doctor.doctor, "see whether settings and store are as they should be")
+    _json(made)
+    made = command("new-key", _new_key, "make a new key")
+    made.add_argument("--app", help="put the application's name in front")
+    return whole
+
+
+_Command = Callable[[str, Callable[..., int], str], argparse.ArgumentParser]
+
+
+def _reading(command: _Command) -> None:
+    made = command("list", reading.list_records, "list records")
+    made.add_argument("--scope")
+    made.add_argument("--prefix", default="", help="the beginning of the key")
+    made.add_argument("--state", choices=[state.name.lower() for state in State])
+    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    _json(made, result=True)
+    made = command("show", reading.show, "show one record")
+    _identity(made)
+    _json(made, result=True)
+    made = command("stuck", reading.stuck, "list abandoned attempts; exit code 1 if there are any")
+    made.add_argument("--older-than", type=_duration, default=300.0, metavar="5m")
+    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    _json(made, result=True)
+    _json(command("counts", reading.counts, "count the records by state"))
+
+
+def _deciding(command: _Command) -> None:
+    made = command("forget", deciding.forget, "remove a record: the next call runs again")
+    _identity(made)
+    made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
+    _identity(made)
+    outcome = made.add_mutually_exclusive_group(required=True)
+    outcome.add_argument("--succeeded", metavar="JSON", help="it happened, with this result")
+    outcome.add_argument("--failed", metavar="TEXT", help="it did not happen, for this reason")
+    made.add_argument("--retryable", action="store_true", help="... and it may run again")
+    made.add_argument("--by", metavar="NAME", help="who decides; else the user's name")
+    _audit(made)
+
+
+def _upkeep(command: _Command) -> None:
+    made = command("purge", upkeep.purge_records, "remove expired records, in small batches")
+    made.add_argument("--abandoned-after", type=_duration, metavar="7d")
+    made.add_argument("--batch", type=_whole, default=1000, metavar="N")
+    made.add_argument("--pause", type=_duration, default=0.05, metavar="50ms")
+    made.add_argument("--every", type=_duration, metavar="1h", help="do not end; do it again")
+    made = command("reconcile", upkeep.reconcile, "let resolvers look into what is stuck")
+    made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")
+    made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
+    made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
+    made.add_argument("--full", action="store_true", help="read every record, trust no index")
+    made.add_argument("--name", help="who decides, in the audit trail")
+    made.add_argument("--every", type=_duration, metavar="1m", help="do not end; do it again")
+    _audit(made)
+    made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
+    made.add_argument("--print", action="store_true", help="show the SQL, and run nothing")
+
+
+def _identity(made: argparse.ArgumentParser) -> None:
+    made.add_argument("scope", metavar="SCOPE")
+    made.add_argument("key", metavar="KEY")
+
+
+def _json(made: argparse.ArgumentParser, *, result: bool = False) -> None:
+    made.add_argument("--json", action="store_true", help="write for programs")
+    if result:
+        made.add_argument("--result", action="store_true", help="show what is stored, too")
+
+
+def _audit(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--audit", metavar="FILE", help="append decisions here; else they are logged")
+
+
+def _new_key(options: argparse.Namespace) -> int:
+    print(KeyGenerator(options.app).new())
+    return 0
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(text)

@@ -1,0 +1,101 @@
+"""Commands that change nothing: list, show, stuck, counts."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import asdict
+
+from semel.cli import showing
+from semel.cli.opening import listing_of, opened
+from semel.core.records import Record, State
+from semel.sync import Idempotency
+
+PAGE = 500
+
+
+def list_records(options: Namespace) -> int:
+    """List records by scope, beginning of the key and state."""
+    with opened(options) as engine:
+        records = list(islice(_all(engine, options), options.limit + 1))
+        _print(engine, records[: options.limit], options)
+        if len(records) > options.limit:
+            print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+    return 0
+
+
+def _all(engine: Idempotency, options: Namespace) -> Iterator[Record]:
+    store, cursor = listing_of(engine), None
+    state = None if options.state is None else State[options.state.upper()]
+    limit = min(PAGE, options.limit + 1)
+    while True:
+        page = store.scan(
+            scope=options.scope, prefix=options.prefix, state=state, limit=limit, cursor=cursor
+        )
+        yield from page.records
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def stuck(options: Namespace) -> int:
+    """List abandoned attempts; the exit code says whether there are any."""
+    with opened(options) as engine:
+        found = listing_of(engine).stuck(older_than=options.older_than, limit=options.limit)
+        _print(engine, found, options)
+    return 1 if found else 0
+
+
+def show(options: Namespace) -> int:
+    """Show everything about one record."""
+    with opened(options) as engine:
+        record = engine.peek(options.key, scope=options.scope)
+        if record is None:
+            print("there is no such record", file=sys.stderr)
+            return 1
+        shown = _shown(engine, record, options)
+    if options.json:
+        print(showing.as_json(shown))
+    else:
+        print(showing.columns(*_vertical(shown)))
+    return 0
+
+
+def counts(options: Namespace) -> int:
+    """Count the records by state."""
+    with opened(options) as engine:
+        counted = asdict(listing_of(engine).counts())
+    if options.json:
+        print(showing.as_json(counted))
+    else:
+        print(showing.columns(*_vertical(counted)))
+    return 0
+
+
+def _print(engine: Idempotency, records: Sequence[Record], options: Namespace) -> None:
+    if options.json:
+        print(showing.as_json([_shown(engine, record, options) for record in records]))
+        return
+    heads, rows = list(showing.COLUMNS), [list(showing.row(record)) for record in records]
+    if options.result:
+        heads.append("RESULT")
+        for line, record in zip(rows, records, strict=True):
+            line.append(repr(showing.outcome_of(engine, record)))
+    print(showing.columns(heads, rows))
+
+
+def _shown(engine: Idempotency, record: Record, options: Namespace) -> dict[str, Any]:
+    shown = showing.fields(record)
+    if options.result:
+        shown["result"] = showing.outcome_of(engine, record)
+    return shown
+
+
+def _vertical(shown: dict[str, Any]) -> tuple[Sequence[str], list[tuple[str, str]]]:
+    """Lay fields out one below the other."""
+    first, *rest = ((name, "-" if value is None else str(value)) for name, value in shown.items())
+    return first, rest

@@ -1,0 +1,108 @@
+"""Records as people and as programs read them. This module formats; it prints by `write` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from semel.core.codec import decode_failure
+from semel.core.policy import DAY, HOUR, MINUTE
+from semel.core.records import FAILURE, Record, State
+from semel.core.results import read
+from semel.errors import ResultUnavailable
+from semel.sync import Idempotency
+
+COLUMNS: tuple[str, ...] = ("SCOPE", "KEY", "STATE", "ATTEMPT", "HELD", "AGE", "LEFT")
+
+
+def state_of(record: Record) -> str:
+    """Name the state as an operator sees it."""
+    if record.abandoned:
+        return "abandoned"
+    if record.state is State.FAILED and record.retryable:
+        return "retryable"
+    return record.state.name.lower()
+
+
+def row(record: Record) -> tuple[str, ...]:
+    """Give a record as one line of `COLUMNS`."""
+    ends = record.expires_at if record.lease_until is None else record.lease_until
+    return (
+        record.scope,
+        record.key,
+        state_of(record),
+        str(record.number),
+        "yes" if record.hold else "no",
+        duration(record.now - record.created_at),
+        "-" if ends is None else duration(ends - record.now),
+    )
+
+
+def fields(record: Record) -> dict[str, Any]:
+    """Give a record as plain values, without its outcome."""
+    outcome = record.outcome
+    return {
+        "scope": record.scope,
+        "key": record.key,
+        "key_digest": record.identity.digest.hex(),
+        "state": state_of(record),
+        "attempt": record.number,
+        "fence": record.fence,
+        "held": record.hold,
+        "owner": record.owner.hex(),
+        "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
+        "created_at": moment(record.created_at),
+        "updated_at": moment(record.updated_at),
+        "lease_until": moment(record.lease_until),
+        "expires_at": moment(record.expires_at),
+        "codec": None if outcome is None else outcome.codec,
+        "size": None if outcome is None else len(outcome.data),
+    }
+
+
+def outcome_of(engine: Idempotency, record: Record) -> object:
+    """Read what is stored as result or error."""
+    if record.outcome is None:
+        return None
+    if record.outcome.codec == FAILURE:
+        return ": ".join(decode_failure(record.outcome))
+    try:
+        codecs = engine._codecs_for(engine._rules(record.scope))
+        return read(record.outcome, record.identity, None, codecs)
+    except ResultUnavailable as error:
+        return str(error)
+
+
+def moment(at: float | None) -> str | None:
+    """Write a time as ISO 8601."""
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def duration(seconds: float) -> str:
+    """Write seconds in the two units that matter: 3d4h, 5m0s, 0.25s; the past has a minus."""
+    sign, left = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if left < MINUTE:
+        return f"{sign}{left:.2f}s"
+    units = (("d", DAY), ("h", HOUR), ("m", MINUTE), ("s", 1.0))
+    first = next(at for at, (_, size) in enumerate(units) if left >= size)
+    (large, size), (small, part) = units[first : first + 2]
+    return f"{sign}{int(left // size)}{large}{int(left % size // part)}{small}"
+
+
+def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Align rows below their heads."""
+    table = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in table
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def as_json(value: object) -> str:
+    """Write a value for programs; what JSON has no form for is shown as text."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()

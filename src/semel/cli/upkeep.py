@@ -1,0 +1,116 @@
+"""Commands that keep a store in order: purge, reconcile, migrate."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from semel.cli.deciding import audit_of
+from semel.cli.opening import opened
+from semel.errors import ConfigError, StoreError
+from semel.repair import GaveUp, Reconciler, Report, Unresolved, purge
+from semel.stores.base import Migrating
+
+
+def purge_records(options: Namespace) -> int:
+    """Remove expired records, once or again and again."""
+    with opened(options) as engine:
+
+        def once() -> int:
+            removed = purge(
+                engine,
+                batch=options.batch,
+                pause=options.pause,
+                abandoned_after=options.abandoned_after,
+            )
+            print(f"removed {removed} records", flush=True)
+            return 0
+
+        return _repeated(once, options.every)
+
+
+def reconcile(options: Namespace) -> int:
+    """Let resolvers say what became of stuck records, once or again and again."""
+    resolvers = _imported(options.resolvers)
+    with opened(options) as engine:
+        reconciler = Reconciler(
+            engine,
+            resolvers,
+            older_than=options.older_than,
+            max_tries=options.max_tries,
+            name=options.name,
+            audit=audit_of(options),
+        )
+
+        def once() -> int:
+            return _told(reconciler.run_once(full=options.full))
+
+        return _repeated(once, options.every)
+
+
+def migrate(options: Namespace) -> int:
+    """Make the tables of the store, or bring them up to date."""
+    with opened(options) as engine:
+        store = engine._store
+        if not isinstance(store, Migrating):
+            print("this store makes what it needs by itself: nothing to migrate")
+        elif options.print:
+            print(store.migration())
+        else:
+            print(f"the table is at version {store.migrate()}")
+    return 0
+
+
+def _told(report: Report) -> int:
+    unresolved = sum(isinstance(each, Unresolved) for each in report.decisions)
+    gave_up = sum(isinstance(each, GaveUp) for each in report.decisions)
+    print(
+        f"resolved {report.resolved}, unresolved {unresolved}, gave up {gave_up}, "
+        f"moved on {report.moved_on}, errors {report.errors}, "
+        f"waiting for a person {report.waiting}",
+        flush=True,
+    )
+    return 1 if unresolved or report.errors or report.waiting else 0
+
+
+def _repeated(once: Callable[[], int], every: float | None) -> int:
+    """Do it once; or until a signal says stop, whatever one round may meet."""
+    if every is None:
+        return once()
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    while True:
+        try:
+            once()
+        except StoreError as error:
+            print(f"semel: {error}; trying again", file=sys.stderr, flush=True)
+        if stopped.wait(every):
+            return 0
+
+
+def _imported(path: str) -> Mapping[str, Any]:
+    """Import `module:attribute`, from the working directory too."""
+    name, colon, attribute = path.partition(":")
+    if not name or not colon or not attribute:
+        raise ConfigError(f"--resolvers takes module:attribute, not {path!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        resolvers = getattr(importlib.import_module(name), attribute)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
+            raise
+        raise ConfigError(f"there is no module {name}") from missing
+    except AttributeError as missing:
+        raise ConfigError(f"the module {name} has no {attribute}") from missing
+    finally:
+        sys.path.pop(0)
+    if not isinstance(resolvers, Mapping):
+        raise ConfigError(f"{path} must be a mapping from scope to resolver")
+    return resolvers

@@ -1,0 +1,28 @@
+"""Puts the running operation into every statement of a SQLAlchemy engine, as a comment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import event
+
+from semel.observe.sql import commented
+
+
+def comment_sql(engine: Any) -> None:
+    """Comment the statements of an `Engine` or `AsyncEngine` with the attempt that runs them."""
+    # An AsyncEngine has its events on the engine inside.
+    target = getattr(engine, "sync_engine", engine)
+    if not event.contains(target, "before_cursor_execute", _comment):
+        event.listen(target, "before_cursor_execute", _comment, retval=True)
+
+
+def _comment(
+    _connection: Any,
+    _cursor: Any,
+    statement: str,
+    parameters: Any,
+    _context: Any,
+    _many: bool,
+) -> tuple[str, Any]:
+    return commented(statement), parameters

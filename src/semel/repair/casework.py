@@ -1,0 +1,205 @@
+"""One run of a reconciler: find what is stuck, ask its resolver, write the answer.
+
+This module is generators, see `steps`; `reconciler` and `aio` run them. A record without a
+resolver is reported and never touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from msgspec import Struct
+
+from semel.core.policy import Duration, seconds
+from semel.core.records import Identity, Record, State
+from semel.engine.setup import Setup
+from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.repair.audit import Audit
+from semel.repair.cases import Cases
+from semel.repair.decisions import Decision, GaveUp, Resolved, ResolverFailed, Unresolved
+from semel.repair.desk import Desk
+from semel.repair.outcomes import AsyncResolver, Failed, Resolution, Succeeded, Unknown
+from semel.repair.steps import Consult, Steps, ask
+from semel.stores.urls import whole_number
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100
+"""Records of one run that are looked into at least, if there are so many."""
+
+_PAGE = 500
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What one run did."""
+
+    decisions: tuple[Decision, ...] = ()
+    moved_on: int = 0
+    """Records that had ended, or had an owner again, before they could be adopted."""
+    errors: int = 0
+    """Records that the store could not give or take; they are tried again."""
+    waiting: int = 0
+    """Records that this reconciler leaves to a person by now."""
+
+    @property
+    def resolved(self) -> int:
+        """How many outcomes were stored."""
+        return sum(isinstance(decision, Resolved) for decision in self.decisions)
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How a reconciler works."""
+
+    older_than: Duration
+    max_tries: int
+    backoff: Duration
+    lease: Duration
+    name: str | None
+    audit: Audit | None
+
+
+class Casework:
+    """The work of both reconcilers."""
+
+    def __init__(
+        self,
+        engine: Setup[Any],
+        resolvers: Mapping[str, AsyncResolver],
+        options: Options,
+        *,
+        asynchronous: bool,
+    ) -> None:
+        self._desk = Desk(
+            engine,
+            name=options.name,
+            lease=seconds("lease", options.lease),
+            audit=options.audit,
+        )
+        self._resolvers = _checked(resolvers, asynchronous=asynchronous)
+        self._older_than = seconds("older_than", options.older_than, zero=True)
+        self._cases = Cases(
+            whole_number("max_tries", options.max_tries), seconds("backoff", options.backoff)
+        )
+
+    def run(self, *, full: bool) -> Steps[Report]:
+        """Look into what is stuck, and into what was left open before."""
+        again = self._cases.due(monotonic())
+        found = yield from (self._scanned() if full else self._listed())
+        decisions = self._without_resolver(found)
+        due = [record.identity for record in found if self._is_ready(record)]
+        moved_on = errors = 0
+        for identity in dict.fromkeys([*again, *due]):
+            try:
+                made = yield from self._look_into(identity)
+            except StoreUnavailable:
+                raise
+            except StoreError as error:  # this record's own trouble: the others go on
+                self._desk.store_failed(identity, error)
+                errors += 1
+            else:
+                moved_on += not made
+                decisions += made
+        return Report(
+            decisions=tuple(decisions),
+            moved_on=moved_on,
+            errors=errors,
+            waiting=self._cases.waiting(),
+        )
+
+    # --- finding -------------------------------------------------------------------------
+
+    def _listed(self) -> Steps[list[Record]]:
+        """Ask the store what is stuck; records that are not to be tried must not hide others."""
+        limit = BATCH
+        while True:
+            found: list[Record] = yield ask(
+                self._desk.store.stuck, older_than=self._older_than, limit=limit
+            )
+            if len(found) < limit or sum(map(self._is_ready, found)) >= BATCH:
+                return found
+            limit *= 2
+
+    def _scanned(self) -> Steps[list[Record]]:
+        """Read every running record: an index of a store is a hint, and hints get lost."""
+        found: list[Record] = []
+        cursor = None
+        while True:
+            page = yield ask(
+                self._desk.store.scan, state=State.PROCESSING, limit=_PAGE, cursor=cursor
+            )
+            found += [record for record in page.records if self._is_stuck(record)]
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    def _is_stuck(self, record: Record) -> bool:
+        return record.lease_until is not None and (
+            record.now - record.lease_until >= self._older_than
+        )
+
+    def _is_ready(self, record: Record) -> bool:
+        return record.scope in self._resolvers and self._cases.is_ready(record, monotonic())
+
+    def _without_resolver(self, found: list[Record]) -> list[Decision]:
+        """Tell once of each record whose scope has no resolver."""
+        decisions: list[Decision] = []
+        for record in found:
+            if record.scope not in self._resolvers and self._cases.is_ready(record, monotonic()):
+                self._cases.leave(record)
+                reason = "no resolver is registered for its scope"
+                decisions.append(self._desk.made(Unresolved, record, reason=reason, tries=0))
+                self._desk.tell(decisions[-1])
+        return decisions
+
+    # --- deciding ------------------------------------------------------------------------
+
+    def _look_into(self, identity: Identity) -> Steps[list[Decision]]:
+        """Resolve one record; no decisions = there was nothing to decide any more."""
+        failures: list[str] = []
+
+        def decide(record: Record) -> Steps[Resolution]:
+            return self._consulted(record, failures)
+
+        settled = yield from self._desk.settle(identity, decide)
+        if settled is None or not settled.stored or not isinstance(settled.resolution, Unknown):
+            self._cases.close(identity)
+            made = [] if settled is None else [self._desk.decision(settled)]
+        else:
+            made = self._left_open(settled.record, settled.resolution.reason, failed=bool(failures))
+        for decision in made:
+            self._desk.tell(decision)
+        return made
+
+    def _left_open(self, record: Record, reason: str, *, failed: bool) -> list[Decision]:
+        tries, last = self._cases.tried(record, monotonic())
+        kind = ResolverFailed if failed else Unresolved
+        made = [self._desk.made(kind, record, reason=reason, tries=tries)]
+        if last:
+            made.append(self._desk.made(GaveUp, record, tries=tries))
+        return made
+
+    def _consulted(self, record: Record, failures: list[str]) -> Steps[Resolution]:
+        """Ask the resolver; one that fails does not know."""
+        try:
+            answer = yield Consult(self._resolvers[record.scope], record)
+        except Exception as error:
+            logger.exception("the resolver of %s failed", record.scope)
+            failures.append(type(error).__name__)
+            return Unknown(type(error).__name__)
+        if isinstance(answer, Succeeded | Failed | Unknown):
+            return answer
+        failures.append(type(answer).__name__)
+        return Unknown(f"the resolver gave {type(answer).__name__}, which is no resolution")
+
+
+def _checked(resolvers: object, *, asynchronous: bool) -> dict[str, AsyncResolver]:
+    if not isinstance(resolvers, Mapping) or not all(map(callable, resolvers.values())):
+        raise ConfigError("resolvers must be a mapping from scope to a function of the record")
+    for scope, resolver in resolvers.items():
+        if not asynchronous and inspect.iscoroutinefunction(resolver):
+            raise ConfigError(f"the resolver of {scope} is async: use an AsyncReconciler")
+    return dict(resolvers)

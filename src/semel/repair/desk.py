@@ -1,0 +1,147 @@
+"""Where a decision is written: adopt the record, decide, write the outcome, tell everybody.
+
+This module is generators, see `steps`. Whoever decides first becomes the record's owner, so that
+of a revived owner and a resolver, or of two resolvers, one wins and the other is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from semel import events
+from semel.core.codec import encode_failure
+from semel.core.policy import seconds
+from semel.core.records import Identity, Record
+from semel.core.results import keep
+from semel.engine.setup import Setup
+from semel.errors import ConfigError
+from semel.repair.audit import Audit, log_audit
+from semel.repair.decisions import Decision, Overtaken, Resolved, Unresolved, Verdict
+from semel.repair.outcomes import Failed, Resolution, ResolvedFailure, Succeeded, Unknown
+from semel.repair.steps import Ask, Steps, ask
+from semel.stores.base import Repairing, Scannable
+
+logger = logging.getLogger(__name__)
+
+LEASE = 60.0
+"""Seconds that a resolver has; after that the record counts as abandoned again."""
+
+
+class Settled(NamedTuple):
+    """What became of one adopted record."""
+
+    record: Record
+    resolution: Resolution
+    stored: bool
+    """False: somebody else owns the record by now, and this outcome was refused."""
+
+
+class Desk:
+    """Decides on the records of one engine, under one name."""
+
+    def __init__(
+        self,
+        engine: Setup[Any],
+        *,
+        name: str | None = None,
+        lease: float = LEASE,
+        audit: Audit | None = None,
+    ) -> None:
+        if not isinstance(engine._store, Repairing) or not isinstance(engine._store, Scannable):
+            raise ConfigError(
+                f"{type(engine._store).__name__} cannot list and adopt abandoned records"
+            )
+        self._engine = engine
+        self._name = name
+        self._lease = seconds("lease", lease)
+        self._audit = log_audit if audit is None else audit
+
+    @property
+    def store(self) -> Any:
+        """The engine's store; another one after a fork."""
+        return self._engine._store
+
+    @property
+    def by(self) -> str:
+        """Who decides here."""
+        place = f"{socket.gethostname()}:{os.getpid()}"
+        return place if self._name is None else f"{self._name}@{place}"
+
+    def settle(
+        self, identity: Identity, decide: Callable[[Record], Steps[Resolution]]
+    ) -> Steps[Settled | None]:
+        """Adopt a record and write what is decided; None = there is nothing to decide any more."""
+        owner = self._engine._owners.next()
+        record = yield ask(self.store.adopt, identity, owner, self._lease)
+        if record is None:
+            return None
+        resolution = yield from decide(record)
+        stored = yield self._writing(record, resolution)
+        return Settled(record, resolution, stored)
+
+    def _writing(self, record: Record, resolution: Resolution) -> Ask:
+        rules = self._engine._rules(record.scope)
+        store, identity, owner = self.store, record.identity, record.owner
+        match resolution:
+            case Succeeded(value):
+                kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+                if kept.problem is not None:
+                    self._engine._announce(
+                        events.ResultOmitted(
+                            identity=identity, number=record.number, reason=kept.problem
+                        )
+                    )
+                return ask(store.complete, identity, owner, kept.encoded, rules.ttl)
+            case Failed(error, retryable):
+                return ask(
+                    store.fail,
+                    identity,
+                    owner,
+                    encode_failure(ResolvedFailure(error)),
+                    retryable=retryable,
+                    keep_fingerprint=True,
+                    ttl=rules.failed_ttl if retryable else rules.ttl,
+                )
+            case Unknown():
+                return ask(store.renew, identity, owner, 0.0)
+
+    def decision(self, settled: Settled, *, tries: int = 1) -> Decision:
+        """Make the event that tells what became of a record."""
+        match settled.resolution:
+            case Unknown(reason):
+                return self.made(Unresolved, settled.record, reason=reason, tries=tries)
+            case Succeeded():
+                verdict: Verdict = "succeeded"
+            case Failed(_, retryable):
+                verdict = "retryable" if retryable else "failed"
+        kind = Resolved if settled.stored else Overtaken
+        return self.made(kind, settled.record, verdict=verdict)
+
+    def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
+        """Make a decision on a record, with who and when."""
+        return kind(
+            identity=record.identity,
+            number=record.number,
+            fence=record.fence,
+            by=self.by,
+            at=record.now,
+            **details,
+        )
+
+    def tell(self, decision: Decision) -> None:
+        """Tell the hooks and the audit trail; neither can undo what is stored."""
+        self._engine._announce(decision)
+        try:
+            self._audit(decision)
+        except Exception:
+            logger.exception("a decision could not be written to the audit trail: %s", decision)
+
+    def store_failed(self, identity: Identity, error: Exception) -> None:
+        """Tell that a record could not be looked into."""
+        self._engine._announce(
+            events.StoreFailed(identity=identity, verb="adopt", error=str(error))
+        )

@@ -1,0 +1,105 @@
+"""The reconciler for threads. Twin of `semel.repair.aio`: the same names in the same order."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from random import random
+from typing import Self
+
+from semel.core.policy import Duration, seconds
+from semel.repair.audit import Audit
+from semel.repair.casework import Casework, Options, Report
+from semel.repair.desk import LEASE
+from semel.repair.outcomes import Resolver
+from semel.repair.steps import run
+from semel.stores.base import Store
+from semel.sync import Idempotency
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Finds abandoned attempts and lets the resolver of their scope say what became of them.
+
+    It takes an engine, a store object or a URL (None: from the settings). Use it as a context
+    manager to run in a thread every `every` seconds, or call `run_once()` from a job of your own.
+    Any number of reconcilers may work on one store.
+    """
+
+    def __init__(
+        self,
+        idempotency: Idempotency | Store | str | None,
+        resolvers: Mapping[str, Resolver],
+        *,
+        older_than: Duration = 600.0,
+        every: Duration = 60.0,
+        max_tries: int = 5,
+        backoff: Duration = 60.0,
+        lease: Duration = LEASE,
+        name: str | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        self._every = seconds("every", every)
+        self._own: Idempotency | None = None
+        if isinstance(idempotency, Idempotency):
+            engine = idempotency
+        else:
+            engine = self._own = Idempotency(idempotency)
+        options = Options(
+            older_than=older_than,
+            max_tries=max_tries,
+            backoff=backoff,
+            lease=lease,
+            name=name,
+            audit=audit,
+        )
+        self._casework = Casework(engine, resolvers, options, asynchronous=False)
+        self._one_at_a_time = threading.Lock()
+        self._stopping = threading.Event()
+        self._running: threading.Thread | None = None
+
+    def run_once(self, *, full: bool = False) -> Report:
+        """Look once; `full` reads every running record instead of asking what is stuck."""
+        with self._one_at_a_time:
+            return run(self._casework.run(full=full))
+
+    def start(self) -> None:
+        """Look now, and again and again, in a thread of its own."""
+        if self._running is None:
+            self._stopping.clear()
+            self._running = threading.Thread(
+                target=self._run_until_stopped, name="semel-reconciler", daemon=True
+            )
+            self._running.start()
+
+    def stop(self) -> None:
+        """Look no more; a record that is being resolved is finished first."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._stopping.set()
+            running.join()
+
+    def close(self) -> None:
+        """Stop, and close what was opened here."""
+        self.stop()
+        if self._own is not None:
+            self._own.close()
+
+    def _run_until_stopped(self) -> None:
+        while True:
+            try:
+                self.run_once()
+            except Exception:
+                logger.exception("a reconciliation failed; it is tried again")
+            # Jitter: many processes that start together should not all look together.
+            if self._stopping.wait(self._every * (0.75 + random() / 2)):  # noqa: S311 - no secret
+                return
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
