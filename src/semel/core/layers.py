@@ -221,9 +221,9 @@ def _preset(value: object) -> str:
 
 _TOP: dict[str, Check] = {
     "url": _text_or_none,
-    "behind": _behind,
     "prefix": _text,
     "key_pattern": _key_pattern,
+    "behind": _behind,
     "disabled": _disabled,
     "preset": _preset,
 }

@@ -33,6 +33,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     url: str | None
     """Where records are kept; None when the code brings a store of its own."""
+    behind: str | None = None
+    """The store that decides, when the one at `url` is Redis and only stands in front."""
     prefix: str = "idem:"
     key_pattern: str | None = None
     policy: Policy = Policy()
@@ -103,5 +105,5 @@ def _unfit_for_production(preset: str, top: Mapping[str, Any]) -> Iterable[str]:
         return
     if "url" not in top:
         yield "production needs a store: set SEMEL_URL, or url in semel.toml"
-    elif top["url"] is not None and top["url"].startswith("memory:"):
+    elif any((top.get(name) or "").startswith("memory:") for name in ("url", "behind")):
         yield "production must not keep its records in memory: they end with the process"

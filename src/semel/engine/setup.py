@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
 from msgspec import UNSET, UnsetType
@@ -41,6 +41,7 @@ class Opening(TypedDict):
     """What a store is opened with."""
 
     url: str
+    behind: NotRequired[str]
     prefix: str
     timeout: float
 
@@ -90,6 +91,8 @@ class Setup(ABC, Generic[S]):
                 prefix=settings.prefix,
                 timeout=base_rules.store_timeout,
             )
+            if settings.behind is not None:
+                self._opening["behind"] = settings.behind
             self._store = self._open(self._opening)
         else:
             self._store = self._accepted(url_or_store)
