@@ -12,15 +12,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from msgspec import Struct
 
 from semel.errors import ConfigError
-from semel.stores.urls import merge_options, split_url
+from semel.stores.urls import merge_options, split_url, switch
 
 PORT: Final = 3306
 
 TLS_OPTIONS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify"})
 ADDRESS_OPTIONS: Final = frozenset({"unix_socket"}) | TLS_OPTIONS
-STORE_OPTIONS: Final = frozenset({"table", "timeout", "pool_size", "autocreate", "columns"})
-
-_SWITCH: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+STORE_OPTIONS: Final = frozenset({"table", "timeout", "max_size", "autocreate", "columns"})
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -67,16 +65,6 @@ def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
         tls=_tls({name: merged.pop(name) for name in sorted(TLS_OPTIONS & set(merged))}),
     )
     return address, merged
-
-
-def switch(name: str, value: object) -> bool:
-    """Read true or false, from a URL or as it is."""
-    if isinstance(value, bool):
-        return value
-    read = _SWITCH.get(value.lower()) if isinstance(value, str) else None
-    if read is None:
-        raise ConfigError(f"{name} is true or false, not {value!r}")
-    return read
 
 
 def _user(parts: SplitResult, scheme: str) -> str:

@@ -9,7 +9,7 @@ import random
 import time
 from typing import Final
 
-from semel.stores.sql.mysql.errors import is_lost, may_repeat, translate
+from semel.stores.sql.mysql.errors import concerns_all, is_lost, may_repeat, translate
 
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.1
@@ -23,6 +23,7 @@ class Effort:
         self._deadline = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE
         self._reconnected = False
+        self._verdict: Exception | None = None
 
     @property
     def remaining(self) -> float:
@@ -45,4 +46,12 @@ class Effort:
             if is_lost(error) and not self._reconnected:
                 self._reconnected = True
                 return 0.0
-        raise translate(error, self._place) from error
+        ours = translate(error, self._place)
+        if concerns_all(error):
+            self._verdict = ours
+        raise ours
+
+    def check(self) -> None:
+        """Spare the rest of a batch the wait for a server that did not answer its first part."""
+        if self._verdict is not None:
+            raise type(self._verdict)(*self._verdict.args) from self._verdict.__cause__

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.errors import IdempotencyError, StoreError, StoreFull, StoreUnavailable
-
-MISSING_TABLE: Final = 1146
+from semel.errors import ConfigError, IdempotencyError, StoreError, StoreFull, StoreUnavailable
 
 _REPEATED: Final = frozenset({
     1205,  # lock wait timeout: another transaction holds the row
@@ -31,39 +29,47 @@ _LOST: Final = frozenset({
 })  # fmt: skip
 """The connection is of no use any more. Whether the statement was carried out is not known."""
 
+_MIGRATE = "run store.migrate(), or the SQL files in semel/stores/sql/mysql/ddl"
 _DENIED = "refuses the user or the password"
-_MISSING = "has no such table; run `semel migrate`, or let the store create it (autocreate)"
-_FORBIDDEN = "does not permit this user to do that; the page on MySQL lists the grants"
-_CROWDED = "has no connection left to give; raise its limit or lower pool_size"
-_READ_ONLY = "is read-only; name the primary in the URL"
-_OUTDATED = "has another table than this version of semel needs; run `semel migrate`"
-_LOCKED = "did not release a lock in time: another transaction holds the row or the table"
+_FORBIDDEN = (
+    f"does not permit this user to do that; let one who may create tables {_MIGRATE}, and GRANT "
+    "SELECT, INSERT, UPDATE, DELETE on the table and SELECT on semel_schema"
+)
+_CROWDED = "has no connection left to give; raise its limit or lower max_size"
+_READ_ONLY = "takes no writes (a replica, or read-only); name the primary"
 
-_SAYS: Final = {
-    1044: "does not let this user into the database",
-    1045: _DENIED,
-    1698: _DENIED,
-    1049: "has no such database",
-    MISSING_TABLE: _MISSING,
+_SETUP: Final = {
+    1146: f"has no such table; {_MIGRATE}",
+    1054: "has no such column; own columns are added by store.migrate(columns={name: type})",
     1142: _FORBIDDEN,
     1143: _FORBIDDEN,
     1227: _FORBIDDEN,
     1370: _FORBIDDEN,
+}
+"""What no retry helps against: somebody has to set the database up."""
+
+_NO_ENTRY: Final = {
     1040: _CROWDED,
+    1044: "does not let this user in",
+    1045: _DENIED,
+    1049: "does not exist; create it, or correct the URL",
     1203: _CROWDED,
     1226: _CROWDED,
-    1290: _READ_ONLY,
-    1792: _READ_ONLY,
-    1836: _READ_ONLY,
-    1054: _OUTDATED,
-    1364: _OUTDATED,
-    1205: _LOCKED,
-    1213: "chose this statement as the victim of a deadlock, again and again",
+    1698: _DENIED,
     2002: "cannot be reached",
     2003: "cannot be reached",
     2005: "cannot be reached: its name is not known",
     2026: "does not agree with this program on TLS",
     2059: "asks for a kind of login that the driver does not know",
+}
+"""No connection can be had."""
+
+_SAYS: Final = _NO_ENTRY | {
+    1205: "has the record locked by another transaction",
+    1213: "made this statement the victim of one deadlock after the other",
+    1290: _READ_ONLY,
+    1792: _READ_ONLY,
+    1836: _READ_ONLY,
 }
 
 _FULL: Final = frozenset({
@@ -101,6 +107,11 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, (OSError, EOFError)) or code_of(error) in _LOST
 
 
+def concerns_all(error: BaseException) -> bool:
+    """Whether every other statement would meet the same: there is no connection to send it on."""
+    return is_lost(error) or isinstance(error, StoreUnavailable) or code_of(error) in _NO_ENTRY
+
+
 def translate(error: Exception, place: str) -> Exception:
     """Make an error of ours that names the place and keeps the cause; ours stay as they are."""
     if isinstance(error, IdempotencyError):
@@ -117,6 +128,8 @@ def _ours(error: Exception, place: str) -> Exception:
         return StoreFull(f"{place} has no room left: {detail}")
     if code in _VALUES or isinstance(error, (ValueError, TypeError, OverflowError)):
         return StoreError(f"{place} cannot take this: {detail}")
+    if code in _SETUP:
+        return ConfigError(f"{place} {_SETUP[code]}: {detail}")
     if code in _SAYS:
         return StoreUnavailable(f"{place} {_SAYS[code]}: {detail}")
     if isinstance(error, TimeoutError):

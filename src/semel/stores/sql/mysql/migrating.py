@@ -1,18 +1,21 @@
 """Brings the table to the version that this semel needs, once, however many processes start.
 
 Data definition commits by itself here, so a step cannot be undone as a whole: a lock of the server
-keeps the others out, and every step may run twice.
+keeps the others out, and every step may run twice. The verbs are generators, as everywhere. When
+one fails its connection is closed, and the server takes the lock back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.sql.migrations import (
     DEFAULT_TABLE,
     VERSIONS,
     Migration,
+    checked_name,
     read_migrations,
     still_to_run,
 )
@@ -24,51 +27,67 @@ MIGRATIONS: Final = read_migrations("semel.stores.sql.mysql")
 _LOCK: Final = f"CONCAT('{VERSIONS}:', SHA1(CONCAT(DATABASE(), '.', %s)))"
 """Locks are the whole server's: the name holds the database, and fits into 64 characters."""
 
-_FIND_VERSIONS: Final = (
-    "SELECT 1 FROM information_schema.tables "  # noqa: S608 - a constant
-    f"WHERE table_schema = DATABASE() AND table_name = '{VERSIONS}'"
+_FIND_TABLE: Final = (
+    "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
+)
+_FIND_COLUMN: Final = (
+    "SELECT 1 FROM information_schema.columns "
+    "WHERE table_schema = DATABASE() AND table_name = %s AND column_name = %s"
 )
 _READ_VERSION: Final = f"SELECT version FROM {VERSIONS} WHERE table_name = %s"  # noqa: S608 - a constant
 
 
-def ensure(table: str, timeout: float, *, autocreate: bool) -> Verb[None]:
-    """Check that the table is there; create it, or bring it up to date, if that may be done."""
-    steps = still_to_run(MIGRATIONS, (yield from _version(table)), table)
-    if steps and not autocreate:
-        raise StoreError(
-            f"the table {table} is missing or older than this version of semel: "
-            "run `semel migrate`, or the SQL files that come with it"
-        )
-    if steps:
-        yield from migrate(table, timeout)
+class Schema:
+    """One table of records, and how it is made."""
+
+    def __init__(self, table: str, timeout: float, *, autocreate: bool) -> None:
+        self._table = table
+        self._lock_wait = lock_wait(timeout)
+        self._autocreate = autocreate
+
+    def ensure(self) -> Verb[None]:
+        """Look whether the table is there, in the newest version; make it so, if that is wanted."""
+        if not (yield from self._missing()):
+            return
+        if not self._autocreate:
+            raise ConfigError(
+                f"the table {self._table} is missing or of an older version, and autocreate is "
+                "off: run store.migrate(), or the SQL files in semel/stores/sql/mysql/ddl"
+            )
+        yield from self.migrate({})
+
+    def migrate(self, columns: Mapping[str, str]) -> Verb[int]:
+        """Run what is missing and return the version; `columns` are added with their types."""
+        locked = yield _ask(f"SELECT GET_LOCK({_LOCK}, %s)", self._table, self._lock_wait)
+        if locked.rows != [(1,)]:
+            raise StoreUnavailable(f"another program is migrating {self._table}, and takes long")
+        for text in self._written((yield from self._missing())):
+            yield Statement(text, (), writes=True)
+        for name, kind in columns.items():
+            found = yield _ask(_FIND_COLUMN, self._table, checked_name("column", name))
+            if not found.rows:
+                change = f"ALTER TABLE {self._table} ADD COLUMN {name} {kind}"
+                yield Statement(change, (), writes=True)
+        yield _ask(f"SELECT RELEASE_LOCK({_LOCK})", self._table)
+        return MIGRATIONS[-1].version
+
+    def script(self) -> str:
+        """Write everything that `migrate` runs, for a person to read and run."""
+        return "".join(f"{text};\n\n" for text in self._written(MIGRATIONS))
+
+    def _written(self, steps: tuple[Migration, ...]) -> list[str]:
+        return [
+            text.replace(DEFAULT_TABLE, self._table) for step in steps for text in step.statements
+        ]
+
+    def _missing(self) -> Verb[tuple[Migration, ...]]:
+        found = yield _ask(_FIND_TABLE, VERSIONS)
+        if not found.rows:
+            return MIGRATIONS
+        reply = yield _ask(_READ_VERSION, self._table)
+        version = int(reply.rows[0][0]) if reply.rows else None
+        return still_to_run(MIGRATIONS, version, self._table)
 
 
-def migrate(table: str, timeout: float) -> Verb[int]:
-    """Run the steps that are still to run; returns how many there were.
-
-    If a step fails the caller closes the connection, and the server takes the lock back.
-    """
-    locked = yield Statement(
-        f"SELECT GET_LOCK({_LOCK}, %s)", (table, lock_wait(timeout)), writes=True
-    )
-    if locked.rows[0][0] != 1:
-        raise StoreUnavailable(f"another process is migrating the table {table}, and takes long")
-    steps = still_to_run(MIGRATIONS, (yield from _version(table)), table)
-    for statement in statements(steps, table):
-        yield Statement(statement, (), writes=True)
-    yield Statement(f"SELECT RELEASE_LOCK({_LOCK})", (table,), writes=True)
-    return len(steps)
-
-
-def statements(steps: tuple[Migration, ...], table: str) -> list[str]:
-    """Write the statements of some steps for a table."""
-    return [text.replace(DEFAULT_TABLE, table) for step in steps for text in step.statements]
-
-
-def _version(table: str) -> Verb[int | None]:
-    # Looked for first: a user who may not see the table of versions has none, which is no error.
-    found = yield Statement(_FIND_VERSIONS, (), writes=False)
-    if not found.rows:
-        return None
-    reply = yield Statement(_READ_VERSION, (table,), writes=False)
-    return int(reply.rows[0][0]) if reply.rows else None
+def _ask(sql: str, *parameters: object) -> Statement:
+    return Statement(sql, parameters, writes=False)

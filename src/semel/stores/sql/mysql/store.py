@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from semel.errors import ConfigError
@@ -11,17 +10,16 @@ from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.mysql import tasks, threads
-from semel.stores.sql.mysql.addresses import STORE_OPTIONS, Address, parse, switch
-from semel.stores.sql.mysql.migrating import ensure
+from semel.stores.sql.mysql.addresses import STORE_OPTIONS, Address, parse
+from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.table import MySQLTable, OwnColumns
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Verb
-from semel.stores.urls import merge_options, positive_seconds, whole_number
+from semel.stores.urls import merge_options, positive_seconds, switch, whole_number
 
 Connect = TypeVar("Connect")
 
-POOL_SIZE: Final = 10
+MOST_CONNECTIONS: Final = 10
 
 
 class Options(TypedDict, total=False):
@@ -29,10 +27,10 @@ class Options(TypedDict, total=False):
 
     table: str
     columns: OwnColumns
-    """Further columns of the table, and how a claim fills each from the identity."""
+    """The application's own columns, each with the function of the claim that fills it."""
     autocreate: bool
-    """False leaves the table to `semel migrate` or to the SQL files."""
-    pool_size: int
+    """False leaves the table to `migrate` or to the SQL files."""
+    max_size: int
     unix_socket: str
     ssl: bool
     ssl_ca: str
@@ -69,8 +67,21 @@ class MySQLStore(SQLStore):
         **options: Unpack[Options],
     ) -> None:
         setup = _setup(url, connect, threads.connector, prefix, timeout, **options)
-        pool = threads.Pool(setup.connect, setup.place, setup.timeout, setup.pool_size)
-        super().__init__(setup.verbs, threads.Executor(pool, setup.timeout, setup.ensure))
+        pool = threads.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
+        self._schema = setup.schema
+        self._mysql = threads.Executor(pool, setup.timeout, setup.schema)
+        super().__init__(setup.verbs, self._mysql)
+
+    def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
+        """Make the table or bring it up to date, and return its version; once is enough.
+
+        `columns` are added with their types: `{"tenant_id": "bigint"}`.
+        """
+        return self._mysql.migrate({} if columns is None else columns)
+
+    def migration(self) -> str:
+        """Write what `migrate` would run on an empty database, for a person to read and run."""
+        return self._schema.script()
 
 
 class AsyncMySQLStore(AsyncSQLStore):
@@ -89,8 +100,18 @@ class AsyncMySQLStore(AsyncSQLStore):
         **options: Unpack[Options],
     ) -> None:
         setup = _setup(url, connect, tasks.connector, prefix, timeout, **options)
-        pool = tasks.Pool(setup.connect, setup.place, setup.timeout, setup.pool_size)
-        super().__init__(setup.verbs, tasks.Executor(pool, setup.timeout, setup.ensure))
+        pool = tasks.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
+        self._schema = setup.schema
+        self._mysql = tasks.Executor(pool, setup.timeout, setup.schema)
+        super().__init__(setup.verbs, self._mysql)
+
+    async def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
+        """Make the table or bring it up to date; see `MySQLStore.migrate`."""
+        return await self._mysql.migrate({} if columns is None else columns)
+
+    def migration(self) -> str:
+        """Write what `migrate` would run on an empty database, for a person to read and run."""
+        return self._schema.script()
 
 
 class _Setup(NamedTuple, Generic[Connect]):
@@ -99,9 +120,9 @@ class _Setup(NamedTuple, Generic[Connect]):
     connect: Connect
     place: str
     timeout: float
-    pool_size: int
+    max_size: int
     verbs: MySQLVerbs
-    ensure: Callable[[], Verb[None]]
+    schema: Schema
 
 
 def _setup(
@@ -128,7 +149,7 @@ def _setup(
         opener,
         place,
         patience,
-        whole_number("pool_size", told.get("pool_size", POOL_SIZE)),
+        whole_number("max_size", told.get("max_size", MOST_CONNECTIONS)),
         MySQLVerbs(table),
-        partial(ensure, table.name, patience, autocreate=autocreate),
+        Schema(table.name, patience, autocreate=autocreate),
     )

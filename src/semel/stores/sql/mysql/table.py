@@ -10,8 +10,8 @@ microseconds since the epoch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from semel.core.records import (
     ClaimRequest,
@@ -28,8 +28,8 @@ from semel.stores.sql.migrations import VERSIONS, checked_name
 from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
 from semel.stores.sql.verbs import Statement
 
-OwnColumns = Mapping[str, Callable[[Identity], Any]]
-"""Further columns of a domain's table, and how the claim fills each of them."""
+OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
+"""The application's own columns, each with the function that fills it."""
 
 PREFIX_LENGTH = 128
 
@@ -58,33 +58,19 @@ class MySQLTable:
 
     def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
         if checked_name("table", name) == VERSIONS:
-            raise ConfigError(f"the table {VERSIONS} is semel's own; choose another name")
-        if taken := sorted({"digest", "prefix", *COLUMNS} & set(own)):
-            raise ConfigError(f"the column {taken[0]} is semel's own; choose another name")
+            raise ConfigError(f"{VERSIONS} is the table that remembers versions; take another name")
         if len(prefix) > PREFIX_LENGTH:
             raise ConfigError(f"the prefix has {len(prefix)} characters, at most {PREFIX_LENGTH}")
         self.name = name
         self.prefix = prefix
-        self._own = {checked_name("column", column): fill for column, fill in own.items()}
+        self._own = _checked(own)
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._read = (
             f"SELECT {READ_COLUMNS}, {READ_NOW}, fence = LAST_INSERT_ID() "  # noqa: S608 - checked above
             f"FROM {name} WHERE digest = %s"
         )
-        own_names = "".join(f", {each}" for each in self._own)
-        own_values = ", %s" * len(self._own)
-        # A duplicate changes nothing and is no error: the error would leave a shared lock on the
-        # row, and two of those that want to write are a deadlock. The fence is told to the read
-        # that follows, which so knows whether this very insert made the row, whatever the
-        # connection counts as "affected".
-        self._insert = (
-            f"INSERT INTO {name} "  # noqa: S608 - checked above
-            "(digest, prefix, idem_key, biz_type, payload_hash, status, "
-            "result_payload, expire_at, created_at, updated_at, codec, owner, number, fence, hold, "
-            f"lease_until, format{own_names}) VALUES (%s, %s, %s, %s, %s, %s, "
-            f"%s, {_LATER}, {_NOW}, {_NOW}, %s, %s, 1, LAST_INSERT_ID({READ_NOW}), %s, "
-            f"{_LATER}, {FORMAT}{own_values}) ON DUPLICATE KEY UPDATE digest = digest"
-        )
+        self._insert_claim = _insert(name, tuple(self._own))
+        self._insert_mark = _insert(name, ())
 
     # --- one record ----------------------------------------------------------------------
 
@@ -94,43 +80,55 @@ class MySQLTable:
 
     def claim(self, ask: ClaimRequest) -> Statement:
         """Insert the first claim unless there is a row; either way, read what is there."""
-        return self._first(
-            ask.identity,
-            (ask.fingerprint, int(State.PROCESSING), None, None),
-            (None, ask.owner, ask.hold, stamp(ask.lease)),
+        return Statement(
+            self._insert_claim,
+            (
+                *self._names(ask.identity),
+                *(ask.fingerprint, int(State.PROCESSING), None, None),
+                *(None, ask.owner, ask.hold, stamp(ask.lease)),
+                *self.filled(ask).values(),
+            ),
+            writes=True,
+            then=self.read(ask.identity),
         )
 
     def put(self, ask: PutRequest) -> Statement:
         """Insert the mark unless there is a row; either way, read what is there."""
-        return self._first(
-            ask.identity,
-            (None, int(State.SUCCEEDED), ask.result.data, stamp(ask.ttl)),
-            (ask.result.codec, ask.owner, False, None),
-        )
-
-    def _first(
-        self, identity: Identity, before: Sequence[object], after: Sequence[object]
-    ) -> Statement:
-        names = (self.digest(identity), self.prefix, identity.key, identity.scope)
-        own = (fill(identity) for fill in self._own.values())
         return Statement(
-            self._insert, (*names, *before, *after, *own), writes=True, then=self.read(identity)
+            self._insert_mark,
+            (
+                *self._names(ask.identity),
+                *(None, int(State.SUCCEEDED), ask.result.data, stamp(ask.ttl)),
+                *(ask.result.codec, ask.owner, False, None),
+            ),
+            writes=True,
+            then=self.read(ask.identity),
         )
 
-    def swap(self, stored: Record, record: Record) -> Statement:
+    def filled(self, ask: ClaimRequest) -> dict[str, Any]:
+        """Give the application's own columns, as this claim fills them."""
+        return {name: fill(ask) for name, fill in self._own.items()}
+
+    def _names(self, identity: Identity) -> tuple[object, ...]:
+        return (self.digest(identity), self.prefix, identity.key, identity.scope)
+
+    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
         """Write `record` over the row, if it is still the one that was read as `stored`.
 
         A claim has a fence of its own, and what changes during it (renewed, ended, touched)
         shows in the other three columns.
         """
-        values = dict(zip(COLUMNS, to_row(record), strict=True))
-        was = dict(zip(COLUMNS, to_row(stored), strict=True))
+        values: dict[str, object] = dict(zip(COLUMNS, to_row(record), strict=True))
+        was: dict[str, object] = dict(zip(COLUMNS, to_row(stored), strict=True))
         same = ("fence", "status", "lease_until", "expire_at")
+        more = "".join(f", {name} = %s" for name in own)
         return Statement(
-            f"UPDATE {self.name} SET {_SWAP} WHERE digest = %s AND fence = %s AND status = %s "  # noqa: S608 - checked above
+            f"UPDATE {self.name} SET {_SWAP}{more} "  # noqa: S608 - checked above
+            "WHERE digest = %s AND fence = %s AND status = %s "
             f"AND {_microseconds('lease_until')} <=> %s AND {_microseconds('expire_at')} <=> %s",
             (
                 *(values[name] for name in _SWAPPED),
+                *own.values(),
                 self.digest(record.identity),
                 *(was[name] for name in same),
             ),
@@ -217,3 +215,28 @@ class MySQLTable:
     def digest(self, identity: Identity) -> bytes:
         """Give the primary key of an identity under this prefix."""
         return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
+
+
+def _insert(table: str, own: tuple[str, ...]) -> str:
+    # A duplicate changes nothing and is no error: the error would leave a shared lock on the row,
+    # and two of those that want to write are a deadlock. The fence is told to the read that
+    # follows, which so knows whether this very insert made the row, whatever the connection
+    # counts as "affected".
+    names = "".join(f", {name}" for name in own)
+    return (
+        f"INSERT INTO {table} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - checked names
+        "payload_hash, status, result_payload, expire_at, created_at, updated_at, "
+        f"codec, owner, number, fence, hold, lease_until, format{names}) "
+        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {_NOW}, {_NOW}, "
+        f"%s, %s, 1, LAST_INSERT_ID({READ_NOW}), %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
+        "ON DUPLICATE KEY UPDATE digest = digest"
+    )
+
+
+def _checked(own: OwnColumns) -> OwnColumns:
+    for name, fill in own.items():
+        if checked_name("column", name) in {"digest", "prefix", *COLUMNS}:
+            raise ConfigError(f"the column {name} is semel's own; take another name")
+        if not callable(fill):
+            raise ConfigError(f"the column {name} needs a function of the claim, not {fill!r}")
+    return dict(own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from asyncmy.connection import Connection
@@ -20,6 +20,7 @@ from semel.stores.forking import follow_forks
 from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.effort import Effort
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
+from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.session import driver_arguments, settings
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
@@ -78,18 +79,20 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back that is fit for the next caller."""
+        self._idle.append(connection)
         if self._closed:
-            connection.close()
-        else:
-            self._idle.append(connection)
+            self.close_idle()
         self._seats.release()
 
     def drop(self, connection: Connection) -> None:
-        """Take back a connection that is broken, and do not trust the idle ones either."""
+        """Take back a connection that nobody can use any more."""
         connection.close()
+        self._seats.release()
+
+    def close_idle(self) -> None:
+        """Close what nobody uses; the next callers open connections anew."""
         while self._idle:
             self._idle.pop().close()
-        self._seats.release()
 
     async def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
@@ -150,6 +153,7 @@ class _Line:
                 await asyncio.sleep(self._effort.pause_after(error))
 
     async def _send(self, statement: Statement) -> Reply:
+        self._effort.check()
         if self._connection is None:
             self._connection = await self._pool.take(self._effort.remaining)
         try:
@@ -158,6 +162,8 @@ class _Line:
         except BaseException as error:
             if code_of(error) is None or is_lost(error):
                 self.drop()  # cancelled or lost: what comes next on it may be an old answer
+            if is_lost(error):
+                self._pool.close_idle()  # a server that went away took all of them along
             raise
 
     def drop(self) -> None:
@@ -176,17 +182,25 @@ class _Line:
 class Executor:
     """Runs the operations of tasks, each caller's on one connection."""
 
-    def __init__(self, pool: Pool, timeout: float, ensure: Callable[[], Verb[None]]) -> None:
+    def __init__(self, pool: Pool, timeout: float, schema: Schema) -> None:
         self._pool = pool
         self._timeout = timeout
-        self._ensure = ensure
+        self._schema = schema
         self._ensured = False
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations one after the other; the outcomes come in their order."""
-        line = _Line(self._pool, Effort(self._pool.place, self._timeout), self._timeout)
+        line = self._line()
         try:
             return [await self._outcome(line, operation) for operation in operations]
+        finally:
+            line.end()
+
+    async def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table or bring it up to date."""
+        line = self._line()
+        try:
+            return await self._alone(line, self._schema.migrate(columns))
         finally:
             line.end()
 
@@ -197,18 +211,22 @@ class Executor:
     async def _outcome(self, line: _Line, operation: Operation[Any]) -> Any:
         try:
             if not self._ensured:
-                await self._prepare(line)
+                await self._alone(line, self._schema.ensure())
+                self._ensured = True
             return await line.drive(operation.start())
         except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
             return translate(error, self._pool.place)
 
-    async def _prepare(self, line: _Line) -> None:
+    def _line(self) -> _Line:
+        return _Line(self._pool, Effort(self._pool.place, self._timeout), self._timeout)
+
+    async def _alone(self, line: _Line, verb: Verb[T]) -> T:
+        """Run a verb that takes a lock of the server, which ends with the connection."""
         try:
-            await line.drive(self._ensure())
+            return await line.drive(verb)
         except BaseException:
-            line.drop()  # and with it the lock of a migration
+            line.drop()
             raise
-        self._ensured = True
 
 
 async def send(connection: Connection, statement: Statement) -> Reply:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from pymysql.connections import Connection as PyMySQLConnection
@@ -17,6 +17,7 @@ from semel.stores.forking import follow_forks
 from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.effort import Effort
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
+from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.session import MULTI_STATEMENTS, driver_arguments, settings
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
@@ -72,22 +73,26 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back that is fit for the next caller."""
-        if self._closed:
-            _close(connection)
-        else:
-            self._idle.append(connection)
+        self._idle.append(connection)
+        if self._closed:  # looked at last, so that a `close` meanwhile is not missed
+            self.close_idle()
         self._seats.release()
 
     def drop(self, connection: Connection) -> None:
-        """Take back a connection that is broken, and do not trust the idle ones either."""
+        """Take back a connection that nobody can use any more."""
         _close(connection)
-        self._close_idle()
         self._seats.release()
+
+    def close_idle(self) -> None:
+        """Close what nobody uses; the next callers open connections anew."""
+        with contextlib.suppress(IndexError):
+            while True:
+                _close(self._idle.pop())
 
     def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
         self._closed = True
-        self._close_idle()
+        self.close_idle()
 
     def _open(self) -> Connection:
         connection = self._connect()
@@ -97,11 +102,6 @@ class Pool:
             _close(connection)
             raise
         return connection
-
-    def _close_idle(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                _close(self._idle.pop())
 
     def before_fork(self) -> None:
         """Do nothing: the child begins with a pool of its own."""
@@ -142,6 +142,7 @@ class _Line:
                 time.sleep(self._effort.pause_after(error))
 
     def _send(self, statement: Statement) -> Reply:
+        self._effort.check()
         if self._connection is None:
             self._connection = self._pool.take(self._effort.remaining)
         try:
@@ -149,6 +150,8 @@ class _Line:
         except BaseException as error:
             if code_of(error) is None or is_lost(error):
                 self.drop()  # interrupted or lost: what comes next on it may be an old answer
+            if is_lost(error):
+                self._pool.close_idle()  # a server that went away took all of them along
             raise
 
     def drop(self) -> None:
@@ -167,17 +170,25 @@ class _Line:
 class Executor:
     """Runs the operations of threads, each caller's on one connection."""
 
-    def __init__(self, pool: Pool, timeout: float, ensure: Callable[[], Verb[None]]) -> None:
+    def __init__(self, pool: Pool, timeout: float, schema: Schema) -> None:
         self._pool = pool
         self._timeout = timeout
-        self._ensure = ensure
+        self._schema = schema
         self._ensured = False
 
     def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations one after the other; the outcomes come in their order."""
-        line = _Line(self._pool, Effort(self._pool.place, self._timeout))
+        line = self._line()
         try:
             return [self._outcome(line, operation) for operation in operations]
+        finally:
+            line.end()
+
+    def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table or bring it up to date."""
+        line = self._line()
+        try:
+            return self._alone(line, self._schema.migrate(columns))
         finally:
             line.end()
 
@@ -188,18 +199,22 @@ class Executor:
     def _outcome(self, line: _Line, operation: Operation[Any]) -> Any:
         try:
             if not self._ensured:
-                self._prepare(line)
+                self._alone(line, self._schema.ensure())
+                self._ensured = True
             return line.drive(operation.start())
         except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
             return translate(error, self._pool.place)
 
-    def _prepare(self, line: _Line) -> None:
+    def _line(self) -> _Line:
+        return _Line(self._pool, Effort(self._pool.place, self._timeout))
+
+    def _alone(self, line: _Line, verb: Verb[T]) -> T:
+        """Run a verb that takes a lock of the server, which ends with the connection."""
         try:
-            line.drive(self._ensure())
+            return line.drive(verb)
         except BaseException:
-            line.drop()  # and with it the lock of a migration
+            line.drop()
             raise
-        self._ensured = True
 
 
 def send(connection: Connection, statement: Statement) -> Reply:

@@ -19,7 +19,8 @@ free, the pair in one message takes 0.75 to 0.9 of the time of two messages.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from semel.core import judge
 from semel.core.records import (
@@ -71,7 +72,8 @@ class MySQLVerbs:
             if found.inserted and found.stored.owner == ask.owner:
                 return Claimed(found.stored.number, found.stored.fence)
             answer, record = judge.claim(found.stored, ask, found.now)
-            if record is None or (yield from self._swapped(found.stored, record)):
+            own = self._table.filled(ask)
+            if record is None or (yield from self._swapped(found.stored, record, own)):
                 return answer
         raise self._restless(ask.identity)
 
@@ -196,8 +198,10 @@ class MySQLVerbs:
             raise StoreError(f"the digest of {identity!r} is taken by {record.identity!r}")
         return _Look(record, at, inserted=bool(inserted))
 
-    def _swapped(self, stored: Record, record: Record) -> Verb[bool]:
-        reply = yield self._table.swap(stored, record)
+    def _swapped(
+        self, stored: Record, record: Record, own: Mapping[str, Any] | None = None
+    ) -> Verb[bool]:
+        reply = yield self._table.swap(stored, record, own or {})
         return reply.changed > 0
 
     def _restless(self, identity: Identity) -> StoreUnavailable:
