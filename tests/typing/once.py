@@ -122,3 +122,18 @@ def plain(order: int) -> int:
 
 
 aidem.once("{order}")(plain)  # type: ignore[arg-type]
+
+
+# --- static methods, in the other order ------------------------------------------------------
+
+
+class Register:
+    @idem.once("{order}")
+    @staticmethod
+    def closed(order: int) -> int:
+        return order
+
+
+assert_type(Register.closed(1), int)
+assert_type(Register.closed.run(1), Outcome[int])
+Register.closed("1")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -11,6 +12,11 @@ from semel.core.records import Finished
 from semel.errors import StoreError
 
 T = TypeVar("T")
+
+logger = logging.getLogger("semel")
+
+AFTER_TROUBLE = 1.0
+"""Seconds until a timer whose tick failed is there again."""
 
 Answer: TypeAlias = Finished | StoreError
 """What a shared execution tells the calls that wait for it."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
 
-from semel._mirror.seats import LATE, LEAD, Answer, Given, Seats, one_for
+from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
 from semel.errors import ConfigError
 
 sleep = asyncio.sleep
@@ -155,10 +155,16 @@ class Timer:
         self._ticking = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        following = await self._tick()
-        self._ticking = None
-        self._next = min(self._next, following)
-        self._schedule()
+        following = time.monotonic() + AFTER_TROUBLE
+        try:
+            following = await self._tick()
+        except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
+            logger.exception("the timer failed; it goes on")
+        finally:
+            # Also when somebody cancels every task of the loop: attempts may still be running.
+            self._ticking = None
+            self._next = min(self._next, following)
+            self._schedule()
 
 
 def mark_coroutine_function(function: Any) -> None:

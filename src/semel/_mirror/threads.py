@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
-from semel._mirror.seats import LATE, LEAD, Answer, Given, Seats, one_for
+from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
 
 sleep = time.sleep
 
@@ -142,7 +142,11 @@ class Timer:
                     return
                 # Whoever comes while we tick is heard: `due` compares with infinity.
                 self._next = math.inf
-            following = self._tick()
+            following = time.monotonic() + AFTER_TROUBLE
+            try:
+                following = self._tick()
+            except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
+                logger.exception("the timer failed; it goes on")
             with self._changed:
                 self._next = min(self._next, following)
 

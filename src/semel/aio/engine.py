@@ -125,10 +125,12 @@ class AsyncIdempotency(AsyncRunner):
 
     async def peek(self, key: str, *, scope: str = "default") -> Record | None:
         """Read the record of a key, without changing anything."""
+        self._home.check()
         return await self._store.get(self._identity(key, scope))
 
     async def forget(self, key: str, *, scope: str = "default") -> bool:
         """Remove the record of a key: the next call runs again. False when there was none."""
+        self._home.check()
         identity = self._identity(key, scope)
         try:
             return await self._store.forget(identity)

@@ -15,7 +15,7 @@ from semel.core.records import Identity, PutRequest, Record, State
 from semel.core.results import read
 from semel.engine.call import stored_form
 from semel.errors import ConfigError, ResultUnavailable, StoreError
-from semel.stores.base import AsyncBatching, AsyncScannable
+from semel.stores.base import AsyncBatching, AsyncScannable, AsyncStore
 
 if TYPE_CHECKING:
     from semel.aio.engine import AsyncIdempotency
@@ -63,7 +63,7 @@ class AsyncMarks:
     ) -> bool:
         """Mark as done with a result; False when it is done or running already."""
         ask = self._put(key, value, ttl, scope)
-        return await self._engine._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        return await self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
 
     async def get_result(
         self,
@@ -97,13 +97,13 @@ class AsyncMarks:
         engine = self._engine
         identity = engine._identity(key, scope)
         try:
-            return await engine._store.touch(identity, self._seconds(ttl, scope))
+            return await self._store.touch(identity, self._seconds(ttl, scope))
         finally:
             engine._forgotten(identity)
 
     async def clear(self, prefix: str = "", *, scope: str = "default") -> int:
         """Remove every mark of a scope whose key begins with `prefix`; tells how many."""
-        store = self._engine._store
+        store = self._store
         if not isinstance(store, AsyncScannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
         self._engine._key_rules.check_scope(scope)
@@ -139,7 +139,7 @@ class AsyncMarks:
     ) -> dict[str, bool]:
         """Mark each key as done with its result; False where it is done or running already."""
         asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
-        store = self._engine._store
+        store = self._store
         answers: list[bool | StoreError]
         if isinstance(store, AsyncBatching):
             answers = await store.put_many(asks)
@@ -168,13 +168,18 @@ class AsyncMarks:
 
     # --- below -----------------------------------------------------------------------------
 
+    @property
+    def _store(self) -> AsyncStore:
+        self._engine._home.check()
+        return self._engine._store
+
     async def _get(self, key: str, scope: str) -> Record | None:
         return await self._engine.peek(key, scope=scope)
 
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = list(dict.fromkeys(keys))
         identities = [self._engine._identity(key, scope) for key in wanted]
-        store = self._engine._store
+        store = self._store
         if isinstance(store, AsyncBatching):
             records = await store.get_many(identities)
         else:
@@ -182,7 +187,7 @@ class AsyncMarks:
         return dict(zip(wanted, records, strict=True))
 
     async def _forget(self, identities: list[Identity]) -> list[bool]:
-        store = self._engine._store
+        store = self._store
         try:
             if isinstance(store, AsyncBatching):
                 return await store.forget_many(identities)

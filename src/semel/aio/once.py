@@ -71,10 +71,12 @@ class AsyncOnce(Generic[P, R]):
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> AsyncOnce[P, R]: ...
-    @overload
+    @overload  # a method
     def __get__(
         self: AsyncOnce[Concatenate[I, Q], R], instance: I, owner: type | None = None
     ) -> AsyncOnce[Q, R]: ...
+    @overload  # a static method
+    def __get__(self, instance: object, owner: type | None = None) -> AsyncOnce[P, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> AsyncOnce[Any, R]:
         """Bind to an instance or a class, as functions do."""
         if self._plan.binding == "class":

@@ -31,9 +31,9 @@ from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
 from semel.core.leases import Lease
 from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Finished, RenewRequest
 from semel.engine.answers import Answers
-from semel.engine.call import SAVE_PATIENCE, Call, as_store_error, pauses
+from semel.engine.call import SAVE_PATIENCE, UNWANTED_TTL, Call, as_store_error, pauses
 from semel.engine.setup import Opening
-from semel.errors import IdempotencyError, StoreError
+from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import AsyncBatching, AsyncStore
 from semel.stores.registry import open_async_store
@@ -67,6 +67,7 @@ class AsyncRunner(Answers[AsyncStore]):
         try:
             with attempt:
                 value = await fn()
+                self._check_value(value)
         except BaseException as error:
             await self._failed(call, attempt, error)
             raise
@@ -123,7 +124,10 @@ class AsyncRunner(Answers[AsyncStore]):
                         continue
                 heed(before)
             except BaseException as interruption:
-                if not isinstance(interruption, Exception):
+                if isinstance(interruption, StoreUnavailable):
+                    # The answer is lost, the claim perhaps not: the timer gives it back.
+                    self._timer.due(self._leases.doubt(ask, monotonic()))
+                elif not isinstance(interruption, Exception):
                     background(self._tasks, partial(self._disown, ask))
                 raise
             step = decide(answer, call.rules)
@@ -143,8 +147,8 @@ class AsyncRunner(Answers[AsyncStore]):
                 case _:
                     assert_never(step)
 
-    async def _disown(self, ask: ClaimRequest) -> None:
-        """Give back a claim that nobody wants any more, if it was given at all."""
+    async def _disown(self, ask: ClaimRequest) -> bool:
+        """Give back a claim that nobody wants any more, if it was given; False = not now."""
         # Asking again tells; and a first command that comes late is refused: its owner has ended.
         try:
             if isinstance(await self._store.claim(ask), Claimed):
@@ -154,12 +158,14 @@ class AsyncRunner(Answers[AsyncStore]):
                     encode_failure(InterruptedError("nobody waited for this claim any more")),
                     retryable=True,
                     keep_fingerprint=False,
-                    ttl=ask.ttl,
+                    ttl=UNWANTED_TTL,
                 )
         except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
+            return False
+        return True
 
     # --- the end of one call -------------------------------------------------------------
 
@@ -175,10 +181,10 @@ class AsyncRunner(Answers[AsyncStore]):
             return
         lease = attempt.lease
         if isinstance(error, Exception):
-            await self._to_the_end(lambda: self._record_failure(call, attempt, lease, error))
+            await self._to_the_end(lambda: self._record_failure(call, lease, error))
         else:
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, lambda: self._record_failure(call, attempt, lease, error))
+            background(self._tasks, lambda: self._record_failure(call, lease, error))
 
     async def _to_the_end(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
@@ -225,9 +231,7 @@ class AsyncRunner(Answers[AsyncStore]):
         self._ran(call, attempt, lease, kept.encoded)
         return kept.value
 
-    async def _record_failure(
-        self, call: Call, attempt: Attempt, lease: Lease, error: BaseException
-    ) -> None:
+    async def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
         decision = verdict(error, call.rules)
         try:
@@ -248,7 +252,7 @@ class AsyncRunner(Answers[AsyncStore]):
         except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
             self._store_failed(lease, "fail", failure)
         else:
-            self._announce_failure(attempt, decision, error, recorded=recorded)
+            self._announce_failure(lease, decision, error, recorded=recorded)
         self._leases.drop(lease)
         self._pass_on(call)
 
@@ -263,7 +267,14 @@ class AsyncRunner(Answers[AsyncStore]):
                 self._renewed(lease, answer, sent)
         for lease, ask in self._leases.unsaved():
             await self._save_late(lease, ask)
+        await self._disown_doubtful()
         return self._leases.next_due()
+
+    async def _disown_doubtful(self) -> None:
+        for claim in self._leases.doubtful(monotonic()):
+            if not await self._disown(claim):
+                return
+            self._leases.settled(claim)
 
     async def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from semel.core.records import CompleteRequest, RenewRequest
+from semel.core.records import ClaimRequest, CompleteRequest, RenewRequest
 from semel.errors import StoreError
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ CHUNK = 256
 """How many leases one batch renews, so that no batch holds up the others for long."""
 
 SLOWEST_RETRY = 1.0
+
+MOST_DOUBTS = 10_000
+"""Beyond these, claims of unknown fate are left to their leases: the store has been away long."""
 
 
 class Lease:
@@ -83,10 +86,13 @@ class Leases:
     without a lock.
     """
 
-    __slots__ = ("_running",)
+    __slots__ = ("_running", "_unsure", "_unsure_due")
 
     def __init__(self) -> None:
         self._running: dict[bytes, Lease] = {}
+        self._unsure: dict[bytes, ClaimRequest] = {}
+        """Claims whose answer never came: nobody waits for them, the store may hold them."""
+        self._unsure_due = math.inf
 
     def __len__(self) -> int:
         return len(self._running)
@@ -99,8 +105,9 @@ class Leases:
         self._running[lease.owner] = lease
 
     def drop(self, lease: Lease) -> None:
-        """The attempt has ended; nothing is renewed any more."""
+        """The attempt has ended; nothing is renewed any more, and nothing can be lost."""
         self._running.pop(lease.owner, None)
+        lease.until = math.inf
 
     def due(self, now: float) -> list[list[Lease]]:
         """Leases to renew now, in chunks; those that are nearly due come along."""
@@ -116,9 +123,30 @@ class Leases:
         running = tuple(self._running.values())
         return [(lease, lease.unsaved) for lease in running if lease.unsaved is not None]
 
+    def doubt(self, ask: ClaimRequest, now: float) -> float:
+        """Remember a claim that may have been applied; tells when to give it back."""
+        if len(self._unsure) < MOST_DOUBTS:
+            self._unsure[ask.owner] = ask
+            self._unsure_due = min(self._unsure_due, now + SLOWEST_RETRY)
+        return self._unsure_due
+
+    def doubtful(self, now: float) -> list[ClaimRequest]:
+        """Claims to give back now."""
+        if now < self._unsure_due:
+            return []
+        self._unsure_due = now + SLOWEST_RETRY
+        return list(self._unsure.values())
+
+    def settled(self, ask: ClaimRequest) -> None:
+        """A doubtful claim was given back, or was never given."""
+        self._unsure.pop(ask.owner, None)
+        if not self._unsure:
+            self._unsure_due = math.inf
+
     def next_due(self) -> float:
         """When the timer has to come back; infinity when nothing runs."""
-        return min((lease.due for lease in tuple(self._running.values())), default=math.inf)
+        running = (lease.due for lease in tuple(self._running.values()))
+        return min(self._unsure_due, *running, math.inf)
 
     def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
         """Note what the store said; True when the lease is lost by this (told once)."""

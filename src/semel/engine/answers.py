@@ -5,9 +5,9 @@ This module answers. It never waits and never touches the store.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from semel import events
 from semel.attempts import Attempt
@@ -27,31 +27,11 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Sharing(Protocol):
-    """The running executions of a process, as far as answers go."""
-
-    def share(self, place: Hashable, answer: Finished | StoreError) -> None:
-        """Give every waiting call the answer."""
-        ...
-
-    def pass_on(self, place: Hashable) -> None:
-        """Let the next call lead."""
-        ...
-
-
-class Clockwork(Protocol):
-    """The timer, as far as answers go."""
-
-    def due(self, at: float) -> None:
-        """Be there at this time or before."""
-        ...
-
-
 class Answers(Setup[S]):
     """Turns answers into attempts, results, errors and events."""
 
-    _flights: Sharing
-    _timer: Clockwork
+    _flights: Any  # `Flights` and `Timer` of the engine's own kind
+    _timer: Any
 
     # --- after the claim -----------------------------------------------------------------
 
@@ -156,15 +136,19 @@ class Answers(Setup[S]):
 
     def _lost(self, call: Call, lease: Lease) -> NoReturn:
         self._pass_on(call)
-        self._announce(events.LeaseLost(identity=call.identity, number=lease.number))
+        self._announce_loss(lease)
         raise LeaseLost("another attempt replaced this one; its result was not stored")
 
+    def _announce_loss(self, lease: Lease) -> None:
+        if not lease.refused:  # else the timer told of it when the store refused to renew
+            self._announce(events.LeaseLost(identity=lease.identity, number=lease.number))
+
     def _announce_failure(
-        self, attempt: Attempt, decision: str, error: BaseException, *, recorded: bool
+        self, lease: Lease, decision: str, error: BaseException, *, recorded: bool
     ) -> None:
-        identity, number, name = attempt.identity, attempt.number, type(error).__name__
+        identity, number, name = lease.identity, lease.number, type(error).__name__
         if not recorded:
-            self._announce(events.LeaseLost(identity=identity, number=number))
+            self._announce_loss(lease)
         elif decision == "unknown":
             self._announce(events.Parked(identity=identity, number=number, error=name))
         else:

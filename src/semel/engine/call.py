@@ -15,6 +15,9 @@ from semel.errors import SerializationError, StoreError
 SAVE_PATIENCE = 2.0
 """How long a call goes on telling the store its result before the timer takes over."""
 
+UNWANTED_TTL = 300.0
+"""How long it is remembered that a claim which nobody wanted was given back."""
+
 
 class Call(Struct, frozen=True):
     """What to do, for which payload, under which rules."""

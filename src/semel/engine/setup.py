@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
@@ -179,6 +180,15 @@ class Setup(ABC, Generic[S]):
         code = getattr(fn, "__code__", None)
         if not self._asynchronous and code is not None and code.co_flags & inspect.CO_COROUTINE:
             raise ConfigError("an async function needs an AsyncIdempotency")
+
+    def _check_value(self, value: object) -> None:
+        """Refuse a coroutine that nobody would ever await: nothing has run yet."""
+        if type(value) is CoroutineType:
+            value.close()
+            raise ConfigError(
+                "the function gave a coroutine instead of a value: await it there, "
+                "or use an AsyncIdempotency"
+            )
 
     def _identity(self, key: str, scope: str) -> Identity:
         self._key_rules.check(key)

@@ -15,7 +15,7 @@ from semel.core.records import Identity, PutRequest, Record, State
 from semel.core.results import read
 from semel.engine.call import stored_form
 from semel.errors import ConfigError, ResultUnavailable, StoreError
-from semel.stores.base import Batching, Scannable
+from semel.stores.base import Batching, Scannable, Store
 
 if TYPE_CHECKING:
     from semel.sync.engine import Idempotency
@@ -63,7 +63,7 @@ class Marks:
     ) -> bool:
         """Mark as done with a result; False when it is done or running already."""
         ask = self._put(key, value, ttl, scope)
-        return self._engine._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        return self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
 
     def get_result(
         self,
@@ -95,13 +95,13 @@ class Marks:
         engine = self._engine
         identity = engine._identity(key, scope)
         try:
-            return engine._store.touch(identity, self._seconds(ttl, scope))
+            return self._store.touch(identity, self._seconds(ttl, scope))
         finally:
             engine._forgotten(identity)
 
     def clear(self, prefix: str = "", *, scope: str = "default") -> int:
         """Remove every mark of a scope whose key begins with `prefix`; tells how many."""
-        store = self._engine._store
+        store = self._store
         if not isinstance(store, Scannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
         self._engine._key_rules.check_scope(scope)
@@ -137,7 +137,7 @@ class Marks:
     ) -> dict[str, bool]:
         """Mark each key as done with its result; False where it is done or running already."""
         asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
-        store = self._engine._store
+        store = self._store
         answers: list[bool | StoreError]
         if isinstance(store, Batching):
             answers = store.put_many(asks)
@@ -166,13 +166,18 @@ class Marks:
 
     # --- below -----------------------------------------------------------------------------
 
+    @property
+    def _store(self) -> Store:
+        self._engine._home.check()
+        return self._engine._store
+
     def _get(self, key: str, scope: str) -> Record | None:
         return self._engine.peek(key, scope=scope)
 
     def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = list(dict.fromkeys(keys))
         identities = [self._engine._identity(key, scope) for key in wanted]
-        store = self._engine._store
+        store = self._store
         if isinstance(store, Batching):
             records = store.get_many(identities)
         else:
@@ -180,7 +185,7 @@ class Marks:
         return dict(zip(wanted, records, strict=True))
 
     def _forget(self, identities: list[Identity]) -> list[bool]:
-        store = self._engine._store
+        store = self._store
         try:
             if isinstance(store, Batching):
                 return store.forget_many(identities)

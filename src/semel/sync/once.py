@@ -69,10 +69,12 @@ class Once(Generic[P, R]):
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Once[P, R]: ...
-    @overload
+    @overload  # a method
     def __get__(
         self: Once[Concatenate[I, Q], R], instance: I, owner: type | None = None
     ) -> Once[Q, R]: ...
+    @overload  # a static method
+    def __get__(self, instance: object, owner: type | None = None) -> Once[P, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Once[Any, R]:
         """Bind to an instance or a class, as functions do."""
         if self._plan.binding == "class":

@@ -1,0 +1,178 @@
+"""What the engine does when an answer is lost, a function is not what it seems, or a timer fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engines.facade import wait_until
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    Idempotency,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    StoreUnavailable,
+)
+from semel import events as semel_events
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.testing import AsyncFaultyStore, FaultyStore, LoseReply, Refuse
+
+HELD = Policy(abandoned="hold", lease=0.2)
+
+
+def test_a_claim_whose_answer_was_lost_is_given_back_also_under_hold():
+    store = FaultyStore(MemoryStore())
+    store.inject("claim", LoseReply())
+    with Idempotency(store, policy=HELD) as idem:
+        with pytest.raises(StoreUnavailable):
+            idem.execute("k", lambda: "must not run")
+        assert store.fired("claim") == 1
+        wait_until(lambda: len(store.calls) >= 3)  # claimed again, then failed: given back
+        wait_until(lambda: idem.peek("k").retryable)
+        assert idem.execute("k", lambda: "runs") == "runs"
+
+
+async def test_a_claim_whose_answer_was_lost_is_given_back_on_asyncio_too():
+    store = AsyncFaultyStore(AsyncMemoryStore())
+    store.inject("claim", LoseReply())
+    async with AsyncIdempotency(store, policy=HELD) as idem:
+
+        async def runs() -> str:
+            return "runs"
+
+        with pytest.raises(StoreUnavailable):
+            await idem.execute("k", runs)
+        async with asyncio.timeout(60):
+            while not (await idem.peek("k")).retryable:  # noqa: ASYNC110 - the store has no event
+                await asyncio.sleep(0.01)
+        assert await idem.execute("k", runs) == "runs"
+
+
+def test_giving_back_waits_for_a_store_that_is_away_and_stops_at_its_first_refusal():
+    store = FaultyStore(MemoryStore())
+    store.inject("claim", LoseReply(), times=2)
+    with Idempotency(store, policy=HELD) as idem:
+        for key in ("a", "b"):
+            with pytest.raises(StoreUnavailable):
+                idem.execute(key, lambda: "must not run")
+        store.inject("claim", Refuse(), times=2)
+        wait_until(lambda: store.fired("claim") == 4)
+        wait_until(lambda: all(idem.peek(key).retryable for key in ("a", "b")))
+
+
+def test_what_was_never_claimed_is_not_left_behind_either():
+    store = FaultyStore(MemoryStore())
+    store.inject("claim", Refuse())
+    with Idempotency(store, policy=HELD) as idem:
+        with pytest.raises(StoreUnavailable):
+            idem.execute("k", lambda: "must not run")
+        assert idem.execute("k", lambda: "runs") == "runs"
+        wait_until(lambda: sum(call.verb == "claim" for call in store.calls) == 3)
+        assert idem.execute("k", lambda: "runs again") == "runs"
+
+
+def test_a_coroutine_that_nobody_would_await_is_no_result():
+    async def charge() -> str:
+        return "charged"
+
+    with Idempotency("memory://") as idem:
+        with pytest.raises(ConfigError, match="AsyncIdempotency"):
+            idem.execute("k", lambda: charge())  # noqa: PLW0108 - hides that it is async
+        assert idem.execute("k", lambda: "charged") == "charged"
+
+
+@pytest.mark.parametrize("ending", ["return", "raise"])
+def test_a_lease_that_the_store_refused_is_announced_once(ending):
+    told = []
+    store = MemoryStore()
+    with Idempotency(store, policy=Policy(lease=0.15), hooks=[told.append]) as idem:
+
+        def replaced() -> None:
+            idem.forget("k")
+            wait_until(lambda: any(isinstance(one, semel_events.LeaseLost) for one in told))
+            if ending == "raise":
+                raise ValueError
+
+        with pytest.raises(LeaseLost if ending == "return" else ValueError):
+            idem.execute("k", replaced)
+    assert sum(isinstance(one, semel_events.LeaseLost) for one in told) == 1
+
+
+def test_an_attempt_that_has_ended_is_never_lost():
+    with Idempotency("memory://", policy=Policy(lease=0.05)) as idem:
+        attempt = idem.run("k", lambda: None).attempt
+        asyncio.run(asyncio.sleep(0.1))
+        assert not attempt.lost
+        attempt.check()
+
+
+def test_a_record_is_read_only_from_the_loop_that_the_engine_belongs_to():
+    idem = AsyncIdempotency("memory://")
+
+    async def use() -> None:
+        await idem.marks.set("k")
+
+    asyncio.run(use())
+    for ask in (
+        lambda: idem.peek("k"),
+        lambda: idem.forget("k"),
+        lambda: idem.marks.check_many(["k"]),
+        lambda: idem.marks.set("k"),
+    ):
+
+        async def other_loop(ask=ask) -> None:
+            await ask()
+
+        with pytest.raises(ConfigError, match="another event loop"):
+            asyncio.run(other_loop())
+
+
+def test_the_timer_survives_a_failing_tick(monkeypatch, caplog):
+    monkeypatch.setattr("semel._mirror.threads.AFTER_TROUBLE", 0.02)
+    with Idempotency("memory://", policy=Policy(lease=0.3, abandoned="hold")) as idem:
+        ticks, tick = [], idem._timer._tick
+
+        def broken() -> float:
+            ticks.append(1)
+            if len(ticks) == 1:
+                raise RuntimeError("a bug")
+            return tick()
+
+        idem._timer._tick = broken
+        assert idem.execute("k", lambda: wait_until(lambda: len(ticks) > 3)) is None
+    assert "it goes on" in caplog.text
+
+
+async def test_the_timer_survives_that_every_task_is_cancelled(monkeypatch, caplog):
+    monkeypatch.setattr("semel._mirror.tasks.AFTER_TROUBLE", 0.02)
+    async with AsyncIdempotency("memory://", policy=Policy(lease=0.3, abandoned="hold")) as idem:
+        ticks, tick = [], idem._timer._tick
+
+        async def broken() -> float:
+            ticks.append(1)
+            if len(ticks) == 1:
+                raise RuntimeError("a bug")
+            if len(ticks) == 2:
+                asyncio.current_task().cancel()
+                await asyncio.sleep(1)
+            return await tick()
+
+        async def until_it_ticks() -> None:
+            async with asyncio.timeout(60):
+                while len(ticks) < 4:  # noqa: ASYNC110 - nor has the timer
+                    await asyncio.sleep(0.01)
+
+        idem._timer._tick = broken
+        assert await idem.execute("k", until_it_ticks) is None
+    assert "it goes on" in caplog.text
+
+
+def test_an_unknown_outcome_stays_unknown_when_nothing_was_lost():
+    with Idempotency("memory://", policy=HELD) as idem:
+        with pytest.raises(ValueError, match="who knows"):
+            idem.execute("k", lambda: (_ for _ in ()).throw(ValueError("who knows")))
+        with pytest.raises(OutcomeUnknown):
+            idem.execute("k", lambda: "must not run")
