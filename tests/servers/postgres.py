@@ -27,7 +27,10 @@ import pytest
 HOST = "127.0.0.1"
 PATIENCE = 30.0
 USER = "semel"
-UNSAFE_BUT_QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+CAREFUL = "careful"
+"""A role that needs its password, if a test makes it."""
+UNSAFE_BUT_QUICK = ("fsync=off", "full_page_writes=off")
+"""What is committed outlives a crash of the server, though not one of the machine."""
 
 
 def free_port() -> int:
@@ -103,6 +106,8 @@ def template() -> Path:
          "--locale=C", "--no-sync", "--no-instructions"],
         check=True, capture_output=True, cwd="/", extra_groups=[] if account() else None, **account(),
     )  # fmt: skip
+    rules = data / "pg_hba.conf"
+    rules.write_text(f"host all {CAREFUL} {HOST}/32 scram-sha-256\n{rules.read_text()}")
     return data
 
 

@@ -26,7 +26,7 @@ from semel.stores.sql.postgres.lending import (
     check_process,
     leave_alone,
 )
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
 from semel.stores.sql.postgres.settings import Settings
 
 AsyncConnection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -93,6 +93,9 @@ class AsyncOwnPool:
         try:
             connection.deadline = patience.deadline
             yield connection
+        except BECAME_REPLICA:
+            await connection.close()
+            raise
         finally:
             if connection.info.transaction_status is not TransactionStatus.IDLE:
                 await connection.close()  # an answer may still be on its way
@@ -126,7 +129,8 @@ class AsyncOwnPool:
                 "a store for asyncio belongs to the event loop that used it first; open another "
                 "one for this loop"
             )
-        await self._pool.open()
+        if self._pool.closed:
+            await self._pool.open()
         return self._pool
 
     async def _configure(self, connection: AsyncConnection) -> None:

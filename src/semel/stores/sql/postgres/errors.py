@@ -71,7 +71,7 @@ _BY_WORDS: Final = (
     ("does not exist", "{place} is not there, or its user is not; correct the URL ({text})"),
     ("password|authentication", "{place} refused the login; check user and password ({text})"),
     ("pg_hba.conf|SSL|certificate", "{place} does not let this client in ({text})"),
-    ("too many clients|connection slots", _CLIENTS),
+    ("too many (clients|connections)|connection slots", _CLIENTS),
 )
 _HOPELESS: Final = re.compile("does not exist|password|authentication|pg_hba.conf|certificate")
 

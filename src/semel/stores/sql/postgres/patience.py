@@ -31,19 +31,16 @@ same moment before `ON CONFLICT`, which watches the digest, does.
 """
 
 _NOT_THE_CONNECTION: Final = (TimeIsUp, PoolTimeout, PoolClosed, TooManyRequests)
-_ANOTHER_SERVER: Final = (
-    sql.AdminShutdown,
-    sql.CrashShutdown,
-    sql.CannotConnectNow,
-    sql.ReadOnlySqlTransaction,  # its primary was moved, and it stayed behind as a replica
-)
+_GOING_DOWN: Final = (sql.AdminShutdown, sql.CrashShutdown, sql.CannotConnectNow)
+BECAME_REPLICA: Final = sql.ReadOnlySqlTransaction
+"""After a failover, a connection may be left with the server that is no longer the primary."""
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether the connection, not the statement, was the trouble."""
     if isinstance(error, _NOT_THE_CONNECTION) or is_hopeless(error):
         return False
-    return isinstance(error, _ANOTHER_SERVER) or (
+    return isinstance(error, (*_GOING_DOWN, BECAME_REPLICA)) or (
         # The client's own errors have no code of the server.
         isinstance(error, psycopg.OperationalError)
         and (error.sqlstate is None or error.sqlstate.startswith("08"))

@@ -30,7 +30,7 @@ from semel.stores.sql.postgres.lending import (
     check_process,
     leave_alone,
 )
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
 from semel.stores.sql.postgres.settings import Settings
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -97,6 +97,9 @@ class OwnPool:
         try:
             connection.deadline = patience.deadline
             yield connection
+        except BECAME_REPLICA:
+            connection.close()
+            raise
         finally:
             if connection.info.transaction_status is not TransactionStatus.IDLE:
                 connection.close()  # an answer may still be on its way, and would meet a stranger

@@ -1,0 +1,83 @@
+"""The words that PostgreSQL's statements are made of: values, times, and the law as conditions.
+
+Values have names here (`:owner`) and become `$1`, `$2`... once, when the store is made. Each has
+its type beside it where PostgreSQL could not tell it from a NULL. Times leave as microseconds,
+which is what `rows` reads: no time zone and no last year of Python's calendar comes in between.
+`r` is the row; the conditions are those of `semel.core.judge`, in its words.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from semel.core.records import State
+from semel.stores.sql.rows import COLUMNS
+from semel.stores.sql.verbs import Statement
+
+NOW: Final = "statement_timestamp()"
+
+TIMES: Final = frozenset({"expire_at", "created_at", "updated_at", "lease_until"})
+
+OURS: Final = frozenset({*COLUMNS, "digest", "prefix", "takeover"})
+"""Every column of the table that semel itself writes."""
+
+_PLACEHOLDER = re.compile(r"(?<!:):([a-z_][a-z0-9_]*)")
+
+
+class Query:
+    """A statement with named values."""
+
+    def __init__(self, sql: str, *, writes: bool) -> None:
+        self._names = tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
+        numbers = {name: f"${number}" for number, name in enumerate(self._names, 1)}
+        self._sql = " ".join(_PLACEHOLDER.sub(lambda found: numbers[found[1]], sql).split())
+        self._writes = writes
+
+    def __call__(self, **values: Any) -> Statement:
+        """Give each name its value; those that the statement does not know are left out."""
+        return Statement(self._sql, tuple(values[name] for name in self._names), self._writes)
+
+
+def micros(moment: str) -> str:
+    """Turn a time into microseconds."""
+    return f"(extract(epoch FROM {moment}) * 1000000)::bigint"
+
+
+def after(seconds: str) -> str:
+    """Name the moment that is so many seconds from now."""
+    return f"{NOW} + :{seconds}::float8 * interval '1 second'"
+
+
+_ROW = ", ".join(micros(f"r.{name}") if name in TIMES else f"r.{name}" for name in COLUMNS)
+SEEN = f"{_ROW}, {micros(NOW)}"
+"""A row as `verbs` reads it: the columns of `rows`, then the time of the statement."""
+
+THIS = "r.digest = :digest AND r.idem_key = :key AND r.biz_type = :scope"
+GONE = f"(r.expire_at IS NOT NULL AND r.expire_at <= {NOW})"
+OWN = f"(r.status = {State.PROCESSING:d} AND r.owner = :owner)"
+ENDED_FOR_GOOD = (
+    f"(r.status = {State.SUCCEEDED:d} OR (r.status = {State.FAILED:d} AND NOT r.retryable))"
+)
+LIVE = f"(r.status = {State.PROCESSING:d} AND r.lease_until > {NOW})"
+DIFFER = "coalesce(r.payload_hash <> :fingerprint::bytea, false)"
+NEXT_FENCE = "greatest(r.fence + 1, excluded.fence)"
+
+CLAIMABLE = f"""
+    r.idem_key = :key AND r.biz_type = :scope AND (
+        {GONE}
+        OR {OWN}
+        OR (r.owner <> :owner
+            AND (NOT {DIFFER} OR :replace::boolean)
+            AND NOT (:replace AND coalesce(:fingerprint = ANY (r.superseded), false))
+            AND (NOT {ENDED_FOR_GOOD} OR {DIFFER})
+            AND NOT {LIVE}
+            AND NOT (r.status = {State.PROCESSING:d} AND (r.hold OR :hold::boolean))
+            AND (:max_attempts::integer IS NULL OR r.number < :max_attempts)))
+"""
+
+PUTTABLE = f"""
+    r.idem_key = :key AND r.biz_type = :scope AND (
+        {GONE}
+        OR NOT ({ENDED_FOR_GOOD} OR {LIVE} OR (r.status = {State.PROCESSING:d} AND r.hold)))
+"""

@@ -1,0 +1,452 @@
+"""Real faults on a real PostgreSQL: restarts, crashes, lost replies, locks, deadlocks, silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from psycopg_pool import ConnectionPool
+
+from semel.core.records import Busy, Claimed, Finished, RenewRequest
+from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
+from semel.stores.sql.postgres.patience import Patience
+from servers.postgres import CAREFUL, postgres_server
+from servers.proxy import proxy_to
+from stores.postgres_given import blocked, blocking, driven, meanwhile, rows, transaction
+from stores.sqlite_helpers import RESULT, ask, finish, identity, spawn, wait_until
+
+fault = pytest.mark.fault
+kinds = pytest.mark.parametrize("kind", ["threads", "asyncio"])
+
+OWNER = b"owner-------"
+SAME_KEY = "INSERT INTO idempotent_record SELECT * FROM other"
+LOCK_ROW = "SELECT * FROM idempotent_record FOR UPDATE"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server that the tests of this file may break, and must leave running."""
+    with postgres_server("deadlock_timeout=50ms") as running:
+        yield running
+
+
+@pytest.fixture
+def url(server):
+    if server.process.poll() is not None:  # a test failed before it could start it again
+        server.start()
+    return server.fresh_database()
+
+
+# --- the server goes away ----------------------------------------------------------------
+
+
+@fault(16)
+@kinds
+def test_a_claim_that_a_crash_of_the_server_interrupts_is_sent_again(server, url, kind):
+    with driven(kind, url, timeout=20) as store:
+        store.counts()
+        with driven(kind, url, table="other") as other:
+            other.claim(ask("k", b"first-------"))
+        with blocking(url, lambda: store.claim(ask("k")), lock=SAME_KEY) as (_, answer):
+            server.crash()
+            assert not answer.done()
+            server.start()
+            assert isinstance(answer.result(), Claimed)
+        assert store.get(identity("k")).number == 1
+
+
+@fault(16)
+@kinds
+def test_a_complete_that_a_crash_of_the_server_interrupts_is_sent_again(server, url, kind):
+    with driven(kind, url, timeout=20) as store:
+        store.claim(ask("k"))
+
+        def work():
+            return store.complete(identity("k"), OWNER, RESULT, 60.0)
+
+        with blocking(url, work, lock=LOCK_ROW) as (_, answer):
+            server.crash()
+            assert not answer.done()
+            server.start()
+            assert answer.result() is True
+        assert isinstance(store.claim(ask("k", b"other-------")), Finished)
+
+
+@fault(16)
+@kinds
+def test_calls_go_on_through_a_restart(server, url, kind):
+    with driven(kind, url, timeout=20) as store:
+        finish(store, "first")
+
+        def work():
+            for key in range(400):
+                finish(store, key)
+
+        with meanwhile(work) as done:
+            wait_until(lambda: store_has(url, 20))
+            server.restart()
+            assert not done.done(), "the restart came too late"
+            done.result()
+        assert store.counts().succeeded == 401
+
+
+@fault(16)
+@kinds
+def test_connections_that_died_while_idle_are_not_noticed_by_callers(server, url, kind):
+    with driven(kind, url, min_size=5, max_size=5) as store:
+        finish(store, "before")
+        wait_until(lambda: sessions(url) == 5)
+        server.restart()
+        finish(store, "after")
+
+
+@fault(2)
+@kinds
+def test_a_claim_whose_reply_is_lost_is_the_same_attempt(server, url, kind):
+    with proxy_to(server.port) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/")
+        with driven(kind, through) as store:
+            store.counts()
+            proxy.lose_reply(lambda request: b"INSERT" in request)
+            answer = store.claim(ask("k"))
+            assert proxy.lost == 1
+            assert (answer.number, answer.takeover) == (1, False)
+            assert rows(url, "SELECT number FROM idempotent_record") == [(1,)]
+
+
+@fault(6)
+@kinds
+def test_a_complete_whose_reply_is_lost_is_a_success(server, url, kind):
+    with proxy_to(server.port) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/")
+        with driven(kind, through) as store:
+            store.claim(ask("k"))
+            proxy.lose_reply(lambda request: b"UPDATE" in request)
+            assert store.complete(identity("k"), OWNER, RESULT, 60.0)
+            assert proxy.lost == 1
+
+
+@kinds
+def test_a_server_that_is_down_is_unavailable_and_used_again_when_it_is_back(server, url, kind):
+    with driven(kind, url, timeout=1) as store:
+        finish(store, "before")
+        server.stop()
+        try:
+            with pytest.raises(StoreUnavailable, match="refused") as down:
+                store.claim(ask("meanwhile"))
+            assert url.rpartition("/")[2] in str(down.value)
+        finally:
+            server.start()
+        wait_until(lambda: answers(store))
+        finish(store, "after")
+
+
+@kinds
+def test_a_store_may_be_made_before_its_server_runs(server, url, kind):
+    server.stop()
+    try:
+        with driven(kind, url, timeout=20) as store, meanwhile(store.counts) as answer:
+            server.start()
+            assert answer.result().processing == 0
+    finally:
+        if server.process.poll() is not None:
+            server.start()
+
+
+@kinds
+def test_a_frozen_server_keeps_nobody_waiting_for_ever(server, url, kind):
+    with driven(kind, url, timeout=1, max_size=1) as store:
+        finish(store, "before")
+        server.pause()
+        try:
+            with pytest.raises(StoreUnavailable, match="did not answer in time"):
+                store.claim(ask("meanwhile"))
+        finally:
+            server.resume()
+        wait_until(lambda: answers(store))
+        finish(store, "after")
+
+
+@kinds
+def test_a_batch_on_a_server_that_is_down_waits_once(server, url, kind):
+    with driven(kind, url, timeout=1) as store:
+        store.counts()
+        server.stop()
+        try:
+            started = time.monotonic()
+            outcomes = store.claim_many([ask(key) for key in range(20)])
+            assert time.monotonic() - started < 10, "not a second for each"
+        finally:
+            server.start()
+        assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+        assert len(set(map(id, outcomes))) == 20
+
+
+# --- others are in the way ---------------------------------------------------------------
+
+
+@kinds
+def test_a_record_locked_for_too_long_is_unavailable_and_unchanged(url, kind):
+    with driven(kind, url, timeout=1) as store:
+        store.claim(ask("k"))
+
+        def work():
+            return store.renew(identity("k"), OWNER, 30.0)
+
+        with (
+            blocking(url, work, lock=LOCK_ROW) as (_, answer),
+            pytest.raises(StoreUnavailable, match="open transaction"),
+        ):
+            answer.result()
+        assert store.renew(identity("k"), OWNER, 30.0)
+
+
+@kinds
+def test_a_statement_that_takes_too_long_is_stopped(url, kind):
+    with driven(kind, url, timeout=1) as store:
+        store.claim(ask("k"))
+        slow_trigger(url, "PERFORM pg_sleep(30)")
+        with pytest.raises(StoreUnavailable, match="statement_timeout"):
+            store.renew(identity("k"), OWNER, 30.0)
+
+
+@fault(26)
+def test_a_pool_without_a_free_connection_is_unavailable(url):
+    store = PostgresStore(url, timeout=0.3, max_size=1)
+    store.claim(ask("k"))
+    busy = store._postgres._source.lend(Patience(10.0))
+    with busy, pytest.raises(StoreUnavailable, match="max_size"):
+        store.renew(identity("k"), OWNER, 30.0)
+    assert store.renew(identity("k"), OWNER, 30.0)
+    store.close()
+
+
+@fault(26)
+async def test_an_async_pool_without_a_free_connection_is_unavailable(url):
+    store = AsyncPostgresStore(url, timeout=0.3, max_size=1)
+    await store.claim(ask("k"))
+    async with store._postgres._source.lend(Patience(10.0)):
+        with pytest.raises(StoreUnavailable, match="max_size"):
+            await store.renew(identity("k"), OWNER, 30.0)
+    assert await store.renew(identity("k"), OWNER, 30.0)
+    await store.close()
+
+
+@fault(17)
+@kinds
+def test_a_claim_behind_an_open_first_claim_sees_its_commit(url, kind):
+    with driven(kind, url) as store:
+        with driven(kind, url, table="other") as other:
+            other.claim(ask("k", b"first-------"))
+        store.counts()
+        with blocking(url, lambda: store.claim(ask("k")), lock=SAME_KEY) as (holder, answer):
+            holder.commit()
+            assert isinstance(answer.result(), Busy)
+
+
+@fault(28)
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_serialization_failure_is_repeated_inside_the_store(server, url, level):
+    escaped = level.replace(" ", r"\ ")
+    strict = {"options": f"-c default_transaction_isolation={escaped}"}
+    with ConnectionPool(url, kwargs=strict, min_size=1, max_size=2) as pool:
+        store = PostgresStore(pool=pool)
+        store.claim(ask("k"))
+        before = server.log().count("could not serialize")
+        bump = "UPDATE idempotent_record SET lease_until = lease_until + interval '1 second'"
+
+        def work():
+            return store.renew(identity("k"), OWNER, 30.0)
+
+        with blocking(url, work, lock=bump) as (holder, answer):
+            holder.commit()
+            assert answer.result() is True
+        assert server.log().count("could not serialize") == before + 1
+
+
+@fault(28)
+@kinds
+def test_a_deadlock_is_repeated_inside_the_store(server, url, kind):
+    # Only the store's session looks for a deadlock in time, so that it is the one that loses.
+    with driven(kind, url, options="-c deadlock_timeout=500ms") as store:
+        keys = sorted(map(str, range(2)), key=lambda key: identity(key).digest)
+        store.claim_many([ask(key) for key in keys])
+        before = server.log().count("deadlock detected")
+        lock = "SELECT * FROM idempotent_record WHERE idem_key = '{}' FOR UPDATE"
+        renewals = [RenewRequest(identity(key), OWNER, 30.0) for key in keys]
+        with transaction(url) as other:
+            other.execute("SET LOCAL deadlock_timeout = '20s'")
+            other.execute(lock.format(keys[1]))
+            with meanwhile(lambda: store.renew_many(renewals)) as answer:
+                wait_until(lambda: blocked(url))
+                other.execute(lock.format(keys[0]))  # waits for the store, which waits for us
+                other.commit()
+                assert answer.result() == [True, True]
+        assert server.log().count("deadlock detected") == before + 1
+
+
+# --- the server refuses ------------------------------------------------------------------
+
+
+@pytest.fixture
+def careful(server, url):
+    """A URL with a password in it, of a role that may log in and nothing else."""
+    server.run(f"DROP ROLE IF EXISTS {CAREFUL}")
+    server.run(f"CREATE ROLE {CAREFUL} LOGIN PASSWORD 's3cret!'")
+    yield url.replace("semel@", f"{CAREFUL}:s3cret%21@")
+    rows(url, f"DROP OWNED BY {CAREFUL} CASCADE")
+    server.run(f"DROP ROLE {CAREFUL}")
+
+
+def refusal(url, kind="threads", **options):
+    either = (StoreError, ConfigError)
+    with driven(kind, url, timeout=2, **options) as store, pytest.raises(either) as refused:
+        store.claim(ask("k"))
+    shown = "".join(str(error) for error in chain(refused.value))
+    assert "s3cret" not in shown
+    assert "s3cret" not in repr(refused.value)
+    return refused.value
+
+
+def chain(error):
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@kinds
+def test_a_wrong_password_is_told_at_once(careful, kind):
+    started = time.monotonic()
+    wrong = refusal(careful.replace("s3cret%21", "s3cret%20"), kind)
+    assert isinstance(wrong, StoreUnavailable)
+    assert "check user and password" in str(wrong)
+    assert time.monotonic() - started < 2
+
+
+@kinds
+def test_a_missing_database_and_a_missing_role_are_named(server, careful, kind):
+    missing = refusal(server.url("nowhere"), kind)
+    assert isinstance(missing, StoreUnavailable)
+    assert 'database "nowhere" does not exist' in str(missing)
+    assert 'role "nobody_here" does not exist' in str(refusal(server.url(user="nobody_here"), kind))
+
+
+def test_a_port_where_nobody_listens_is_unreachable():
+    assert isinstance(refusal("postgresql://u:s3cret@127.0.0.1:1/db"), StoreUnavailable)
+
+
+@kinds
+def test_a_role_that_may_not_create_tables_is_told_what_to_do(careful, url, kind):
+    rows(url, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    refused = refusal(careful, kind)
+    assert isinstance(refused, ConfigError)
+    assert "migrate()" in str(refused)
+    assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(refused)
+
+
+@kinds
+def test_four_rights_are_all_that_a_store_needs(careful, url, kind):
+    rows(url, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    with driven(kind, url) as administrator:
+        administrator.counts()
+    rows(url, f"GRANT SELECT, INSERT, UPDATE, DELETE ON idempotent_record TO {CAREFUL}")
+    rows(url, f"GRANT SELECT ON semel_schema TO {CAREFUL}")
+    with driven(kind, careful) as store:
+        finish(store, "k", ttl=0.01)
+        store.claim(ask("abandoned", lease=0.0))
+        wait_until(lambda: store.get(identity("k")) is None)
+        assert store.put(identity("mark"), RESULT, 60.0, owner=OWNER)
+        assert store.touch(identity("mark"), 60.0)
+        assert len(store.scan().records) == 2
+        assert store.purge(abandoned_after=0.0) == 2
+        assert store.forget(identity("mark"))
+
+
+@kinds
+def test_a_full_disk_is_a_full_store(url, kind):
+    with driven(kind, url) as store:
+        store.claim(ask("k"))
+        slow_trigger(url, "RAISE EXCEPTION USING ERRCODE = 'disk_full'")
+        with pytest.raises(StoreFull, match="make room"):
+            store.complete(identity("k"), OWNER, RESULT, 60.0)
+
+
+@kinds
+def test_a_database_that_takes_no_writes_is_unavailable(url, kind):
+    with driven(kind, url) as store:
+        store.counts()
+    rows(url, f"ALTER DATABASE {url.rpartition('/')[2]} SET default_transaction_read_only = on")
+    refused = refusal(url, kind)
+    assert isinstance(refused, StoreUnavailable)
+    assert "name the primary" in str(refused)
+
+
+@kinds
+def test_too_few_connections_of_the_server_are_named(url, kind):
+    name = url.rpartition("/")[2]
+    rows(url, f"ALTER DATABASE {name} CONNECTION LIMIT 0")
+    # The tests' own role is a superuser, whom no limit holds.
+    rows(url, "CREATE ROLE ordinary LOGIN")
+    try:
+        assert "lower max_size" in str(refusal(url.replace("semel@", "ordinary@"), kind))
+    finally:
+        rows(url, "DROP ROLE ordinary")
+
+
+# --- processes die -----------------------------------------------------------------------
+
+
+def claim_and_die(url):
+    PostgresStore(url).claim(ask("k", lease=0.3))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_claimed_is_free_after_its_lease(url):
+    child = spawn.Process(target=claim_and_die, args=(url,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    store = PostgresStore(url)
+    wait_until(lambda: isinstance(store.claim(ask("k", b"second------")), Claimed))
+    record = store.get(identity("k"))
+    assert (record.number, record.owner) == (2, b"second------")
+    store.close()
+
+
+# --- helpers -----------------------------------------------------------------------------
+
+
+def answers(store):
+    try:
+        store.counts()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def store_has(url, records):
+    return rows(url, "SELECT count(*) >= %s FROM idempotent_record", records) == [(True,)]
+
+
+def sessions(url):
+    [(count,)] = rows(
+        url,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name = 'semel'",
+    )
+    return count
+
+
+def slow_trigger(url, body):
+    """Run `body` inside every change of the table."""
+    rows(
+        url,
+        f"CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NEW; END $$",
+    )
+    rows(
+        url,
+        "CREATE TRIGGER fail BEFORE UPDATE ON idempotent_record FOR EACH ROW EXECUTE FUNCTION fail()",
+    )
