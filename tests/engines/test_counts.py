@@ -31,7 +31,8 @@ class Busy:
 
     def __call__(self) -> str:
         self.runs += 1
-        wait_until(lambda: self.engine.sharers() == DUPLICATES - 1)
+        if self.runs == 1:
+            wait_until(lambda: self.engine.sharers() == DUPLICATES - 1)
         return work()
 
 

@@ -113,7 +113,7 @@ def test_a_complete_whose_reply_was_lost_on_the_way_is_a_success(behind_proxy, p
     assert engine.execute("k", effect) == "done"
     assert proxy.lost == 1
     assert engine.told(events.Ran)
-    assert not engine.told(events.LeaseLost)
+    assert not engine.told(events.LostLease)
     assert engine.execute("k", never) == "done"
     assert effect.runs == 1
 
@@ -127,7 +127,7 @@ def test_a_complete_that_is_told_to_have_failed_is_repeated_and_is_a_success(wor
     assert engine.store.fired("complete") == 1
     assert engine.commands("complete") == 2
     assert engine.told(events.Ran)
-    assert not engine.told(events.LeaseLost)
+    assert not engine.told(events.LostLease)
     assert world.engine().execute("k", never) == "done"
     assert effect.runs == 1
 

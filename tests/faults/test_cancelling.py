@@ -4,6 +4,7 @@
 |---|---|
 | 22 cancelled during the function | takeover: forgotten; hold: parked as unknown; never locked for its ttl |
 | 23 cancelled after the effect, during the save | the save completes, close() drains it, the retry replays; loop torn down: as a crash |
+| 40 cancelled during the claim | a claim nobody wants is forgotten, also under hold |
 
 Threads cannot be cancelled: these are for asyncio.
 """
@@ -170,6 +171,28 @@ async def test_close_drains_the_save_of_a_cancelled_call(store):
     assert (await engine.peek("k")).state is State.PROCESSING
     await engine.close()
     assert (await engine.peek("k")).state is State.SUCCEEDED
+
+
+@fault(40)
+@pytest.mark.parametrize("policy", [Policy(), HOLD], ids=["takeover", "hold"])
+async def test_close_drains_the_giving_back_of_a_claim_that_nobody_wants(store, policy):
+    engine = AsyncIdempotency(store, policy=policy)
+    asked, claim = asyncio.Event(), store.store.claim
+
+    async def given_and_not_told(ask):
+        await claim(ask)
+        store.store.claim = claim
+        asked.set()
+        await asyncio.Event().wait()
+
+    store.store.claim = given_and_not_told
+    store.inject("fail", Delay(0.05))
+    task = asyncio.create_task(engine.execute("k", done))
+    await asked.wait()
+    await cancel(task)
+    assert (await engine.peek("k")).state is State.PROCESSING
+    await engine.close()
+    assert (await engine.peek("k")).state is State.FAILED
 
 
 @fault(23)

@@ -74,7 +74,7 @@ class Worker:
         assert self.heard.wait(PATIENCE)
         assert engine.told(events.RenewalFailed), "the fault did not fire"
         assert self.in_time, "it was signalled when others may run already"
-        wait_until(lambda: engine.told(events.LeaseLost))
+        wait_until(lambda: engine.told(events.LostLease))
 
 
 @fault(10)
@@ -140,7 +140,7 @@ def test_hooks_hear_in_time_that_a_lease_is_lost_although_the_renewal_hangs(kind
         own_server.process.send_signal(signal.SIGSTOP)
         assert work.heard.wait(PATIENCE)
         time.sleep(0.1)
-        told = engine.told(events.LeaseLost)
+        told = engine.told(events.LostLease)
         own_server.process.send_signal(signal.SIGCONT)
         assert running.result(PATIENCE) == "worked on"
         assert work.in_time
