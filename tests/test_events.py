@@ -167,14 +167,14 @@ def taken_over(idem):
     return {"number": 2}
 
 
-@announces(events.LeaseLost)
+@announces(events.LostLease)
 def lease_lost(idem):
     with pytest.raises(LeaseLost):
         idem.execute(KEY, lambda: idem.forget(KEY))
     return {"number": 1}
 
 
-@announces(events.LeaseLost)
+@announces(events.LostLease)
 def lease_lost_by_a_failing_function(idem):
     def forgotten_and_failing():
         idem.forget(KEY)
@@ -185,23 +185,23 @@ def lease_lost_by_a_failing_function(idem):
     return {"number": 1}
 
 
-@announces(events.LeaseLost)
+@announces(events.LostLease)
 def lease_lost_at_a_renewal(idem):
     def forgotten_and_long():
         idem.forget(KEY)
-        wait_until(lambda: idem.told(events.LeaseLost))
+        wait_until(lambda: idem.told(events.LostLease))
 
     with pytest.raises(LeaseLost):
         idem.execute(KEY, forgotten_and_long, policy=SHORT)
     return {"number": 1}
 
 
-@announces(events.LeaseLost)
+@announces(events.LostLease)
 def lease_in_danger(idem):
     idem.break_renewals()
 
     def long():
-        wait_until(lambda: idem.told(events.LeaseLost))
+        wait_until(lambda: idem.told(events.LostLease))
 
     idem.execute(KEY, long, policy=SHORT)
     return {"number": 1}
@@ -239,12 +239,12 @@ def result_stored_late(idem):
     return {"number": 1}
 
 
-@announces(events.LeaseLost)
+@announces(events.LostLease)
 def refused_late(idem):
     result_not_stored(idem)
     idem.ask_store("forget", IDENTITY)
     idem.store.heal()
-    wait_until(lambda: idem.told(events.LeaseLost))
+    wait_until(lambda: idem.told(events.LostLease))
     return {"number": 1}
 
 
@@ -334,7 +334,7 @@ LEVELS = {
         events.ResultStoredLate,
     },
     logging.ERROR: {
-        events.LeaseLost,
+        events.LostLease,
         events.ResultOmitted,
         events.ResultNotStored,
         events.StoreFailed,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -83,7 +83,7 @@ class Attempt:
         return self.identity.key
 
     @property
-    def result(self) -> object:
+    def result(self) -> Any:
         """The stored result of a replay, or what was set; None when nothing was."""
         return None if self._result is UNSET else self._result
 

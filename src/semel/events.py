@@ -15,7 +15,7 @@ quick, and can never break the call: what it raises is logged and dropped.
     ├── TakenOver           this attempt replaces an abandoned one
     ├── Failed              the function raised; `verdict` says what was recorded
     ├── Parked              nobody knows whether it happened; the record waits for a resolver
-    ├── LeaseLost           another attempt may have replaced this one
+    ├── LostLease           another attempt may have replaced this one
     ├── RenewalFailed       one renewal failed; it is tried again
     ├── ResultOmitted       done, but the result could not be kept (size, type)
     ├── ResultNotStored     done, but the store could not be told yet; it is tried again
@@ -64,6 +64,11 @@ class Event(Struct, frozen=True, kw_only=True):
     def scope(self) -> str:
         """The kind of operation."""
         return self.identity.scope
+
+    @property
+    def key(self) -> str:
+        """The operation's key; it may be a secret, so logs take `key_digest`."""
+        return self.identity.key
 
     @property
     def key_digest(self) -> str:
@@ -146,7 +151,7 @@ class Parked(Event, frozen=True, kw_only=True):
     error: str
 
 
-class LeaseLost(Event, frozen=True, kw_only=True):
+class LostLease(Event, frozen=True, kw_only=True):
     """Another attempt may have replaced this one."""
 
     level = logging.ERROR

@@ -289,7 +289,7 @@ async def test_a_save_that_is_done_again_and_refused_disturbs_nobody(store, idem
     assert await idem.forget("k")
     await cancelled(task)
     await until(lambda: not idem._tasks)
-    assert [event for event in idem.seen if isinstance(event, events.LeaseLost)]
+    assert [event for event in idem.seen if isinstance(event, events.LostLease)]
     assert await idem.execute("k", done) == "done"
 
 

@@ -92,13 +92,13 @@ def test_a_lease_that_the_store_refused_is_announced_once(ending):
 
         def replaced() -> None:
             idem.forget("k")
-            wait_until(lambda: any(isinstance(one, semel_events.LeaseLost) for one in told))
+            wait_until(lambda: any(isinstance(one, semel_events.LostLease) for one in told))
             if ending == "raise":
                 raise ValueError
 
         with pytest.raises(LeaseLost if ending == "return" else ValueError):
             idem.execute("k", replaced)
-    assert sum(isinstance(one, semel_events.LeaseLost) for one in told) == 1
+    assert sum(isinstance(one, semel_events.LostLease) for one in told) == 1
 
 
 def test_an_attempt_that_has_ended_is_never_lost():

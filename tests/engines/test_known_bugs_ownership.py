@@ -47,7 +47,7 @@ def test_an_owner_that_finishes_after_a_takeover_is_told_and_changes_nothing(wor
         effect.release()
         with pytest.raises(LeaseLost):
             old.result(PATIENCE)
-        assert late.told(events.LeaseLost)
+        assert late.told(events.LostLease)
         assert [event.number for event in successor.told(events.TakenOver)] == [2]
 
 
@@ -58,7 +58,7 @@ def test_an_owner_that_fails_after_a_takeover_does_not_free_the_new_claim(world)
         effect.release()
         with pytest.raises(ValueError, match="too late"):
             old.result(PATIENCE)
-        assert late.told(events.LeaseLost)
+        assert late.told(events.LostLease)
         assert not late.told(events.Failed)
 
 
@@ -84,7 +84,7 @@ def test_an_attempt_whose_record_was_removed_is_told_when_it_ends(world):
     for key, effect in effects.items():
         effect.wait_started()
         assert operator.forget(key)
-    wait_until(lambda: len(owner.told(events.LeaseLost)) == 2)  # the next renewal was refused
+    wait_until(lambda: len(owner.told(events.LostLease)) == 2)  # the next renewal was refused
     for effect in effects.values():
         effect.release()
     with pytest.raises(LeaseLost):
@@ -118,7 +118,7 @@ def test_one_failed_renewal_is_made_good_by_the_next(world):
     effect.release()
     assert running.result(PATIENCE) == "done"
     assert engine.renewals_failed() == len(engine.told(events.RenewalFailed)) == 1
-    assert not engine.told(events.LeaseLost)
+    assert not engine.told(events.LostLease)
     assert other.execute("k", never) == "done"
 
 
@@ -133,14 +133,14 @@ def test_a_function_whose_renewals_fail_to_the_deadline_is_told(world):
         attempt.check()
         wait_until(lambda: attempt.lost)
         seen.append("lost")
-        wait_until(lambda: engine.told(events.LeaseLost))
+        wait_until(lambda: engine.told(events.LostLease))
         attempt.check()
 
     with pytest.raises(LeaseLost):
         engine.execute("k", works_until_told, policy=SHORT)
     assert seen == ["lost"]
     assert engine.renewals_failed() >= 1
-    assert len(engine.told(events.LeaseLost)) <= 2, "the loss is told once, the late failure too"
+    assert len(engine.told(events.LostLease)) <= 2, "the loss is told once, the late failure too"
 
 
 @pytest.mark.parametrize("verb", ["claim", "complete", "fail"])
@@ -155,7 +155,7 @@ def test_a_command_that_was_sent_twice_gives_the_same_answer(world, verb):
     assert engine.run("k", Effect("mine")).attempt.number == 1
     assert other.execute("k", never) == "mine"
     assert other.run("fails", Effect("again")).attempt.number == 2
-    assert not engine.told(events.LeaseLost)
+    assert not engine.told(events.LostLease)
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_an_interrupted_save_that_is_done_again_and_refused_ends_by_the_interrup
     engine.store.inject("complete", Refuse(Interrupted()))
     with pytest.raises(Interrupted):
         engine.execute("k", Effect())
-    wait_until(lambda: engine.told(events.LeaseLost))
+    wait_until(lambda: engine.told(events.LostLease))
     assert operator.peek("k") is None
 
 
@@ -153,7 +153,7 @@ def test_a_result_that_was_lost_while_it_could_not_be_saved_is_told(memory_world
     engine.store.inject("complete", Refuse(), times=3)
     assert engine.execute("k", Effect("paid")) == "paid"
     operator.forget("k")
-    wait_until(lambda: engine.told(events.LeaseLost))
+    wait_until(lambda: engine.told(events.LostLease))
     assert not engine.told(events.ResultStoredLate)
     assert not engine.engine._leases
 

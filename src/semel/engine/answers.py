@@ -141,7 +141,7 @@ class Answers(Setup[S]):
 
     def _announce_loss(self, lease: Lease) -> None:
         if not lease.refused:  # else the timer told of it when the store refused to renew
-            self._announce(events.LeaseLost(identity=lease.identity, number=lease.number))
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
 
     def _announce_failure(
         self, lease: Lease, decision: str, error: BaseException, *, recorded: bool
@@ -174,11 +174,11 @@ class Answers(Setup[S]):
                 )
             )
         if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
-            self._announce(events.LeaseLost(identity=lease.identity, number=lease.number))
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
 
     def _saved_late(self, lease: Lease, *, saved: bool) -> None:
         self._leases.drop(lease)
-        kind = events.ResultStoredLate if saved else events.LeaseLost
+        kind = events.ResultStoredLate if saved else events.LostLease
         self._announce(kind(identity=lease.identity, number=lease.number))
 
     # --- sharing and remembering ---------------------------------------------------------
