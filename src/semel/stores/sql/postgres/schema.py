@@ -35,7 +35,7 @@ _EXISTS: Final = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = to_
 """Not `to_regclass` alone: it remembers that there was no table, until a table is read or changed,
 and so would miss what another program made while this one waited for the lock."""
 
-_WORD = re.compile(rf"\b{DEFAULT_TABLE}(?=\b|_)")
+_WORD = re.compile(rf"('?)\b{DEFAULT_TABLE}(\b|_)")
 _SWITCHED_OFF = re.compile(r"/\*(.*?)\*/")
 
 
@@ -102,22 +102,26 @@ class Schema:
         return still_to_run(MIGRATIONS, found, self._table)
 
     def _written(self, step: Migration) -> Iterator[str]:
-        """Write the statements of a step as its file tells a person to."""
+        """Write the statements of a step, in the way that its file describes."""
         for text in step.statements:
-            statement = _WORD.sub(self._table, text)
-            if self._partitions is not None:
-                statement = _SWITCHED_OFF.sub(r"\1", statement)
-                statement = statement.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
-            yield statement
-            if self._partitions is not None and statement.startswith(
-                f"CREATE TABLE {self._table} "
-            ):
-                yield from self._partition(self._partitions)
+            statement = _WORD.sub(self._name, text)
+            if self._partitions is None:
+                yield statement
+            else:
+                yield _SWITCHED_OFF.sub(r"\1", statement).replace("UNIQUE INDEX", "INDEX")
+                if _SWITCHED_OFF.search(statement):
+                    yield from self._partition(self._partitions)
+
+    def _name(self, found: re.Match[str]) -> str:
+        # Quoted where it stands for the table itself: it may be a word of SQL.
+        before, behind = found.groups()
+        alone = not before and not behind
+        return f'"{self._table}"' if alone else f"{before}{self._table}{behind}"
 
     def _partition(self, count: int) -> Iterator[str]:
         for number in range(count):
             yield (
-                f"CREATE TABLE {self._table}_p{number} PARTITION OF {self._table} "
+                f'CREATE TABLE {self._table}_p{number} PARTITION OF "{self._table}" '
                 f"FOR VALUES WITH (MODULUS {count}, REMAINDER {number})"
             )
 
