@@ -9,9 +9,11 @@ import pytest
 
 from engines.facade import Driven, Effect, never
 from semel import (
+    AsyncIdempotency,
     ConcurrentRequest,
     ConfigError,
     EncryptedCodec,
+    Idempotency,
     InvalidKey,
     Policy,
     ResultUnavailable,
@@ -19,7 +21,8 @@ from semel import (
     State,
     StoreUnavailable,
 )
-from semel.testing import Refuse
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
 
 RESULTS = [1, 0, False, "", [], {}, None, (1, 2), b"\x00"]
 
@@ -361,3 +364,31 @@ def test_a_failing_store_is_told(memory):
 def test_a_record_tells_more_than_its_mark(memory):
     memory.set_result("k", 1)
     assert memory.driven.peek("k").state is State.SUCCEEDED
+
+
+def test_records_are_listed_page_by_page():
+    with Idempotency("memory://") as idem:
+        for number in range(250):
+            idem.marks.set(f"a-{number}", scope="many")
+        idem.marks.set("b", scope="many")
+        assert sum(1 for _ in idem.records()) == 251
+        assert {record.identity.key for record in idem.records(scope="many", prefix="b")} == {"b"}
+        assert list(idem.records(state=State.FAILED)) == []
+
+
+async def test_records_are_listed_on_asyncio_too():
+    async with AsyncIdempotency("memory://") as idem:
+        for number in range(120):
+            await idem.marks.set(f"{number}")
+        assert len([record async for record in idem.records()]) == 120
+
+
+async def test_a_store_that_cannot_list_says_so():
+    with (
+        Idempotency(FaultyStore(MemoryStore())) as idem,
+        pytest.raises(ConfigError, match="cannot list"),
+    ):
+        list(idem.records())
+    async with AsyncIdempotency(AsyncFaultyStore(AsyncMemoryStore())) as idem:
+        with pytest.raises(ConfigError, match="cannot list"):
+            [record async for record in idem.records()]

@@ -5,7 +5,7 @@ Twin of `semel.sync.engine`: the same names in the same order, with the waiting 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from time import monotonic
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
@@ -19,9 +19,11 @@ from semel.aio.runner import AsyncRunner
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
-from semel.core.records import Record
+from semel.core.records import Record, State
 from semel.decorated import KeySource, PayloadSource
 from semel.engine.call import Call
+from semel.errors import ConfigError
+from semel.stores.base import AsyncScannable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,6 +129,22 @@ class AsyncIdempotency(AsyncRunner):
         """Read the record of a key, without changing anything."""
         self._home.check()
         return await self._store.get(self._identity(key, scope))
+
+    async def records(
+        self, *, scope: str | None = None, prefix: str = "", state: State | None = None
+    ) -> AsyncIterator[Record]:
+        """List records, page by page; `prefix` is the beginning of the key."""
+        self._home.check()
+        if not isinstance(self._store, AsyncScannable):
+            raise ConfigError(f"{type(self._store).__name__} cannot list its records")
+        cursor: str | None = None
+        while True:
+            page = await self._store.scan(scope=scope, prefix=prefix, state=state, cursor=cursor)
+            for record in page.records:
+                yield record
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     async def forget(self, key: str, *, scope: str = "default") -> bool:
         """Remove the record of a key: the next call runs again. False when there was none."""

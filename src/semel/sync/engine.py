@@ -5,7 +5,7 @@ Twin of `semel.aio.engine`: the same names in the same order, with the waiting d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
@@ -16,9 +16,11 @@ from semel._mirror.threads import drain, sleep
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
-from semel.core.records import Record
+from semel.core.records import Record, State
 from semel.decorated import KeySource, PayloadSource
 from semel.engine.call import Call
+from semel.errors import ConfigError
+from semel.stores.base import Scannable
 from semel.sync.marks import Marks
 from semel.sync.once import Once, OnceDecorator
 from semel.sync.runner import Runner
@@ -127,6 +129,22 @@ class Idempotency(Runner):
         """Read the record of a key, without changing anything."""
         self._home.check()
         return self._store.get(self._identity(key, scope))
+
+    def records(
+        self, *, scope: str | None = None, prefix: str = "", state: State | None = None
+    ) -> Iterator[Record]:
+        """List records, page by page; `prefix` is the beginning of the key."""
+        self._home.check()
+        if not isinstance(self._store, Scannable):
+            raise ConfigError(f"{type(self._store).__name__} cannot list its records")
+        cursor: str | None = None
+        while True:
+            page = self._store.scan(scope=scope, prefix=prefix, state=state, cursor=cursor)
+            for record in page.records:
+                yield record
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     def forget(self, key: str, *, scope: str = "default") -> bool:
         """Remove the record of a key: the next call runs again. False when there was none."""
