@@ -31,7 +31,14 @@ from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
 from semel.core.leases import Lease
 from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Finished, RenewRequest
 from semel.engine.answers import Answers
-from semel.engine.call import SAVE_PATIENCE, UNWANTED_TTL, Call, as_store_error, pauses
+from semel.engine.call import (
+    SAVE_PATIENCE,
+    UNWANTED_TTL,
+    Call,
+    as_store_error,
+    pauses,
+    unwanted,
+)
 from semel.engine.setup import Opening
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
@@ -148,10 +155,10 @@ class AsyncRunner(Answers[AsyncStore]):
                     assert_never(step)
 
     async def _disown(self, ask: ClaimRequest) -> bool:
-        """Give back a claim that nobody wants any more, if it was given; False = not now."""
+        """Give back a claim that nobody wants any more, if it was given; False = later."""
         # Asking again tells; and a first command that comes late is refused: its owner has ended.
         try:
-            if isinstance(await self._store.claim(ask), Claimed):
+            if isinstance(await self._store.claim(unwanted(ask)), Claimed):
                 await self._store.fail(
                     ask.identity,
                     ask.owner,
@@ -164,6 +171,7 @@ class AsyncRunner(Answers[AsyncStore]):
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
+            self._timer.due(self._leases.doubt(ask, monotonic()))
             return False
         return True
 
@@ -265,16 +273,22 @@ class AsyncRunner(Answers[AsyncStore]):
             answers = await self._renew([lease.renewal for lease in chunk])
             for lease, answer in zip(chunk, answers, strict=True):
                 self._renewed(lease, answer, sent)
+        # Nothing else, however much of it there is, may hold up the next renewals.
+        until = self._leases.next_renewal()
         for lease, ask in self._leases.unsaved():
             await self._save_late(lease, ask)
-        await self._disown_doubtful()
+            if monotonic() >= until:
+                break
+        await self._disown_doubtful(monotonic(), until)
         return self._leases.next_due()
 
-    async def _disown_doubtful(self) -> None:
-        for claim in self._leases.doubtful(monotonic()):
+    async def _disown_doubtful(self, now: float, until: float) -> None:
+        for claim in self._leases.doubtful(now):
             if not await self._disown(claim):
                 return
             self._leases.settled(claim)
+            if monotonic() >= until:
+                return
 
     async def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
         try:
@@ -284,11 +298,13 @@ class AsyncRunner(Answers[AsyncStore]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
             return [as_store_error(error)] * len(asks)
 
-    async def _save_late(self, lease: Lease, ask: CompleteRequest) -> None:
+    async def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
+        """Try once more to tell the store a result; False = it is still not to be reached."""
         try:
             saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
             self._store_failed(lease, "complete", error)
-            lease.retry(monotonic())
-        else:
-            self._saved_late(lease, saved=saved)
+            self._leases.put_off(lease, monotonic())
+            return False
+        self._saved_late(lease, saved=saved)
+        return True

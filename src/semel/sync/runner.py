@@ -30,7 +30,14 @@ from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
 from semel.core.leases import Lease
 from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Finished, RenewRequest
 from semel.engine.answers import Answers
-from semel.engine.call import SAVE_PATIENCE, UNWANTED_TTL, Call, as_store_error, pauses
+from semel.engine.call import (
+    SAVE_PATIENCE,
+    UNWANTED_TTL,
+    Call,
+    as_store_error,
+    pauses,
+    unwanted,
+)
 from semel.engine.setup import Opening
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
@@ -147,10 +154,10 @@ class Runner(Answers[Store]):
                     assert_never(step)
 
     def _disown(self, ask: ClaimRequest) -> bool:
-        """Give back a claim that nobody wants any more, if it was given; False = not now."""
+        """Give back a claim that nobody wants any more, if it was given; False = later."""
         # Asking again tells; and a first command that comes late is refused: its owner has ended.
         try:
-            if isinstance(self._store.claim(ask), Claimed):
+            if isinstance(self._store.claim(unwanted(ask)), Claimed):
                 self._store.fail(
                     ask.identity,
                     ask.owner,
@@ -163,6 +170,7 @@ class Runner(Answers[Store]):
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
+            self._timer.due(self._leases.doubt(ask, monotonic()))
             return False
         return True
 
@@ -264,16 +272,22 @@ class Runner(Answers[Store]):
             answers = self._renew([lease.renewal for lease in chunk])
             for lease, answer in zip(chunk, answers, strict=True):
                 self._renewed(lease, answer, sent)
+        # Nothing else, however much of it there is, may hold up the next renewals.
+        until = self._leases.next_renewal()
         for lease, ask in self._leases.unsaved():
             self._save_late(lease, ask)
-        self._disown_doubtful()
+            if monotonic() >= until:
+                break
+        self._disown_doubtful(monotonic(), until)
         return self._leases.next_due()
 
-    def _disown_doubtful(self) -> None:
-        for claim in self._leases.doubtful(monotonic()):
+    def _disown_doubtful(self, now: float, until: float) -> None:
+        for claim in self._leases.doubtful(now):
             if not self._disown(claim):
                 return
             self._leases.settled(claim)
+            if monotonic() >= until:
+                return
 
     def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
         try:
@@ -283,11 +297,13 @@ class Runner(Answers[Store]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
             return [as_store_error(error)] * len(asks)
 
-    def _save_late(self, lease: Lease, ask: CompleteRequest) -> None:
+    def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
+        """Try once more to tell the store a result; False = it is still not to be reached."""
         try:
             saved = self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
             self._store_failed(lease, "complete", error)
-            lease.retry(monotonic())
-        else:
-            self._saved_late(lease, saved=saved)
+            self._leases.put_off(lease, monotonic())
+            return False
+        self._saved_late(lease, saved=saved)
+        return True
