@@ -274,7 +274,7 @@ def test_a_killed_owner_is_replaced_after_its_lease(mysql_url, store):
     ready = spawn.Event()
     child = spawn.Process(target=claim_and_hang, args=(mysql_url, ready))
     child.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     wait_until(lambda: isinstance(store.claim(ask(max_attempts=2)), Claimed))

@@ -48,12 +48,19 @@ def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
     try:
         parts = urlsplit(url)
         port = parts.port or PORT
-    except ValueError as error:
-        raise ConfigError(f"{scheme}:// has a bad address: {error}") from None
+    except ValueError:
+        # Unnamed, and without its cause: what is no port may be a part of the password.
+        raise ConfigError(
+            f"the address of {scheme}:// cannot be read; in a password, write %40 for @, %3A for : "
+            "and %2F for /"
+        ) from None
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database:
         raise ConfigError(f"name the database in the URL: {scheme}://user:password@host/database")
-    merged = merge_options(scheme, split_url(url)[1], options, ADDRESS_OPTIONS | STORE_OPTIONS)
+    in_url = split_url(url)[1]
+    if "columns" in in_url:
+        raise ConfigError("columns are functions: give them by name, not in the URL")
+    merged = merge_options(scheme, in_url, options, ADDRESS_OPTIONS | STORE_OPTIONS)
     address = Address(
         host=parts.hostname or "localhost",
         port=port,

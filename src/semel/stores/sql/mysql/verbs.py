@@ -207,5 +207,5 @@ class MySQLVerbs:
     def _restless(self, identity: Identity) -> StoreUnavailable:
         return StoreUnavailable(
             f"the record of {identity.scope!r} / {identity.key!r} in {self._table.name} changed "
-            f"{ROUNDS} times while it was being judged"
+            f"{ROUNDS} times while it was being judged (or its key is in a row that is not semel's)"
         )

@@ -1,0 +1,367 @@
+"""The table: how it comes to be, what it keeps apart, who may do what to it."""
+
+from __future__ import annotations
+
+import importlib.resources
+import multiprocessing
+
+import pymysql
+import pytest
+
+from semel.core.records import Busy, Claimed, Identity, State
+from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, migrating
+from stores.mysql_given import (
+    IDENTITY,
+    KINDS,
+    RESULT,
+    TABLE,
+    ask,
+    at_once,
+    database_of,
+    driven,
+    new_owner,
+    wait_until,
+)
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def server(mariadb_of_this_worker):
+    return mariadb_of_this_worker
+
+
+@pytest.fixture
+def run(server, mysql_url):
+    """Runs a statement as root, in the test's database."""
+    database = database_of(mysql_url)
+    return lambda sql, *parameters: server.execute(sql, *parameters, database=database)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+# --- migrations -----------------------------------------------------------------------------
+
+
+def test_the_file_for_the_administrator_makes_the_table_that_the_store_makes(run, mysql_url, kind):
+    text = importlib.resources.files("semel.stores.sql.mysql").joinpath("ddl/0001_records.sql")
+    for statement in text.read_text().split(";\n"):
+        if statement.strip():
+            run(statement)
+    by_hand = run("SHOW CREATE TABLE idempotent_record")
+    versions = run("SELECT * FROM semel_schema")
+    run("DROP TABLE idempotent_record, semel_schema")
+    with driven(kind, mysql_url) as store:
+        store.counts()
+    assert run("SHOW CREATE TABLE idempotent_record") == by_hand
+    assert run("SELECT * FROM semel_schema") == versions == [("idempotent_record", 1)]
+
+
+def test_every_file_may_run_twice(run, mysql_url):
+    store = MySQLStore(mysql_url, table="payments")
+    for _ in range(2):
+        for statement in store.migration().split(";\n"):
+            if statement.strip():
+                run(statement)
+    store.claim(ask())
+    store.close()
+    assert run("SELECT * FROM semel_schema") == [("payments", 1)]
+
+
+def test_migrate_makes_the_table_and_says_which_version_it_has(run, mysql_url, kind):
+    if kind == "threads":
+        store = MySQLStore(mysql_url, autocreate=False)
+        assert store.migrate() == store.migrate() == 1
+        store.close()
+    else:
+        import asyncio
+
+        async def migrate():
+            store = AsyncMySQLStore(mysql_url, autocreate=False)
+            assert "CREATE TABLE IF NOT EXISTS idempotent_record" in store.migration()
+            assert await store.migrate() == await store.migrate() == 1
+            await store.close()
+
+        asyncio.run(migrate())
+    with driven(kind, mysql_url, autocreate=False) as store:
+        assert isinstance(store.claim(ask()), Claimed)
+
+
+def test_without_autocreate_a_missing_table_is_named(mysql_url, kind):
+    with driven(kind, f"{mysql_url}?autocreate=off&table=payments") as store:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"table payments is missing.*store.migrate"):
+                store.claim(ask())
+
+
+def test_a_table_of_a_newer_version_is_refused(run, mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        store.counts()
+    run("UPDATE semel_schema SET version = 99")
+    with driven(kind, mysql_url) as store, pytest.raises(StoreError, match="newer version"):
+        store.counts()
+
+
+def test_threads_that_start_together_make_the_table_once(run, mysql_url):
+    stores = [MySQLStore(mysql_url) for _ in range(8)]
+    claims = [call.result() for call in at_once([lambda s=s: s.claim(ask()) for s in stores])]
+    assert sum(isinstance(claim, Claimed) for claim in claims) == 1
+    assert run("SELECT * FROM semel_schema") == [("idempotent_record", 1)]
+    for store in stores:
+        store.close()
+
+
+def make_and_claim(url, gate, results):
+    store = MySQLStore(url, timeout=20.0)
+    gate.wait()
+    results.put(isinstance(store.claim(ask()), Claimed))
+    store.close()
+
+
+def test_processes_that_start_together_make_the_table_once(run, mysql_url):
+    gate, results = spawn.Barrier(3), spawn.Queue()
+    children = [
+        spawn.Process(target=make_and_claim, args=(mysql_url, gate, results)) for _ in range(3)
+    ]
+    for child in children:
+        child.start()
+    assert sorted(results.get(timeout=60) for _ in children) == [False, False, True]
+    for child in children:
+        child.join()
+    assert run("SELECT count(*) FROM semel_schema") == [(1,)]
+
+
+def test_a_migration_that_takes_long_is_waited_for_and_then_named(server, mysql_url, kind):
+    database = database_of(mysql_url)
+    holder = server.client(database=database)
+    with holder.cursor() as cursor:
+        cursor.execute(f"SELECT GET_LOCK({migrating._LOCK}, 0)", ("idempotent_record",))
+        assert cursor.fetchall() == ((1,),)
+    with driven(kind, mysql_url, timeout=2.5) as store:
+        with pytest.raises(StoreUnavailable, match="another program is migrating"):
+            store.claim(ask())
+        (claim,) = at_once([lambda: store.claim(ask())])
+        wait_until(
+            lambda: server.execute(
+                "SELECT 1 FROM information_schema.processlist WHERE state = 'User lock'"
+            )
+        )
+        holder.close()
+        assert isinstance(claim.result(), Claimed)
+
+
+def test_a_migration_that_fails_leaves_no_lock_behind(server, mysql_url, kind, monkeypatch):
+    written = migrating.Schema._written
+    monkeypatch.setattr(migrating.Schema, "_written", lambda *_: ["CREATE NONSENSE"])
+    with driven(kind, mysql_url) as store:
+        with pytest.raises(StoreUnavailable, match="NONSENSE"):
+            store.claim(ask())
+        monkeypatch.setattr(migrating.Schema, "_written", written)
+        with driven(kind, mysql_url) as other:
+            assert isinstance(other.claim(ask()), Claimed)
+        assert isinstance(store.claim(ask()), Busy)
+
+
+# --- own columns ----------------------------------------------------------------------------
+
+
+def test_own_columns_are_filled_by_each_claim(run, mysql_url, kind):
+    admin = MySQLStore(mysql_url)
+    admin.migrate(columns={"tenant_id": "BIGINT", "amount": "DECIMAL(10, 2)"})
+    assert admin.migrate(columns={"tenant_id": "BIGINT"}) == 1  # once is enough
+    admin.close()
+    tenants = {"tenant_id": lambda request: 7 if request.hold else 8}
+    with driven(kind, mysql_url, columns=tenants) as store:
+        first = ask(hold=False)
+        store.claim(first)
+        assert run("SELECT tenant_id FROM idempotent_record") == [(8,)]
+        store.renew(IDENTITY, first.owner, 0)
+        store.adopt(IDENTITY, first.owner, 0)
+        assert run("SELECT tenant_id FROM idempotent_record") == [(8,)]
+        store.fail(IDENTITY, first.owner, RESULT, retryable=True, keep_fingerprint=True, ttl=60)
+        store.claim(ask(hold=True))
+        assert run("SELECT tenant_id FROM idempotent_record") == [(7,)]
+        store.put(Identity("s", "mark"), RESULT, 60, owner=new_owner())
+        assert run("SELECT tenant_id FROM idempotent_record WHERE idem_key = 'mark'") == [(None,)]
+
+
+def test_a_column_that_the_table_does_not_have_is_named(mysql_url, kind):
+    with (
+        driven(kind, mysql_url, columns={"tenant_id": lambda _: 1}) as store,
+        pytest.raises(ConfigError, match=r"store.migrate\(columns=.*tenant_id"),
+    ):
+        store.claim(ask())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"owner": lambda _: 1}, "semel's own"),
+        ({"digest": lambda _: 1}, "semel's own"),
+        ({"tenant": 7}, "needs a function"),
+        ({"tenant id": lambda _: 1}, "the name of a column"),
+        ({"x; DROP TABLE y": lambda _: 1}, "the name of a column"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused_at_once(mysql_url, columns, message):
+    with pytest.raises(ConfigError, match=message):
+        MySQLStore(mysql_url, columns=columns)
+
+
+def test_a_column_to_add_must_have_a_plain_name(mysql_url):
+    store = MySQLStore(mysql_url)
+    with pytest.raises(ConfigError, match="the name of a column"):
+        store.migrate(columns={"a b": "INT"})
+    store.close()
+
+
+# --- what is kept apart ---------------------------------------------------------------------
+
+
+def test_tables_and_prefixes_are_worlds_of_their_own(mysql_url, kind):
+    worlds = [{}, {"prefix": "other:"}, {"table": "payments"}, {"prefix": "", "table": "payments"}]
+    for options in worlds:
+        with driven(kind, mysql_url, **options) as store:
+            assert isinstance(store.claim(ask()), Claimed)
+            assert store.counts().processing == 1
+            assert len(store.scan().records) == 1
+    with driven(kind, mysql_url) as store:
+        assert store.forget(IDENTITY)
+    for options in worlds[1:]:
+        with driven(kind, mysql_url, **options) as store:
+            assert store.get(IDENTITY) is not None
+            assert store.purge(abandoned_after=0.0) == 0
+
+
+def test_listings_follow_code_points_whatever_the_database_sorts_by(mysql_url, kind):
+    """The databases of these tests sort as Swedish does, without regard to case."""
+    keys = ["A", "B", "a", "a ", "aa", "b", "\u00e4", "\u4e2d", "\U0001f600"]
+    with driven(kind, mysql_url) as store:
+        for key in reversed(keys):
+            store.put(Identity("s", key), RESULT, 60, owner=new_owner())
+        found, cursor = [], None
+        while True:
+            page = store.scan(limit=2, cursor=cursor)
+            found += [record.identity.key for record in page.records]
+            if (cursor := page.cursor) is None:
+                break
+        assert found == keys
+        assert [r.identity.key for r in store.scan(prefix="a").records] == ["a", "a ", "aa"]
+        assert [r.identity.key for r in store.scan(prefix="\U0001f600").records] == ["\U0001f600"]
+
+
+def test_times_are_utc_whatever_the_server_lives_by(run, mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        store.claim(ask(lease=100.0))
+        record = store.get(IDENTITY)
+        ((age, lease),) = run(
+            "SELECT ABS(TIMESTAMPDIFF(SECOND, created_at, UTC_TIMESTAMP())), "
+            "TIMESTAMPDIFF(MICROSECOND, created_at, lease_until) FROM idempotent_record"
+        )
+        assert age < 30
+        assert lease == 100_000_000
+        assert record.lease_until - record.created_at == pytest.approx(100.0, abs=1e-5)
+
+
+def test_a_digest_taken_by_another_identity_is_told(run, mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        store.claim(ask(Identity("s", "other")))
+        run("UPDATE idempotent_record SET digest = %s", TABLE.digest(IDENTITY))
+        with pytest.raises(StoreError, match="is taken by"):
+            store.claim(ask())
+
+
+def test_a_record_of_a_newer_version_is_told(run, mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        store.claim(ask())
+        run("UPDATE idempotent_record SET format = 99")
+        with pytest.raises(StoreError, match="newer version"):
+            store.get(IDENTITY)
+
+
+def test_a_key_that_meets_another_row_of_the_unique_index_is_told(run, mysql_url, kind):
+    """Only a row that semel did not write can have the key without its digest."""
+    with driven(kind, mysql_url) as store:
+        store.claim(ask())
+        run("UPDATE idempotent_record SET digest = UNHEX(MD5('x'))")
+        with pytest.raises(StoreUnavailable, match="changed"):
+            store.claim(ask())
+
+
+# --- grants ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clerk(server, mysql_url):
+    """The URL of a user with the grants of the documentation, and no more."""
+    database, name = database_of(mysql_url), f"clerk_{database_of(mysql_url)}"
+    server.execute(f"CREATE USER {name}@'%' IDENTIFIED BY 'only for tests'")
+    admin = MySQLStore(mysql_url)
+    admin.migrate()
+    admin.close()
+    server.execute(
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.idempotent_record TO {name}@'%'"
+    )
+    server.execute(f"GRANT SELECT ON {database}.semel_schema TO {name}@'%'")
+    return server.url(database, user=name)
+
+
+def test_the_documented_grants_are_enough_for_every_verb(clerk, kind):
+    with driven(kind, clerk) as store:
+        request = ask()
+        assert isinstance(store.claim(request), Claimed)
+        assert store.renew(IDENTITY, request.owner, 0)
+        adopted = new_owner()
+        assert store.adopt(IDENTITY, adopted, 30) is not None
+        assert store.complete(IDENTITY, adopted, RESULT, 60)
+        assert store.touch(IDENTITY, 90)
+        assert store.scan(state=State.SUCCEEDED).records
+        assert store.stuck() == []
+        assert store.counts().succeeded == 1
+        assert store.forget(IDENTITY)
+        assert store.put(IDENTITY, RESULT, 60, owner=new_owner())
+        assert store.purge(abandoned_after=1.0) == 0
+
+
+def test_a_user_who_may_not_create_is_told_what_is_missing(clerk, kind):
+    with (
+        driven(kind, clerk, table="payments") as store,
+        pytest.raises(ConfigError, match="GRANT SELECT, INSERT, UPDATE, DELETE"),
+    ):
+        store.claim(ask())
+
+
+def test_a_user_without_a_grant_is_told_which(server, clerk, kind):
+    database = database_of(clerk)
+    with driven(kind, clerk) as store:
+        store.counts()
+        server.execute(f"REVOKE UPDATE ON {database}.idempotent_record FROM clerk_{database}@'%'")
+        with pytest.raises(ConfigError, match=r"does not permit.*UPDATE command denied"):
+            store.claim(ask())
+
+
+def test_a_user_who_may_see_nothing_is_told(server, mysql_url, kind):
+    database, name = database_of(mysql_url), f"ghost_{database_of(mysql_url)}"
+    server.execute(f"CREATE USER {name}@'%' IDENTIFIED BY 'only for tests'")
+    with (
+        driven(kind, server.url(database, user=name)) as store,
+        pytest.raises(StoreUnavailable, match="does not let this user in"),
+    ):
+        store.counts()
+
+
+def test_pymysql_counts_what_an_insert_did_by_its_flags(mysql_url, server):
+    """The reason why the store asks the row, not the count, who made it."""
+    database = database_of(mysql_url)
+    MySQLStore(mysql_url).migrate()
+    for flag, duplicates in ((0, 0), (pymysql.constants.CLIENT.FOUND_ROWS, 1)):
+        client = server.client(database=database, client_flag=flag)
+        with client.cursor() as cursor:
+            statement = TABLE.claim(ask(Identity("s", str(flag))))
+            assert cursor.execute(statement.sql, statement.parameters) == 1
+            assert cursor.execute(statement.sql, statement.parameters) == duplicates
+        client.close()
