@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from semel.cli import showing
 from semel.cli.opening import found_settings, opened
+from semel.core.codec import omitted
 from semel.core.keys import OwnerIds, new_key
-from semel.core.records import Encoded, Identity
+from semel.core.records import Identity
 from semel.core.settings import Settings
 from semel.errors import StoreError
 from semel.repair import health
@@ -85,7 +86,7 @@ def _written_and_read(store: Any) -> Iterator[Finding]:
     """Write a record of our own, read it back, and remove it."""
     identity = Identity("semel.doctor", new_key())
     started, wall = time.monotonic(), time.time()
-    store.put(identity, Encoded("json", b"null"), 60.0, owner=OwnerIds().next())
+    store.put(identity, omitted("written by semel doctor"), 60.0, owner=OwnerIds().next())
     record = store.get(identity)
     store.forget(identity)
     took = time.monotonic() - started

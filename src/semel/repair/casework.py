@@ -21,7 +21,7 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.repair.audit import Audit
 from semel.repair.cases import Cases
 from semel.repair.decisions import Decision, GaveUp, Resolved, ResolverFailed, Unresolved
-from semel.repair.desk import Desk
+from semel.repair.desk import Desk, Settled
 from semel.repair.outcomes import AsyncResolver, Failed, Resolution, Succeeded, Unknown
 from semel.repair.steps import Consult, Steps, ask
 from semel.stores.urls import whole_number
@@ -165,11 +165,15 @@ class Casework:
             return self._consulted(record, failures)
 
         settled = yield from self._desk.settle(identity, decide)
-        if settled is None or not settled.stored or not isinstance(settled.resolution, Unknown):
-            self._cases.close(identity)
-            made = [] if settled is None else [self._desk.decision(settled)]
-        else:
-            made = self._left_open(settled.record, settled.resolution.reason, failed=bool(failures))
+        match settled:
+            case Settled(record, Unknown(reason), stored=True):
+                made = self._left_open(record, reason, failed=bool(failures))
+            case Settled(record, Succeeded() | Failed() as resolution, stored):
+                self._cases.close(identity)
+                made = [self._desk.decision(record, resolution, stored=stored)]
+            case _:  # somebody else has it by now
+                self._cases.close(identity)
+                made = []
         for decision in made:
             self._desk.tell(decision)
         return made

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 from semel import events
 from semel.core.codec import encode_failure
@@ -20,7 +20,7 @@ from semel.core.results import keep
 from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.repair.audit import Audit, log_audit
-from semel.repair.decisions import Decision, Overtaken, Resolved, Unresolved, Verdict
+from semel.repair.decisions import Decision, Overtaken, Resolved, Verdict
 from semel.repair.outcomes import Failed, Resolution, ResolvedFailure, Succeeded, Unknown
 from semel.repair.steps import Ask, Steps, ask
 from semel.stores.base import Repairing, Scannable
@@ -108,18 +108,15 @@ class Desk:
                 )
             case Unknown():
                 return ask(store.renew, identity, owner, 0.0)
+            case _:
+                assert_never(resolution)
 
-    def decision(self, settled: Settled, *, tries: int = 1) -> Decision:
+    def decision(self, record: Record, resolution: Succeeded | Failed, *, stored: bool) -> Decision:
         """Make the event that tells what became of a record."""
-        match settled.resolution:
-            case Unknown(reason):
-                return self.made(Unresolved, settled.record, reason=reason, tries=tries)
-            case Succeeded():
-                verdict: Verdict = "succeeded"
-            case Failed(_, retryable):
-                verdict = "retryable" if retryable else "failed"
-        kind = Resolved if settled.stored else Overtaken
-        return self.made(kind, settled.record, verdict=verdict)
+        verdict: Verdict = "succeeded"
+        if isinstance(resolution, Failed):
+            verdict = "retryable" if resolution.retryable else "failed"
+        return self.made(Resolved if stored else Overtaken, record, verdict=verdict)
 
     def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
         """Make a decision on a record, with who and when."""

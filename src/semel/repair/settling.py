@@ -61,6 +61,6 @@ def _settled(
     settled = yield from desk.settle(engine._identity(key, scope), decide)
     if settled is None:
         return None
-    decision = desk.decision(settled)
+    decision = desk.decision(settled.record, resolution, stored=settled.stored)
     desk.tell(decision)
     return decision

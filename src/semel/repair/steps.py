@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
 
 from semel.core.records import Record
 from semel.repair.outcomes import AsyncResolver
@@ -87,6 +87,8 @@ def _do(step: Step) -> Any:
             return resolver(record)
         case Pause(seconds):
             return time.sleep(seconds)
+        case _:
+            assert_never(step)
 
 
 async def _do_async(step: Step) -> Any:
@@ -101,3 +103,5 @@ async def _do_async(step: Step) -> Any:
             return await answer if inspect.isawaitable(answer) else answer
         case Pause(seconds):
             return await asyncio.sleep(seconds)
+        case _:
+            assert_never(step)

@@ -1,0 +1,153 @@
+"""Reconcilers that run by themselves: in a thread, in a task."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import threading
+
+import pytest
+
+from engines.facade import until, wait_until
+from semel import State
+from semel.core.records import ClaimRequest, Identity
+from semel.repair import AsyncReconciler, Reconciler, Succeeded, aio, reconciler
+from semel.stores.memory import AsyncMemoryStore
+from semel.stores.registry import open_async_store, open_store
+from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
+
+OWNER = b"\x00the owner\xff\x00"
+KEY = Identity("orders", "a")
+RESOLVERS = {"orders": lambda _: Succeeded("found out")}
+
+
+def test_a_thread_looks_again_and_again(sqlite_url):
+    store = open_store(sqlite_url)
+    with Reconciler(sqlite_url, RESOLVERS, older_than=0, every=0.01):
+        store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
+        store.renew(KEY, OWNER, 0.0)
+        wait_until(lambda: store.get(KEY).state is State.SUCCEEDED)
+    store.close()
+    assert not [each for each in threading.enumerate() if each.name == "semel-reconciler"]
+
+
+async def test_a_task_looks_again_and_again(sqlite_url):
+    store = open_store(sqlite_url)
+    async with AsyncReconciler(sqlite_url, RESOLVERS, older_than=0, every=0.01):
+        store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
+        store.renew(KEY, OWNER, 0.0)
+        await until(lambda: store.get(KEY).state is State.SUCCEEDED)
+    store.close()
+
+
+def test_a_run_that_fails_is_not_the_last(caplog):
+    store = FaultyStore(open_store("memory://", prefix="", timeout=1))
+    store.inject("stuck", Refuse(), times=2)
+    with Reconciler(store, RESOLVERS, every=0.01):
+        wait_until(lambda: len(store.calls) > 3)
+    assert store.fired("stuck") == 2
+    assert "a reconciliation failed" in caplog.text
+
+
+async def test_a_run_of_a_task_that_fails_is_not_the_last(caplog):
+    store = AsyncFaultyStore(open_async_store("memory://", prefix="", timeout=1))
+    store.inject("stuck", Refuse(), times=2)
+    async with AsyncReconciler(store, RESOLVERS, every=0.01):
+        await until(lambda: len(store.calls) > 3)
+    assert store.fired("stuck") == 2
+    assert "a reconciliation failed" in caplog.text
+
+
+def test_starting_twice_is_starting_once_and_stopping_twice_is_harmless():
+    made = Reconciler("memory://", {})
+    made.start()
+    first = made._running
+    made.start()
+    assert made._running is first
+    made.stop()
+    made.stop()
+    assert not first.is_alive()
+    made.start()  # and again
+    made.close()
+
+
+async def test_an_async_one_too():
+    made = AsyncReconciler("memory://", {})
+    made.start()
+    first = made._running
+    made.start()
+    assert made._running is first
+    await made.stop()
+    await made.stop()
+    assert first.done()
+    await made.close()
+
+
+async def test_resolvers_of_a_task_may_be_async_or_plain_or_give_an_awaitable():
+    store = AsyncMemoryStore()
+    threads = []
+
+    async def by_await(record):
+        await asyncio.sleep(0)
+        return Succeeded("async")
+
+    def by_thread(record):
+        threads.append(threading.current_thread())
+        return Succeeded("plain")
+
+    def by_promise(record):
+        return by_await(record)
+
+    resolvers = {"one": by_await, "two": by_thread, "three": by_promise}
+    for scope in resolvers:
+        await store.claim(ClaimRequest(Identity(scope, "a"), OWNER, None, 600.0, 600.0))
+        await store.renew(Identity(scope, "a"), OWNER, 0.0)
+    made = AsyncReconciler(store, resolvers, older_than=0)
+    assert (await made.run_once()).resolved == 3
+    assert threads
+    assert threads[0] is not threading.main_thread()
+    await made.close()
+
+
+PLAIN = {
+    "AsyncIdempotency": "Idempotency",
+    "AsyncResolver": "Resolver",
+    "AsyncStore": "Store",
+    "run_async": "run",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+}
+
+
+class Plain(ast.NodeTransformer):
+    def visit_AsyncFunctionDef(self, node):
+        return self.visit_FunctionDef(ast.FunctionDef(**vars(node)))
+
+    def visit_FunctionDef(self, node):
+        node.name = PLAIN.get(node.name, node.name)
+        return self.generic_visit(node)
+
+    def visit_Await(self, node):
+        return self.visit(node.value)
+
+    def visit_AsyncWith(self, node):
+        return self.generic_visit(ast.With(**vars(node)))
+
+    def visit_Name(self, node):
+        return ast.Name(PLAIN.get(node.id, node.id), node.ctx)
+
+
+@pytest.mark.parametrize("name", ["run_once", "close", "__init__", "__enter__", "__exit__"])
+def test_the_two_reconcilers_are_twins(name):
+    def text(module):
+        tree = ast.parse(inspect.getsource(module))
+        kind = next(node for node in tree.body if isinstance(node, ast.ClassDef))
+        methods = [Plain().visit(node) for node in kind.body[1:]]
+        (method,) = (node for node in methods if node.name == name)
+        written = ast.unparse(method).replace("asyncio.", "threading.")
+        return written.replace("Task[None]", "Thread").replace(
+            "asynchronous=True", "asynchronous=False"
+        )
+
+    assert text(aio) == text(reconciler)

@@ -1,0 +1,155 @@
+"""Purging: in small batches, on each store, and never what is live or held."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from engines.facade import wait_until
+from semel import ConfigError, Idempotency, Policy, open_store
+from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.repair import health, health_async, purge, purge_async
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.testing import FakeClock, FaultyStore
+
+OWNER = b"\x00the owner\xff\x00"
+DONE = Encoded("json", b"1")
+
+
+def fill(store, count, ttl=0.01):
+    for number in range(count):
+        store.put(Identity("old", str(number)), DONE, ttl, owner=OWNER)
+
+
+def test_purging_goes_on_in_batches_until_nothing_is_left():
+    clock = FakeClock()
+    store = FaultyStore(MemoryStore(clock=clock))
+    fill(store, 25)
+    store.put(Identity("new", "a"), DONE, 600.0, owner=OWNER)
+    clock.advance(1)
+    assert purge(store, batch=10, pause=0) == 25
+    assert [call.kwargs["limit"] for call in store.calls if call.verb == "purge"] == [10, 10, 10]
+    assert purge(store) == 0
+    assert store.get(Identity("new", "a")) is not None
+
+
+async def test_purging_awaited():
+    clock = FakeClock()
+    store = AsyncMemoryStore(clock=clock)
+    for number in range(5):
+        await store.put(Identity("old", str(number)), DONE, 0.01, owner=OWNER)
+    clock.advance(1)
+    assert await purge_async(store, batch=2, pause=0.001) == 5
+
+
+def test_purging_ends_when_its_time_is_up():
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    fill(store, 5)
+    clock.advance(1)
+    assert purge(store, batch=2, pause=1.0, max_seconds=0.5) == 2
+    assert purge(store, batch=2, pause=0.001, max_seconds=60) == 3
+
+
+def test_abandoned_attempts_go_when_asked_and_held_ones_never(store_url):
+    with closing(open_store(store_url)) as store:
+        for key, hold in (("free", False), ("held", True), ("live", False)):
+            identity = Identity("orders", key)
+            store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, hold=hold))
+            if key != "live":
+                store.renew(identity, OWNER, 0.0)
+        wait_until(lambda: store.stuck(older_than=0.02, limit=2)[1:])
+        assert purge(store) == 0
+        assert purge(store, abandoned_after=0.01) == 1
+        left = [store.get(Identity("orders", key)) is not None for key in ("free", "held", "live")]
+        assert left == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("batch", 0), ("pause", -1), ("abandoned_after", 0), ("max_seconds", 0)],
+)
+def test_wrong_options_of_a_purge_are_refused(option, value):
+    with pytest.raises(ConfigError, match=option):
+        purge(MemoryStore(), **{option: value})
+
+
+def test_a_store_that_cannot_list_cannot_be_purged():
+    with pytest.raises(ConfigError, match="object"):
+        purge(object())
+
+
+@pytest.mark.fault(33)
+def test_a_purge_beside_late_duplicates_repeats_nothing_before_its_time(store_url):
+    """While purges run, a kept key is replayed, an expired one runs again exactly once."""
+    kept, expired = Policy(ttl=600), Policy(ttl=0.05)
+    runs: list[str] = []
+
+    def run(name):
+        runs.append(name)
+        return name
+
+    with Idempotency(store_url) as engine:
+        purging, stop = threading.Event(), threading.Event()
+
+        def purge_all_the_time():
+            while not stop.is_set():
+                purge(engine, batch=3, pause=0, abandoned_after=3600)
+                purging.set()
+
+        purger = threading.Thread(target=purge_all_the_time)
+        purger.start()
+        try:
+            assert purging.wait(60)
+            for number in range(20):
+                engine.execute(f"kept:{number}", lambda n=number: run(f"kept:{n}"), policy=kept)
+                engine.execute(
+                    f"short:{number}", lambda n=number: run(f"short:{n}"), policy=expired
+                )
+            with engine.attempt("live", policy=Policy(abandoned="hold")):
+                for number in range(20):
+                    engine.execute(f"kept:{number}", lambda: run("a repetition"), policy=kept)
+                wait_until(lambda: not engine.marks.exists("short:19"))
+                for number in range(20):
+                    for _ in range(2):  # the retention has ended: once again, not twice
+                        engine.execute(
+                            f"short:{number}", lambda n=number: run(f"again:{n}"), policy=kept
+                        )
+                assert engine.marks.exists("live")
+        finally:
+            stop.set()
+            purger.join()
+    assert "a repetition" not in runs
+    assert sorted(name for name in runs if name.startswith("again")) == sorted(
+        f"again:{number}" for number in range(20)
+    )
+    assert len(runs) == 60
+
+
+# --- health ------------------------------------------------------------------------------
+
+
+def test_health_tells_how_long_the_oldest_has_been_stuck():
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    assert health(store).oldest is None
+    assert health(store).alert is False
+    for key in ("a", "b"):
+        store.claim(ClaimRequest(Identity("orders", key), OWNER, None, 10.0, 600.0, hold=True))
+        clock.advance(60)
+    looked = health(store)
+    assert (looked.oldest, looked.counts.abandoned, looked.alert) == (110.0, 2, False)
+    clock.advance(190)
+    assert health(store).alert is True
+    assert health(store, alert_after=301).alert is False
+
+
+async def test_health_awaited():
+    store = AsyncMemoryStore()
+    await store.claim(ClaimRequest(Identity("orders", "a"), OWNER, None, 600.0, 600.0))
+    looked = await health_async(store, alert_after=0)
+    assert (looked.oldest, looked.counts.processing, looked.alert) == (None, 1, False)
+    await store.renew(Identity("orders", "a"), OWNER, 0.0)
+    assert (await health_async(store, alert_after=0)).alert is True

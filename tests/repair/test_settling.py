@@ -1,0 +1,59 @@
+"""A person decides about one record."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.facade import never
+from semel import InvalidKey, PreviousFailure
+from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.repair import Failed, Overtaken, Resolved, Succeeded, settle, settle_async
+
+
+def decide(workshop, key, resolution, **options):
+    door = settle if workshop.world.name == "threads" else settle_async
+    return workshop.do(door, workshop.engine.engine, key, resolution, scope="orders", **options)
+
+
+def test_a_person_says_that_it_succeeded(workshop):
+    workshop.abandon("a")
+    told = []
+    decision = decide(workshop, "a", Succeeded([1, 2]), name="anna", audit=told.append)
+    assert isinstance(decision, Resolved)
+    assert decision.by.startswith("anna@")
+    assert told == workshop.told(Resolved) == [decision]
+    assert workshop.engine.execute("a", never, scope="orders") == [1, 2]
+
+
+def test_a_person_says_that_it_failed(workshop):
+    workshop.abandon("a")
+    assert isinstance(decide(workshop, "a", Failed("not at the bank", False)), Resolved)
+    with pytest.raises(PreviousFailure, match="not at the bank"):
+        workshop.engine.execute("a", never, scope="orders")
+
+
+def test_there_must_be_something_to_decide(workshop):
+    assert decide(workshop, "a", Succeeded(1)) is None
+    running = Identity("orders", "b")
+    workshop.store("claim", ClaimRequest(running, bytes(12), None, 600.0, 600.0))
+    assert decide(workshop, "b", Succeeded(1)) is None
+    assert workshop.record(running).owner == bytes(12)
+
+
+def test_a_person_can_be_overtaken(memory_workshop):
+    identity = memory_workshop.abandon("a")
+
+    def overtake():
+        owner = memory_workshop.record(identity).owner
+        memory_workshop.store("renew", identity, owner, 0.0)
+        memory_workshop.store("adopt", identity, bytes(12), 600.0)
+        memory_workshop.store("complete", identity, bytes(12), Encoded("json/1", b"2"), 600.0)
+
+    memory_workshop.engine.store.before["complete"] = overtake
+    assert isinstance(decide(memory_workshop, "a", Succeeded(1)), Overtaken)
+    assert memory_workshop.engine.execute("a", never, scope="orders") == 2
+
+
+def test_the_key_is_checked_like_everywhere(memory_workshop):
+    with pytest.raises(InvalidKey):
+        decide(memory_workshop, "no spaces allowed", Succeeded(1))
