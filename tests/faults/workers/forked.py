@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from common import effect, tell, wait
 
@@ -30,13 +31,22 @@ def act(key: str) -> str:
     return current_attempt().owner.hex()
 
 
+def open_databases() -> int:
+    """How many SQLite files this process has open (where the system tells)."""
+    folder = Path("/proc/self/fd")
+    files = [os.path.realpath(file) for file in folder.iterdir()] if folder.exists() else []
+    return sum(".db" in file for file in files)
+
+
 def connected() -> None:
     engine = Idempotency(ORDERS["url"])
     engine.execute("first", lambda: None)
     wait()
     child = os.fork()
+    inherited = open_databases()
     owners = [engine.execute(key, lambda key=key: act(key)) for key in KEYS]
-    tell(owners=owners, own=[engine.execute(f"{os.getpid()}", lambda: act("own"))])
+    own = engine.execute(f"{os.getpid()}", lambda: act("own"))
+    tell(owners=owners, own=own, inherited=inherited)
     engine.close()
     if child:
         os.waitpid(child, 0)
@@ -49,9 +59,10 @@ async def connected_async() -> None:
         return act(key)
 
     async def use() -> None:
+        inherited = open_databases()
         owners = [await engine.execute(key, lambda key=key: act_async(key)) for key in KEYS]
         own = await engine.execute(f"{os.getpid()}", lambda: act_async("own"))
-        tell(owners=owners, own=[own])
+        tell(owners=owners, own=own, inherited=inherited)
         await engine.close()
 
     await engine.execute("first", lambda: asyncio.sleep(0))
