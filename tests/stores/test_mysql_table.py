@@ -327,6 +327,17 @@ def test_the_documented_grants_are_enough_for_every_verb(clerk, kind):
         assert store.purge(abandoned_after=1.0) == 0
 
 
+def test_the_documented_grants_are_enough_to_migrate(server, mysql_url):
+    database, name = database_of(mysql_url), f"mover_{database_of(mysql_url)}"
+    server.execute(f"CREATE USER {name}@'%' IDENTIFIED BY 'only for tests'")
+    server.execute(
+        f"GRANT CREATE, ALTER, SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {name}@'%'"
+    )
+    store = MySQLStore(server.url(database, user=name))
+    assert store.migrate(columns={"tenant_id": "BIGINT"}) == 1
+    store.close()
+
+
 def test_a_user_who_may_not_create_is_told_what_is_missing(clerk, kind):
     with (
         driven(kind, clerk, table="payments") as store,
