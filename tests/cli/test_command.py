@@ -1,0 +1,125 @@
+"""The command itself: usage, settings, exit codes, keys, and what it does to pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from semel import __version__
+from semel.cli import main
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def test_without_a_command_it_tells_how_to_use_it(semel_sqlite):
+    said = semel_sqlite()
+    assert said.code == 2
+    assert "usage: semel" in said.err
+
+
+def test_help_names_every_command_and_the_exit_codes(semel_sqlite):
+    said = semel_sqlite("--help")
+    assert said.code == 0
+    for name in ("list", "show", "stuck", "forget", "resolve", "purge", "reconcile", "migrate"):
+        assert name in said.out
+    assert "exit codes" in said.out
+
+
+def test_the_version_is_told(semel_sqlite):
+    assert semel_sqlite("--version").out.strip() == f"semel {__version__}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list", "--limit", "0"),
+        ("list", "--limit", "many"),
+        ("list", "--state", "abroad"),
+        ("stuck", "--older-than", "yesterday"),
+        ("show", "orders"),
+        ("resolve", "orders", "a"),
+        ("resolve", "orders", "a", "--failed", "x", "--succeeded", "1"),
+        ("--url", "no-store", "list"),
+        ("--url", "nothing://here", "list"),
+        ("show", "orders", "a key with spaces"),
+        ("--config", "missing.toml", "list"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(semel_sqlite, words):
+    said = semel_sqlite(*words)
+    assert (said.code, said.out) == (2, "")
+    assert said.err
+
+
+def test_a_store_that_cannot_be_reached_is_exit_code_1(semel_sqlite):
+    said = semel_sqlite("--url", NOWHERE, "list")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("semel: ")
+
+
+def test_settings_come_from_the_environment_a_file_or_the_options(semel_sqlite, monkeypatch):
+    semel_sqlite.succeed("order:1")
+    url = semel_sqlite.url
+    assert "order:1" not in semel_sqlite("list").out
+    Path("semel.toml").write_text(f'url = "{url}"\n')
+    assert "order:1" in semel_sqlite("list").out
+    Path("semel.toml").rename("other.toml")
+    assert "order:1" in semel_sqlite("--config", "other.toml", "list").out
+    assert "order:1" in semel_sqlite("list", "--config", "other.toml").out
+    assert "order:1" in semel_sqlite("list", "--url", url).out
+    assert "order:1" not in semel_sqlite("list").out, "the named file was for one command"
+    monkeypatch.setenv("SEMEL_URL", url)
+    assert "order:1" in semel_sqlite("list").out
+    assert "order:1" not in semel_sqlite("--prefix", "other:", "list").out
+    monkeypatch.setenv("SEMEL_CONFIG", "other.toml")
+    assert "order:1" in semel_sqlite("--config", "other.toml", "list").out
+
+
+def test_a_store_that_cannot_list_is_said(semel_sqlite, plain_url):
+    said = semel_sqlite("--url", plain_url, "list")
+    assert said.code == 2
+    assert "cannot list" in said.err
+
+
+def test_new_keys_are_made_without_a_store(semel_sqlite):
+    first, second = (semel_sqlite("new-key").out.strip() for _ in range(2))
+    assert uuid.UUID(first) != uuid.UUID(second)
+    assert semel_sqlite("new-key", "--app", "shop").out.startswith("shop-")
+    assert semel_sqlite("new-key", "--app", "a shop").code == 2
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(semel_sqlite):
+    for number in range(3):
+        semel_sqlite.succeed(f"order:{number}")
+    # The reader is gone before anything is written.
+    line = f"{sys.executable} -m semel --url {semel_sqlite.url} list; echo $? >&2"
+    done = subprocess.run(
+        ["bash", "-c", f"( {line} ) | true"], capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr.split()[-1] in {"0", "1"}
+
+
+def test_an_interruption_ends_it_quietly(semel_sqlite, monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("semel.cli.reading.counts", interrupted)
+    assert semel_sqlite.on_store("counts").code == 130
+
+
+def test_a_broken_pipe_is_answered(monkeypatch, tmp_path):
+    def broken(options):
+        raise BrokenPipeError
+
+    target = (tmp_path / "out").open("w")
+    monkeypatch.setattr("semel.cli.reading.counts", broken)
+    monkeypatch.setattr(sys, "stdout", target)
+    assert main(["--url", "memory://", "counts"]) == 1
+    target.write("this goes nowhere")
+    target.close()
+    assert (tmp_path / "out").read_text() == ""

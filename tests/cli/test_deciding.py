@@ -1,0 +1,105 @@
+"""forget and resolve: what a person decides."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+
+import pytest
+
+from semel import Idempotency, PreviousFailure, State
+from semel.core.records import Encoded, Identity
+from semel.stores.registry import open_store
+
+
+def test_forget_removes_a_record(semel):
+    semel.succeed("order:1")
+    said = semel.on_store("forget", "orders", "order:1")
+    assert (said.code, said.err) == (0, "")
+    assert semel.get("order:1") is None
+    assert semel.on_store("forget", "orders", "order:1").code == 1
+
+
+def test_forget_warns_where_it_may_have_happened(semel):
+    semel.abandon("order:1")
+    said = semel.on_store("forget", "orders", "order:1")
+    assert said.code == 0
+    assert "may have happened" in said.err
+
+
+def test_resolve_as_succeeded(semel, tmp_path):
+    semel.abandon("order:1")
+    audit = tmp_path / "audit.jsonl"
+    said = semel.on_store(
+        *("resolve", "orders", "order:1", "--succeeded", '{"charge": "ch_1"}'),
+        *("--by", "anna", "--audit", str(audit)),
+    )
+    assert (said.code, said.out.strip()) == (0, "resolved as succeeded")
+    with Idempotency(semel.url) as engine:
+        assert engine.execute("order:1", lambda: None, scope="orders") == {"charge": "ch_1"}
+    (entry,) = map(json.loads, audit.read_text().splitlines())
+    assert entry["by"].startswith("anna@")
+    assert entry["verdict"] == "succeeded"
+
+
+def test_resolve_as_failed(semel, caplog):
+    semel.abandon("order:1")
+    said = semel.on_store("resolve", "orders", "order:1", "--failed", "not at the bank")
+    assert (said.code, said.out.strip()) == (0, "resolved as failed")
+    with Idempotency(semel.url) as engine, pytest.raises(PreviousFailure, match="not at the bank"):
+        engine.execute("order:1", lambda: None, scope="orders")
+    (entry,) = (record for record in caplog.records if record.name == "semel.audit")
+    assert entry.levelno == logging.INFO
+    assert entry.semel["by"].startswith(f"{getpass.getuser()}@")
+
+
+def test_resolve_as_failed_and_retryable(semel):
+    semel.abandon("order:1")
+    semel.on_store("resolve", "orders", "order:1", "--failed", "never sent", "--retryable")
+    with Idempotency(semel.url) as engine:
+        assert engine.execute("order:1", lambda: "ran", scope="orders") == "ran"
+
+
+def test_there_is_nothing_to_resolve_where_nothing_is_stuck(semel):
+    def refused(key):
+        said = semel.on_store("resolve", "orders", key, "--failed", "no")
+        assert said.code == 1
+        return said.err
+
+    assert "no such record" in refused("nothing")
+    semel.succeed("done")
+    assert "ended as succeeded" in refused("done")
+    semel.run("running")
+    assert "running, with a lease for another 9m" in refused("running")
+    assert semel.get("running").state is State.PROCESSING
+
+
+def test_somebody_may_be_faster(semel_sqlite, monkeypatch):
+    semel_sqlite.abandon("order:1")
+    store = open_store(semel_sqlite.url)
+    complete = type(store).complete
+
+    def overtaken(self, identity, owner, result, ttl):
+        store.renew(identity, owner, 0.0)
+        store.adopt(identity, bytes(12), 60.0)
+        complete(store, identity, bytes(12), Encoded("json/1", b"2"), 60.0)
+        return complete(self, identity, owner, result, ttl)
+
+    monkeypatch.setattr(type(store), "complete", overtaken)
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", "--succeeded", "1")
+    assert said.code == 1
+    assert "faster" in said.err
+    assert store.get(Identity("orders", "order:1")).outcome.data == b"2"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "words", [("--succeeded", "not JSON"), ("--succeeded", "1", "--retryable")]
+)
+def test_a_wrong_outcome_is_refused_before_anything_is_touched(semel_sqlite, words):
+    semel_sqlite.abandon("order:1")
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", *words)
+    assert said.code == 2
+    assert words[0].strip("-") in said.err or "--failed" in said.err
+    assert semel_sqlite.get("order:1").abandoned

@@ -1,0 +1,128 @@
+"""doctor: what it looks at, and what it warns about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semel.core.records import ClaimRequest, Identity
+from semel.errors import StoreError
+from semel.stores.memory import MemoryStore
+from semel.stores.redis.dangers import dangers
+from semel.stores.registry import open_store
+from semel.stores.sql.sqlite import SQLiteStore
+from semel.testing import FakeClock
+
+
+def findings(said):
+    return [(each["level"], each["about"]) for each in said.data]
+
+
+def test_all_is_well(semel_sqlite):
+    said = semel_sqlite.on_store("doctor")
+    assert said.code == 0
+    assert said.lines[0] == ["RESULT", "ABOUT"]
+    assert {line[0] for line in said.lines[1:]} == {"ok"}
+    levels = findings(semel_sqlite.on_store("doctor", "--json"))
+    assert levels == [("ok", about) for about in ("settings", "store", "store", "clock", "stuck")]
+    store = open_store(semel_sqlite.url)
+    assert store.counts().succeeded == 0, "it leaves nothing behind"
+    store.close()
+
+
+def test_a_store_that_cannot_be_reached_is_a_problem(semel_sqlite):
+    said = semel_sqlite("--url", "redis://127.0.0.1:1/0", "doctor")
+    assert said.code == 1
+    assert "problem  store" in said.out
+
+
+def test_a_redis_that_may_forget_is_warned_about(own_redis, semel_sqlite):
+    words = ("--url", own_redis.url, "doctor")
+    client = own_redis.client()
+    client.config_set("appendonly", "yes")
+    assert semel_sqlite(*words).code == 0
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("appendonly", "no")
+    client.close()
+    said = semel_sqlite(*words)
+    assert said.code == 1
+    assert "maxmemory-policy is allkeys-lru" in said.out
+    assert "appendonly is off" in said.out
+
+
+def test_a_server_that_tells_nothing_about_itself_is_said(own_redis, semel_sqlite):
+    client = own_redis.client()
+    client.acl_setuser(
+        "quiet", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-info"]
+    )
+    client.close()
+    said = semel_sqlite("--url", f"redis://quiet:secret@127.0.0.1:{own_redis.port}/0", "doctor")
+    assert said.code == 1
+    assert "does not tell about itself" in said.out
+    assert "secret" not in said.out
+
+
+def test_what_info_says_is_read():
+    assert dangers(b"# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n") == []
+    (danger,) = dangers(b"aof_last_write_status:err\r\n")
+    assert "cannot write" in danger
+
+
+def test_memory_and_disabled_settings_are_warned_about(semel_sqlite):
+    Path("semel.toml").write_text('url = "memory://"\ndisabled = true\n')
+    said = semel_sqlite("doctor", "--json")
+    assert said.code == 1
+    assert findings(said)[:3] == [("ok", "settings"), ("warning", "settings"), ("warning", "store")]
+
+
+def test_what_has_been_stuck_for_long_is_warned_about(semel_sqlite, monkeypatch):
+    semel_sqlite.abandon("order:1")
+    monkeypatch.setattr("semel.cli.doctor.health", aged(semel_sqlite.url))
+    said = semel_sqlite.on_store("doctor")
+    assert said.code == 1
+    assert "has been stuck for" in said.out
+
+
+def aged(url):
+    """What health says when ten minutes have passed."""
+    from semel.repair import health
+
+    def look(store):
+        clock = FakeClock()
+        old = MemoryStore(clock=clock)
+        old.claim(ClaimRequest(Identity("orders", "a"), bytes(12), None, 1.0, 60.0, hold=True))
+        clock.advance(600)
+        return health(old)
+
+    return look
+
+
+def test_a_clock_that_is_off_is_said(semel_sqlite, monkeypatch):
+    monkeypatch.setattr("semel.cli.doctor.time.time", lambda: 1_000_000.0)
+    said = semel_sqlite.on_store("doctor")
+    assert said.code == 1
+    assert "warning  clock" in said.out
+
+
+def test_a_store_that_forgets_at_once_is_a_problem(semel_sqlite, monkeypatch):
+    monkeypatch.setattr(SQLiteStore, "get", lambda *_: None)
+    said = semel_sqlite.on_store("doctor")
+    assert said.code == 1
+    assert "is not there" in said.out
+
+
+def test_a_store_that_cannot_list_is_looked_at_as_far_as_it_goes(semel_sqlite, plain_url):
+    assert findings(semel_sqlite("--url", plain_url, "doctor", "--json"))[-1] == ("ok", "clock")
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    def fail(*_, **__):
+        raise StoreError("run semel migrate")
+
+    monkeypatch.setattr(SQLiteStore, "put", fail)
+
+
+def test_what_the_store_complains_about_is_told(semel_sqlite, failing):
+    assert "run semel migrate" in semel_sqlite.on_store("doctor").out

@@ -1,0 +1,134 @@
+"""list, show, stuck and counts: what an operator sees."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from semel.cli import showing
+from semel.core.records import Identity
+
+
+@pytest.fixture
+def filled(semel):
+    semel.succeed("order:1", {"charge": "ch_1"})
+    semel.succeed("order:2", [1])
+    semel.succeed("parcel:1", scope="parcels")
+    semel.fail("order:3", final=True)
+    semel.fail("order:4", final=False)
+    semel.abandon("order:5")
+    semel.run("order:6")
+    return semel
+
+
+def keys(said):
+    return sorted(line[1] for line in said.lines[1:])
+
+
+def test_list_shows_every_record_with_its_state(filled):
+    said = filled.on_store("list")
+    assert said.code == 0
+    assert said.lines[0] == ["SCOPE", "KEY", "STATE", "ATTEMPT", "HELD", "AGE", "LEFT"]
+    assert {line[1]: (line[0], line[2], line[4]) for line in said.lines[1:]} == {
+        "order:1": ("orders", "succeeded", "no"),
+        "order:2": ("orders", "succeeded", "no"),
+        "parcel:1": ("parcels", "succeeded", "no"),
+        "order:3": ("orders", "failed", "no"),
+        "order:4": ("orders", "retryable", "no"),
+        "order:5": ("orders", "abandoned", "yes"),
+        "order:6": ("orders", "processing", "no"),
+    }
+    assert "ch_1" not in said.out
+
+
+def test_list_can_be_narrowed(filled):
+    assert keys(filled.on_store("list", "--scope", "parcels")) == ["parcel:1"]
+    assert keys(filled.on_store("list", "--prefix", "order:1")) == ["order:1"]
+    assert keys(filled.on_store("list", "--state", "failed")) == ["order:3", "order:4"]
+
+
+def test_list_says_when_there_is_more(filled):
+    said = filled.on_store("list", "--limit", "2")
+    assert len(said.lines) == 3
+    assert "--limit" in said.err
+    assert filled.on_store("list", "--limit", "7").err == ""
+
+
+def test_list_reads_page_by_page(filled, monkeypatch):
+    monkeypatch.setattr("semel.cli.reading.PAGE", 2)
+    assert len(keys(filled.on_store("list"))) == 7
+
+
+def test_results_are_shown_only_when_asked_for(filled):
+    said = filled.on_store("list", "--result")
+    assert "'charge': 'ch_1'" in said.out
+    assert "ValueError: declined" in said.out
+
+
+def test_list_for_programs(filled):
+    said = filled.on_store("list", "--json", "--prefix", "order:1")
+    (record,) = said.data
+    assert record["state"] == "succeeded"
+    assert record["key_digest"] == Identity("orders", "order:1").digest.hex()
+    assert record["size"] > 0
+    assert "result" not in record
+    assert dt.datetime.fromisoformat(record["expires_at"]) > dt.datetime.now(dt.UTC)
+    (record,) = filled.on_store("list", "--json", "--result", "--prefix", "order:1").data
+    assert record["result"] == {"charge": "ch_1"}
+
+
+def test_show_tells_everything_about_one_record(filled):
+    said = filled.on_store("show", "orders", "order:1")
+    assert said.code == 0
+    fields = {line[0]: line[1] for line in said.lines}
+    assert (fields["key"], fields["state"], fields["attempt"]) == ("order:1", "succeeded", "1")
+    assert fields["lease_until"] == "-"
+    assert "ch_1" not in said.out
+    data = filled.on_store("show", "orders", "order:5", "--json", "--result").data
+    assert (data["state"], data["held"], data["result"]) == ("abandoned", True, None)
+    assert data["expires_at"] is None
+
+
+def test_show_tells_why_a_result_cannot_be_shown(semel):
+    semel.succeed("order:1", object())
+    assert "not available" in semel.on_store("show", "orders", "order:1", "--result").out
+
+
+def test_show_of_nothing_is_said(semel):
+    said = semel.on_store("show", "orders", "nothing")
+    assert (said.code, said.out) == (1, "")
+    assert "no such record" in said.err
+
+
+def test_stuck_is_found_by_the_exit_code(semel):
+    assert semel.on_store("stuck", "--older-than", "0").code == 0
+    semel.abandon("order:1")
+    assert semel.on_store("stuck").code == 0, "not for five minutes yet"
+    said = semel.on_store("stuck", "--older-than", "0s")
+    assert said.code == 1
+    assert keys(said) == ["order:1"]
+    assert semel.on_store("stuck", "--older-than", "0", "--json").data[0]["held"] is True
+
+
+def test_counts_are_counted(filled):
+    expected = {"processing": 1, "abandoned": 1, "succeeded": 3, "failed": 2}
+    assert filled.on_store("counts", "--json").data == expected
+    shown = {name: int(number) for name, number in filled.on_store("counts").lines}
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.00s"),
+        (0.256, "0.26s"),
+        (-3.0, "-3.00s"),
+        (60.0, "1m0s"),
+        (3725.0, "1h2m"),
+        (90000.0, "1d1h"),
+        (-200000.0, "-2d7h"),
+    ],
+)
+def test_durations_are_written_in_two_units(seconds, text):
+    assert showing.duration(seconds) == text

@@ -1,0 +1,159 @@
+"""purge, reconcile and migrate: once by hand, or again and again as a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engines.facade import wait_until
+from semel import State
+from semel.core.records import Encoded, Identity
+from semel.stores.registry import open_store
+from semel.stores.sql.sqlite import SQLiteStore
+
+RESOLVERS = """
+from semel.repair import Failed, Succeeded, Unknown
+
+resolvers = {
+    "orders": lambda record: Succeeded(record.key),
+    "parcels": lambda record: Unknown("no answer"),
+}
+not_a_mapping = 1
+"""
+
+
+@pytest.fixture
+def resolvers() -> str:
+    """A module of the application, in the working directory."""
+    name = f"resolvers_of_{time.monotonic_ns()}"
+    Path(f"{name}.py").write_text(RESOLVERS)
+    return name
+
+
+def test_purge_removes_what_expired_and_what_was_abandoned_long_ago(semel):
+    with contextlib.closing(open_store(semel.url)) as store:
+        for number in range(5):
+            store.put(Identity("old", str(number)), Encoded("json/1", b"1"), 0.01, owner=bytes(12))
+    semel.abandon("free", hold=False)
+    semel.abandon("held")
+    time.sleep(0.05)
+    said = semel.on_store("purge", "--batch", "2", "--pause", "0", "--abandoned-after", "10ms")
+    # Redis removes what has expired by itself.
+    assert said.out.strip() in {"removed 6 records", "removed 1 records"}
+    assert semel.get("free") is None
+    assert semel.get("held") is not None
+    assert semel.on_store("purge").out.strip() == "removed 0 records"
+
+
+def test_reconcile_resolves_what_is_stuck(semel, resolvers):
+    semel.abandon("order:1")
+    words = ("reconcile", "--resolvers", f"{resolvers}:resolvers", "--older-than", "0")
+    said = semel.on_store(*words)
+    assert said.code == 0
+    assert said.out.startswith("resolved 1, unresolved 0, gave up 0")
+    assert semel.get("order:1").state is State.SUCCEEDED
+
+
+def test_reconcile_tells_by_its_exit_code_what_is_left(semel, resolvers, tmp_path):
+    semel.abandon("parcel:1", scope="parcels")
+    audit = tmp_path / "audit.jsonl"
+    said = semel.on_store(
+        *("reconcile", "--resolvers", f"{resolvers}:resolvers", "--older-than", "0", "--full"),
+        *("--max-tries", "1", "--name", "by hand", "--audit", str(audit)),
+    )
+    assert said.code == 1
+    assert said.out.startswith("resolved 0, unresolved 1, gave up 1")
+    assert "waiting for a person 1" in said.out
+    decisions = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [each["decision"] for each in decisions] == ["Unresolved", "GaveUp"]
+    assert decisions[0]["by"].startswith("by hand@")
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("no_colon", "module:attribute"),
+        ("no.such.module:resolvers", "no module no.such.module"),
+        ("MODULE:missing", "has no missing"),
+        ("MODULE:not_a_mapping", "must be a mapping"),
+    ],
+)
+def test_resolvers_that_cannot_be_had_are_named(semel_sqlite, resolvers, path, complaint):
+    said = semel_sqlite.on_store("reconcile", "--resolvers", path.replace("MODULE", resolvers))
+    assert said.code == 2
+    assert complaint in said.err
+
+
+def test_a_module_that_misses_another_one_is_not_hidden(semel_sqlite):
+    Path("broken_resolvers.py").write_text("import a_module_that_is_missing\n")
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_missing"):
+        semel_sqlite.on_store("reconcile", "--resolvers", "broken_resolvers:resolvers")
+
+
+def test_a_store_without_tables_has_nothing_to_migrate(redis_url, semel_sqlite):
+    said = semel_sqlite("--url", redis_url, "migrate")
+    assert (said.code, said.out.strip()) == (
+        0,
+        "this store makes what it needs by itself: nothing to migrate",
+    )
+
+
+def test_migrations_are_run_or_shown(semel_sqlite, monkeypatch):
+    monkeypatch.setattr(SQLiteStore, "migrate", lambda _: 3, raising=False)
+    monkeypatch.setattr(SQLiteStore, "migration", lambda _: "CREATE TABLE ...", raising=False)
+    assert semel_sqlite.on_store("migrate").out.strip() == "the table is at version 3"
+    assert semel_sqlite.on_store("migrate", "--print").out.strip() == "CREATE TABLE ..."
+
+
+# --- again and again ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process(url: str, *words: str):
+    """Run the command as a process."""
+    command = [sys.executable, "-m", "semel", "--url", url, *words]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_reconcile_goes_on_until_it_is_told_to_stop(semel, resolvers):
+    words = ("reconcile", "--resolvers", f"{resolvers}:resolvers", "--older-than", "0")
+    with process(semel.url, *words, "--every", "20ms") as running:
+        assert running.stdout.readline().startswith("resolved 0")
+        semel.abandon("order:1")
+        wait_until(lambda: semel.get("order:1").state is State.SUCCEEDED)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+
+
+def test_purge_goes_on_until_it_is_told_to_stop(semel_sqlite):
+    with process(semel_sqlite.url, "purge", "--every", "10ms") as running:
+        for _ in range(3):
+            assert running.stdout.readline() == "removed 0 records\n"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0
+
+
+def test_a_store_that_is_down_for_a_while_does_not_end_it(own_redis):
+    with process(own_redis.url, "purge", "--abandoned-after", "1h", "--every", "20ms") as running:
+        assert running.stdout.readline() == "removed 0 records\n"
+        own_redis.kill()
+        assert "trying again" in running.stderr.readline()
+        own_redis.restart()
+        # What was printed before the outage may still come first: it is short.
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
