@@ -19,6 +19,7 @@ class Effort:
     """The patience of one call, for all statements that it sends."""
 
     def __init__(self, place: str, timeout: float) -> None:
+        self.timeout = timeout
         self._place = place
         self._deadline = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE

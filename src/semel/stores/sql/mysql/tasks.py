@@ -127,10 +127,9 @@ class Pool:
 class _Line:
     """A caller's hold on one connection, from its first statement to its last."""
 
-    def __init__(self, pool: Pool, effort: Effort, timeout: float) -> None:
+    def __init__(self, pool: Pool, effort: Effort) -> None:
         self._pool = pool
         self._effort = effort
-        self._timeout = timeout
         self._connection: Connection | None = None
 
     async def drive(self, verb: Verb[T]) -> T:
@@ -157,7 +156,7 @@ class _Line:
         if self._connection is None:
             self._connection = await self._pool.take(self._effort.remaining)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._effort.timeout):
                 return await send(self._connection, statement)
         except BaseException as error:
             if code_of(error) is None or is_lost(error):
@@ -218,7 +217,7 @@ class Executor:
             return translate(error, self._pool.place)
 
     def _line(self) -> _Line:
-        return _Line(self._pool, Effort(self._pool.place, self._timeout), self._timeout)
+        return _Line(self._pool, Effort(self._pool.place, self._timeout))
 
     async def _alone(self, line: _Line, verb: Verb[T]) -> T:
         """Run a verb that takes a lock of the server, which ends with the connection."""
