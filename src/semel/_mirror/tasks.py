@@ -90,7 +90,9 @@ class Flights:
                 return await seat
             await asyncio.wait((seat,), timeout=timeout)
         except BaseException:
-            self._gone(place, seat)
+            self._seats.leave((loop, place), seat)
+            if seat.done() and not seat.cancelled() and seat.result() is LEAD:
+                self.pass_on(place)  # The lead was given to a call that is cancelled.
             raise
         if not seat.done():
             self._seats.leave((loop, place), seat)
@@ -105,17 +107,14 @@ class Flights:
 
     def pass_on(self, place: Hashable) -> None:
         """Let the next call lead; nothing was stored that could be shared."""
-        here = (asyncio.get_running_loop(), place)
+        try:
+            here = (asyncio.get_running_loop(), place)
+        except RuntimeError:
+            return  # The loop was torn down under the call, and under those that wait.
         while (seat := self._seats.next_leader(here)) is not None:
             if not seat.done():  # A cancelled call keeps its seat until its task is told.
                 seat.set_result(LEAD)
                 return
-
-    def _gone(self, place: Hashable, seat: asyncio.Future[Given]) -> None:
-        """A cancelled call gives up its seat, and the lead if it was just given to it."""
-        self._seats.leave((asyncio.get_running_loop(), place), seat)
-        if seat.done() and not seat.cancelled() and seat.result() is LEAD:
-            self.pass_on(place)
 
 
 class Timer:

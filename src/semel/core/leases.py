@@ -123,6 +123,12 @@ class Leases:
         running = tuple(self._running.values())
         return [(lease, lease.unsaved) for lease in running if lease.unsaved is not None]
 
+    def put_off(self, lease: Lease, now: float) -> None:
+        """Its result could not be saved: try again soon, but after those that may be luckier."""
+        lease.retry(now)
+        if self._running.pop(lease.owner, None) is not None:
+            self.add(lease)
+
     def doubt(self, ask: ClaimRequest, now: float) -> float:
         """Remember a claim that may have been applied; tells when to give it back."""
         if len(self._unsure) < MOST_DOUBTS:
@@ -143,10 +149,13 @@ class Leases:
         if not self._unsure:
             self._unsure_due = math.inf
 
+    def next_renewal(self) -> float:
+        """When the next lease is due; infinity when nothing runs."""
+        return min((lease.due for lease in tuple(self._running.values())), default=math.inf)
+
     def next_due(self) -> float:
-        """When the timer has to come back; infinity when nothing runs."""
-        running = (lease.due for lease in tuple(self._running.values()))
-        return min(self._unsure_due, *running, math.inf)
+        """When the timer has to come back; infinity when there is nothing to do."""
+        return min(self._unsure_due, self.next_renewal())
 
     def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
         """Note what the store said; True when the lease is lost by this (told once)."""

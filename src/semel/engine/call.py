@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from random import random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from semel.core.policy import Rules
 from semel.core.records import ClaimRequest, Encoded, Identity
@@ -52,6 +53,15 @@ class Call(Struct, frozen=True):
             rules.replace,
             rules.max_attempts,
         )
+
+
+def unwanted(ask: ClaimRequest) -> ClaimRequest:
+    """The claim that asks only for what its owner has already, or for a key that nobody uses.
+
+    Given to nobody's benefit, it must replace no result and take over no attempt; and if even its
+    end is lost, the key must not stay held.
+    """
+    return replace(ask, hold=False, replace=False, max_attempts=1)
 
 
 def pauses(rules: Rules) -> Iterator[float]:
