@@ -80,7 +80,7 @@ class MariaDBServer:
             *SMALL,
             *args,
         ]
-        self.start()
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it and wait until it answers."""
@@ -101,7 +101,7 @@ class MariaDBServer:
 
     def stop(self) -> None:
         """Stop politely; a stopped (paused) server is woken to hear it."""
-        if self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
@@ -150,6 +150,7 @@ def mariadb_server(*args: str) -> Iterator[MariaDBServer]:
         shutil.copytree(_template(), Path(folder) / "data")
         server = MariaDBServer(Path(folder), *args)
         try:
+            server.start()
             yield server
         finally:
             server.stop()
