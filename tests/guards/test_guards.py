@@ -1,0 +1,331 @@
+"""Compare-and-set updates on real databases, through every kind of connection."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+from contextlib import closing, contextmanager
+from decimal import Decimal
+from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+import pymysql
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from semel import ConfigError
+from semel.guards import (
+    AlreadyApplied,
+    Applied,
+    Conflict,
+    StateGuard,
+    VersionGuard,
+    transition,
+    update_if_version,
+)
+
+TABLE = """
+CREATE TABLE accounts (
+    id INTEGER PRIMARY KEY, version INTEGER NOT NULL, state VARCHAR(20), note VARCHAR(50),
+    amount DECIMAL(10, 2)
+)
+"""
+ROW = "INSERT INTO accounts VALUES (7, 3, 'new', NULL, 1.50)"
+
+
+@contextmanager
+def connect_sqlite(request):
+    path = request.getfixturevalue("tmp_path") / "business.db"
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+@contextmanager
+def connect_postgres(request):
+    with psycopg.connect(request.getfixturevalue("postgres_url")) as connection:
+        yield connection
+
+
+def mysql_place(url):
+    place = urlsplit(url)
+    return {
+        "host": place.hostname,
+        "port": place.port,
+        "user": unquote(place.username),
+        "password": unquote(place.password or ""),
+        "database": place.path[1:],
+    }
+
+
+@contextmanager
+def connect_mysql(request):
+    with pymysql.connect(**mysql_place(request.getfixturevalue("mysql_url"))) as connection:
+        yield connection
+
+
+@contextmanager
+def connect_sqlalchemy(request):
+    engine = sa.create_engine(f"sqlite:///{request.getfixturevalue('tmp_path') / 'business.db'}")
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+@contextmanager
+def connect_session(request):
+    url = request.getfixturevalue("postgres_url").replace("postgresql://", "postgresql+psycopg://")
+    engine = sa.create_engine(url)
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+KINDS = {
+    "sqlite": connect_sqlite,
+    "postgres": connect_postgres,
+    "mysql": connect_mysql,
+    "sqlalchemy on sqlite": connect_sqlalchemy,
+    "session on postgres": connect_session,
+}
+
+
+def run(connection, sql):
+    if isinstance(connection, Session):
+        connection = connection.connection()
+    if isinstance(connection, sa.Connection):
+        result = connection.exec_driver_sql(sql)
+        return result.fetchone() if result.returns_rows else None
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone() if cursor.description else None
+
+
+@pytest.fixture(params=KINDS)
+def connection(request):
+    """A connection of each kind, with one row in a table."""
+    with KINDS[request.param](request) as opened:
+        run(opened, TABLE)
+        run(opened, ROW)
+        yield opened
+
+
+def update(connection, expected, **changes):
+    return update_if_version(connection, "accounts", 7, expected, changes)
+
+
+# --- versions ----------------------------------------------------------------------------
+
+
+def test_an_update_of_the_expected_version_is_applied(connection):
+    assert update(connection, 3, note="changed", amount="2.50") == Applied(4)
+    row = run(connection, "SELECT version, note, amount FROM accounts")
+    assert tuple(row) == (4, "changed", pytest.approx(Decimal("2.50")))
+
+
+def test_the_same_update_again_is_already_applied(connection):
+    for expected in (Applied(4), AlreadyApplied(4), AlreadyApplied(4)):
+        assert update(connection, 3, note="changed", amount="2.50") == expected
+    assert run(connection, "SELECT version FROM accounts")[0] == 4
+
+
+def test_null_is_a_value_like_any_other(connection):
+    assert update(connection, 3, note=None, state=None) == Applied(4)
+    assert update(connection, 3, note=None, state=None) == AlreadyApplied(4)
+    assert update(connection, 3, note=None, state="new") == Conflict(4)
+
+
+def test_another_change_of_the_same_version_is_a_conflict(connection):
+    assert update(connection, 3, note="anna") == Applied(4)
+    assert update(connection, 3, note="bert") == Conflict(4)
+    assert run(connection, "SELECT note FROM accounts")[0] == "anna"
+
+
+def test_a_change_long_ago_is_a_conflict(connection):
+    for version in (3, 4):
+        update(connection, version, note="again")
+    assert update(connection, 3, note="again") == Conflict(5)
+    assert update(connection, 9, note="again") == Conflict(5)
+
+
+def test_a_row_that_is_missing_is_told(connection):
+    guard = VersionGuard("accounts")
+    assert guard.update(connection, 8, 3, {"note": "x"}) == Conflict(None, found=False)
+
+
+def test_own_names_of_columns(connection):
+    guard = VersionGuard("accounts", id_column="version", version_column="id")
+    assert guard.update(connection, 3, 7, {"note": "x"}) == Applied(8)
+
+
+# --- states ------------------------------------------------------------------------------
+
+FLOW = StateGuard("accounts", {"paid": {"new"}, "shipped": ["paid"], "closed": ("paid", "shipped")})
+
+
+def test_a_transition_is_applied_once(connection):
+    assert FLOW.transition(connection, 7, "paid", changes={"note": "by card"}) == Applied("paid")
+    assert FLOW.transition(connection, 7, "paid") == AlreadyApplied("paid")
+    assert tuple(run(connection, "SELECT state, note FROM accounts")) == ("paid", "by card")
+
+
+def test_a_transition_that_is_not_allowed_is_a_conflict(connection):
+    assert FLOW.transition(connection, 7, "shipped") == Conflict("new")
+    assert run(connection, "SELECT state FROM accounts")[0] == "new"
+
+
+def test_several_states_may_lead_to_one(connection):
+    FLOW.transition(connection, 7, "paid")
+    assert FLOW.transition(connection, 7, "closed") == Applied("closed")
+    assert FLOW.transition(connection, 7, "paid") == Conflict("closed")
+
+
+def test_a_transition_of_a_row_that_is_missing_is_told(connection):
+    assert transition(connection, "accounts", 8, "new", "paid") == Conflict(None, found=False)
+
+
+def test_one_transition_without_a_guard(connection):
+    assert transition(connection, "accounts", 7, "new", "paid") == Applied("paid")
+    assert transition(connection, "accounts", 7, ("new", "open"), "paid") == AlreadyApplied("paid")
+
+
+# --- concurrency -------------------------------------------------------------------------
+
+
+def test_of_many_who_have_seen_the_same_version_one_changes_it(postgres_url):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        run(connection, TABLE)
+        run(connection, ROW)
+    outcomes = []
+
+    def change(name):
+        with psycopg.connect(postgres_url) as own:
+            outcomes.append(update(own, 3, note=name))
+
+    threads = [threading.Thread(target=change, args=(f"thread {n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(each).__name__ for each in outcomes) == ["Applied"] + ["Conflict"] * 7
+
+
+def test_mysql_tells_what_is_there_now_and_not_what_the_transaction_saw(mysql_url):
+    place = mysql_place(mysql_url)
+    with pymysql.connect(**place) as slow, pymysql.connect(**place, autocommit=True) as quick:
+        run(quick, TABLE)
+        run(quick, ROW)
+        assert run(slow, "SELECT version FROM accounts") == (
+            3,
+        )  # its view of the world from now on
+        assert update(quick, 3, note="quick") == Applied(4)
+        assert run(slow, "SELECT version FROM accounts") == (3,)
+        assert update(slow, 3, note="slow") == Conflict(4)
+
+
+# --- nothing is committed, nothing is let in ---------------------------------------------
+
+
+def test_nothing_is_committed(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "business.db")) as connection:
+        connection.execute(TABLE)
+        connection.execute(ROW)
+        connection.commit()
+        assert update(connection, 3, note="x") == Applied(4)
+        connection.rollback()
+        assert update(connection, 3, note="y") == Applied(4)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a;", "a--", "1a", "a.b.", "näh", None, "a'", "a\n"])
+def test_names_that_could_be_more_than_names_are_refused(name):
+    connection = sqlite3.connect(":memory:")
+    for attempt in (
+        lambda: VersionGuard(name),
+        lambda: VersionGuard("t", id_column=name),
+        lambda: VersionGuard("t", version_column=name),
+        lambda: VersionGuard("t").update(connection, 1, 1, {name: 1}),
+        lambda: StateGuard(name, {"paid": {"new"}}),
+        lambda: StateGuard("t", {"paid": {"new"}}, state_column=name),
+        lambda: FLOW.transition(connection, 1, "paid", changes={name: 1}),
+    ):
+        with pytest.raises(ConfigError, match="name"):
+            attempt()
+    connection.close()
+
+
+def test_a_table_may_name_its_schema(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "business.db")) as connection:
+        connection.execute(TABLE)
+        connection.execute(ROW)
+        assert update_if_version(connection, "main.accounts", 7, 3, {"note": "x"}) == Applied(4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"version": 9}])
+def test_a_change_must_change_something_else_than_the_version(changes):
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(ConfigError):
+        VersionGuard("t").update(connection, 1, 1, changes)
+
+
+@pytest.mark.parametrize("sources", [(), {"paid"}, ["new", "paid"], "paid"])
+def test_a_state_that_leads_to_itself_or_from_nowhere_is_refused(sources):
+    with pytest.raises(ConfigError, match="lead to"):
+        StateGuard("t", {"paid": sources})
+
+
+def test_a_target_without_a_transition_is_refused():
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(ConfigError):
+        FLOW.transition(connection, 1, "new")
+
+
+def test_an_id_that_names_several_rows_is_refused(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "business.db")) as connection:
+        connection.execute("CREATE TABLE t (id, version, note)")
+        connection.execute("INSERT INTO t VALUES (1, 1, ''), (1, 1, '')")
+        with pytest.raises(ConfigError, match="more than one row"):
+            update_if_version(connection, "t", 1, 1, {"note": "x"})
+
+
+def test_something_that_is_no_connection_is_refused():
+    with pytest.raises(ConfigError, match="connection"):
+        update(object(), 3, note="x")
+
+
+# --- drivers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paramstyle", "module"),
+    [("numeric", "acme_db"), ("named", "acme_db.driver"), ("qmark", "acme_db.driver")],
+)
+def test_every_paramstyle_is_spoken(tmp_path, monkeypatch, paramstyle, module):
+    """sqlite3 understands three styles: it stands for drivers that know only one of them."""
+    monkeypatch.setitem(sys.modules, "acme_db", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(paramstyle=paramstyle))
+
+    class Connection:
+        __module__ = module
+
+        def __init__(self):
+            self.inner = sqlite3.connect(tmp_path / "business.db")
+
+        def cursor(self):
+            return self.inner.cursor()
+
+    connection = Connection()
+    connection.inner.execute(TABLE)
+    connection.inner.execute(ROW)
+    assert update(connection, 3, note="x") == Applied(4)
+    assert update(connection, 3, note="x") == AlreadyApplied(4)
+    connection.inner.close()
+
+
+def test_a_connection_class_of_the_users_own_is_known_by_its_base(tmp_path):
+    class Own(sqlite3.Connection):
+        pass
+
+    with closing(sqlite3.connect(tmp_path / "business.db", factory=Own)) as connection:
+        connection.execute(TABLE)
+        connection.execute(ROW)
+        assert update(connection, 3, note="x") == Applied(4)
