@@ -221,6 +221,9 @@ class TypeStatement:
 
     __value__ = list[Local]
 
+    def __repr__(self) -> str:
+        return "X"
+
 
 @dataclass
 class Box(typing.Generic[T]):

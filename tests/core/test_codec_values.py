@@ -202,7 +202,7 @@ class MyDatetime(dt.datetime):
         len,
         ...,
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )
 def test_a_type_that_is_not_known_is_refused_and_not_flattened(codec, value):
     with pytest.raises(
