@@ -5,6 +5,7 @@ quick, and can never break the call: what it raises is logged and dropped.
 
     Event
     ├── Ran                 the function ran and its result is stored
+    │   └── RanInTransaction    ... and is stored when, and if, the caller commits
     ├── Replayed            a duplicate got the stored result (`waited`: after the first one ended)
     ├── RejectedBusy        the key was running elsewhere and this caller does not wait (any more)
     ├── RejectedDuplicate   guard mode refused a duplicate
@@ -83,6 +84,10 @@ class Ran(Event, frozen=True, kw_only=True):
     """From before the claim until after the save."""
     size: int
     """Bytes stored."""
+
+
+class RanInTransaction(Ran, frozen=True, kw_only=True):
+    """The function ran; its record is stored when, and if, the caller commits."""
 
 
 class Replayed(Event, frozen=True, kw_only=True):

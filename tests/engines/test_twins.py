@@ -23,10 +23,12 @@ RENAMED = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
+    "AbstractAsyncContextManager": "AbstractContextManager",
     "StopAsyncIteration": "StopIteration",
     "aclosing": "closing",
     "aio": "sync",
     "asynccontextmanager": "contextmanager",
+    "enter_async_context": "enter_context",
     "open_async_store": "open_store",
 }
 """Beside these, AsyncX becomes X."""

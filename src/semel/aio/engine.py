@@ -16,7 +16,7 @@ from msgspec import UNSET
 from semel._mirror.tasks import drain, sleep
 from semel.aio.marks import AsyncMarks
 from semel.aio.once import AsyncOnce, AsyncOnceDecorator
-from semel.aio.runner import AsyncRunner
+from semel.aio.transactions import AsyncTransactionRunner
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
@@ -33,7 +33,7 @@ T = TypeVar("T")
 CONSUMING = Policy(concurrent="reject")
 
 
-class AsyncIdempotency(AsyncRunner):
+class AsyncIdempotency(AsyncTransactionRunner):
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
     It takes a store URL, a store object, or nothing (then the settings decide), and belongs to

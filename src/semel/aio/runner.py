@@ -44,6 +44,7 @@ from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import AsyncBatching, AsyncStore
 from semel.stores.registry import open_async_store
+from semel.transactions.inside import warn_inside
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class AsyncRunner(Answers[AsyncStore]):
             return self._unprotected(call)
         self._home.check()
         self._refuse_unusable(call)
+        warn_inside(self._store)
         remembered = self._remembered(call)
         if remembered is not None:
             return self._replayed(call, remembered, waited=False)

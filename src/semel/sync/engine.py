@@ -24,7 +24,7 @@ from semel.errors import ConfigError
 from semel.stores.base import Scannable
 from semel.sync.marks import Marks
 from semel.sync.once import Once, OnceDecorator
-from semel.sync.runner import Runner
+from semel.sync.transactions import TransactionRunner
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 CONSUMING = Policy(concurrent="reject")
 
 
-class Idempotency(Runner):
+class Idempotency(TransactionRunner):
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
     It takes a store URL, a store object, or nothing (then the settings decide), and may be

@@ -43,6 +43,7 @@ from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import Batching, Store
 from semel.stores.registry import open_store
+from semel.transactions.inside import warn_inside
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class Runner(Answers[Store]):
             return self._unprotected(call)
         self._home.check()
         self._refuse_unusable(call)
+        warn_inside(self._store)
         remembered = self._remembered(call)
         if remembered is not None:
             return self._replayed(call, remembered, waited=False)

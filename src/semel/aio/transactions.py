@@ -1,0 +1,288 @@
+"""Transactional mode in a task: the record is written in the caller's own transaction.
+
+Twin of `semel.sync.transactions`: the same names in the same order, awaited. Nothing here commits
+or rolls back more than a savepoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar, assert_never, cast
+
+from msgspec import UNSET
+
+from semel import events
+from semel._mirror.tasks import sleep
+from semel.aio.runner import AsyncRunner
+from semel.attempts import Attempt
+from semel.core.codec import returned_by
+from semel.core.decide import Refuse, Replay, Run, Wait, decide
+from semel.core.policy import Policy
+from semel.core.records import CompleteRequest
+from semel.engine.call import Call, pauses
+from semel.errors import ConcurrentRequest, ConfigError, LeaseLost
+from semel.events import logger
+from semel.stores.sql.verbs import Verb
+from semel.transactions import claiming, troubles
+from semel.transactions.dialects import Records
+from semel.transactions.families import link_to
+from semel.transactions.inside import TransactionAttempt
+from semel.transactions.links import AsyncLink, AsyncNested, AsyncSavepoint
+from semel.transactions.records import records_of
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class AsyncTransactionRunner(AsyncRunner):
+    """Runs calls, also inside the caller's own transactions."""
+
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionContext:
+        """Write the record in the caller's own open transaction.
+
+        Record and business rows are committed together, by the caller, or not at all.
+        """
+        call = self._call(key, scope, payload, self._rules(scope, policy))
+        return AsyncTransactionContext(self, call, connection, table)
+
+    def transactions(
+        self,
+        connection: object,
+        keys: Iterable[str],
+        *,
+        scope: str = "default",
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionsContext:
+        """Do the same with several keys, claimed in an order that is everybody's; gives a dict."""
+        rules = self._rules(scope, policy)
+        calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
+        return AsyncTransactionsContext(
+            {
+                key: AsyncTransactionContext(self, call, connection, table)
+                for key, call in calls.items()
+            }
+        )
+
+    async def run_transaction(
+        self,
+        begin: Callable[[], AbstractAsyncContextManager[S]],
+        key: str,
+        fn: Callable[[S], Awaitable[T]],
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        retries: int = 3,
+    ) -> T:
+        """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
+
+        Duplicates get the stored result. `begin` is, for example, `Session.begin`.
+        """
+        self._check_function(fn)
+        rules = self._rules(scope, policy)
+        call = self._call(key, scope, payload, rules, returns=returned_by(fn))
+        waits = pauses(rules)
+        for left in range(retries, -1, -1):
+            try:
+                async with (
+                    begin() as connection,
+                    AsyncTransactionContext(self, call, connection, None) as attempt,
+                ):
+                    if not attempt.replayed:
+                        value = await fn(connection)
+                        self._check_value(value)
+                        attempt.result = value
+                return cast("T", attempt.result)
+            except Exception as error:
+                if not troubles.must_repeat(error):
+                    raise
+                if left == 0:
+                    raise troubles.repeat() from error
+            await sleep(next(waits))
+        raise ConfigError(f"retries must be 0 or more, not {retries}")
+
+
+class AsyncTransactionContext:
+    """One attempt in the caller's transaction; made by `transaction()`."""
+
+    _link: AsyncLink
+    _records: Records
+    _nested: AsyncNested
+    _marker: AsyncSavepoint
+
+    def __init__(
+        self, engine: AsyncTransactionRunner, call: Call, connection: object, table: str | None
+    ) -> None:
+        self._engine = engine
+        self._call = call
+        self._connection = connection
+        self._table = table
+        self._bound: Any = UNSET
+        """How long the session waited for locks before, while it is told otherwise."""
+
+    async def __aenter__(self) -> Attempt:
+        engine, call = self._engine, self._call
+        if engine._bypassing():
+            self._attempt = engine._unprotected(call)
+            return self._attempt
+        engine._home.check()
+        engine._refuse_unusable(call)
+        self._began = monotonic()
+        self._link = link_to(self._connection, asynchronous=True)
+        self._records = records_of(engine._store, self._link.dialect, self._table)
+        try:
+            self._nested = await self._link.begin()
+        except Exception as error:  # noqa: BLE001 - translated, every one
+            troubles.refuse_claim(error)
+        try:
+            self._attempt = await self._claim()
+            if self._attempt.replayed:
+                await self._nested.commit()
+            else:
+                self._marker = AsyncSavepoint(self._link)
+                await self._marker.open()
+                self._attempt.__enter__()
+        except BaseException as error:
+            await self._undo()
+            await self._restore_quietly()
+            if isinstance(error, Exception):
+                troubles.refuse_claim(error)
+            raise
+        return self._attempt
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        attempt = self._attempt
+        if attempt.replayed or not attempt.protected:
+            return
+        attempt.__exit__(kind, error, trace)
+        if error is not None:
+            await self._undo()
+            if troubles.must_repeat(error):
+                raise troubles.repeat() from error
+            return
+        try:
+            # The marker is the witness: it went with the transaction that it was set in.
+            await self._marker.commit()
+            await self._complete(attempt)
+            await self._nested.commit()
+        except BaseException as failure:
+            await self._undo()
+            if isinstance(failure, Exception):
+                troubles.refuse_end(failure)
+            raise
+
+    async def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
+        """Claim the record, or learn what is known of it; waits for another's commit."""
+        engine, call = self._engine, self._call
+        self._bound = await self._drive(self._records.wait_at_most(claiming.patience(call.rules)))
+        ask = call.ask(engine._owners.next())
+        answer = await self._drive(claiming.claim(self._records, ask, call.rules))
+        await self._drive(self._records.restore(self._bound))
+        self._bound = UNSET
+        step = decide(answer, call.rules)
+        match step:
+            case Run(claimed=claimed):
+                return TransactionAttempt(
+                    call.identity,
+                    number=claimed.number,
+                    fence=claimed.fence,
+                    owner=ask.owner,
+                    store=engine._store,
+                )
+            case Replay(finished=finished):
+                return engine._replayed(call, finished, waited=False)
+            case Refuse(error=error):
+                engine._refuse(call, error)
+            case Wait(retry_after=retry_after):
+                # It runs elsewhere under a lease: no lock of ours would end with it.
+                engine._refuse(call, ConcurrentRequest(retry_after=retry_after))
+            case _:
+                assert_never(step)
+
+    async def _complete(self, attempt: Attempt) -> None:
+        engine, call = self._engine, self._call
+        kept = engine._kept(call, attempt, attempt.result)
+        ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
+        if not await self._drive(self._records.verbs.complete(ask).start()):
+            raise LeaseLost("the record was removed or replaced inside its own transaction")
+        attempt.result = kept.value
+        engine._announce(
+            events.RanInTransaction(
+                identity=call.identity,
+                number=attempt.number,
+                seconds=monotonic() - self._began,
+                size=len(kept.encoded.data),
+            )
+        )
+
+    async def _drive(self, verb: Verb[T]) -> T:
+        """Run the statements of a verb to its end."""
+        try:
+            statement = next(verb)
+            while True:
+                statement = verb.send(await self._link.execute(statement))
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        finally:
+            verb.close()
+
+    async def _undo(self) -> None:
+        """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""
+        try:
+            await self._nested.rollback()
+        except Exception:  # noqa: BLE001 - what led here reaches the caller
+            logger.debug("a savepoint could not be undone", exc_info=True)
+
+    async def _restore_quietly(self) -> None:
+        """Give the session its bound back where undoing the savepoint did not."""
+        if self._bound is not UNSET:
+            try:
+                await self._drive(self._records.restore(self._bound))
+            except Exception:  # noqa: BLE001 - the same
+                logger.debug("a bound for locks could not be restored", exc_info=True)
+
+
+class AsyncTransactionsContext:
+    """Several attempts in the caller's transaction; made by `transactions()`."""
+
+    def __init__(self, contexts: Mapping[str, AsyncTransactionContext]) -> None:
+        self._contexts = contexts
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> dict[str, Attempt]:
+        # In one order for everybody: two transactions with the same keys then never deadlock.
+        in_order = sorted(self._contexts.items(), key=lambda item: item[1]._call.identity.digest)
+        try:
+            return {
+                key: await self._stack.enter_async_context(context) for key, context in in_order
+            }
+        except BaseException as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)

@@ -1,0 +1,36 @@
+"""The steps of a transactional block: generators that yield statements and receive replies.
+
+They do no I/O. Every decision is the law's (`semel.core.judge`), made by the verbs of the store.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from semel.core.policy import Rules
+from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest
+from semel.stores.sql.verbs import Verb
+from semel.transactions.dialects import Records
+
+
+def patience(rules: Rules) -> float:
+    """How long a block waits for the transaction of another one, in seconds."""
+    return rules.store_timeout if rules.wait_timeout is None else rules.wait_timeout
+
+
+def claim(records: Records, ask: ClaimRequest, rules: Rules) -> Verb[Claim]:
+    """Claim the record: held, and with its lease at once past.
+
+    A transaction that is committed too early then leaves a record whose outcome is unknown, never
+    a success. Before its commit nobody else sees the row.
+    """
+    if not (yield from records.lock(ask.identity, wait=rules.concurrent == "wait")):
+        return Busy(0.0)
+    parked = replace(ask, lease=0.0)
+    answer = yield from records.verbs.claim(replace(parked, hold=True)).start()
+    if isinstance(answer, Abandoned) and not ask.hold:
+        # Our own hold must not keep us from what this caller's policy lets it take over.
+        answer = yield from records.verbs.claim(parked).start()
+        if isinstance(answer, Claimed):
+            yield from records.hold(ask.identity, ask.owner)
+    return answer

@@ -1,0 +1,34 @@
+"""What a transaction needs of each database beside the verbs of its store."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from semel.core.records import Identity
+from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.verbs import Verb
+
+
+class Records(Protocol):
+    """The records of a store, as a caller's transaction reaches them."""
+
+    @property
+    def verbs(self) -> Dialect:
+        """The verbs of the store, fit to run inside a transaction."""
+        ...
+
+    def wait_at_most(self, seconds: float) -> Verb[Any]:
+        """Bound the wait for locks, and tell what the bound was before."""
+        ...
+
+    def restore(self, before: Any) -> Verb[None]:
+        """Give the session back the bound that it had."""
+        ...
+
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
+        """Stand in line for the record; False = somebody has it, and this caller does not wait."""
+        ...
+
+    def hold(self, identity: Identity, owner: bytes) -> Verb[None]:
+        """Mark this owner's attempt as held."""
+        ...

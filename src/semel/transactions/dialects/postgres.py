@@ -1,0 +1,61 @@
+"""PostgreSQL: an advisory lock of the transaction is the line, at every isolation level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.core.records import Identity
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
+from semel.stores.sql.postgres.schema import Schema
+from semel.stores.sql.postgres.verbs import PostgresVerbs
+from semel.stores.sql.verbs import Statement, Verb
+from semel.transactions.links import question
+
+_BOUND = (
+    "WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS bound) "
+    "SELECT bound, set_config('lock_timeout', $1::text, true) FROM before"
+)
+_RESTORE = "SELECT set_config('lock_timeout', $1::text, true)"
+_LOCK = "SELECT true FROM pg_advisory_xact_lock($1::bigint)"
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock($1::bigint)"
+
+
+def records(store: PostgresStore | AsyncPostgresStore, table: str | None) -> PostgresRecords:
+    """Give the records of a store, or those in another table of the same schema and prefix."""
+    verbs: PostgresVerbs = store._verbs  # type: ignore[assignment]
+    if table is None:
+        return PostgresRecords(verbs, store._schema.table)
+    schema = Schema(table, store._schema._schema, partitions=None, autocreate=False)
+    return PostgresRecords(PostgresVerbs(schema.table, verbs._prefix, verbs._columns), schema.table)
+
+
+class PostgresRecords:
+    """The records of one table."""
+
+    def __init__(self, verbs: PostgresVerbs, table: str) -> None:
+        self.verbs = verbs
+        self._hold = f"UPDATE {table} SET hold = true WHERE digest = $1 AND owner = $2"  # noqa: S608 - a checked name
+
+    def wait_at_most(self, seconds: float) -> Verb[str]:
+        """Bound the wait for locks until it is restored, or the savepoint before is undone."""
+        # 0 would mean for ever.
+        reply = yield question(_BOUND, f"{max(1, round(seconds * 1000))}ms")
+        before: str = reply.rows[0][0]
+        return before
+
+    def restore(self, before: str) -> Verb[None]:
+        """Bound it as before."""
+        yield question(_RESTORE, before)
+
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
+        """Take the lock of the record, which the end of the transaction gives back."""
+        number = int.from_bytes(self._digest(identity).bytes[:8], "big", signed=True)
+        reply = yield question(_LOCK if wait else _TRY_LOCK, number)
+        return bool(reply.rows[0][0])
+
+    def hold(self, identity: Identity, owner: bytes) -> Verb[None]:
+        """Mark the attempt as held."""
+        yield Statement(self._hold, (self._digest(identity), owner), writes=True)
+
+    def _digest(self, identity: Identity) -> Any:
+        return self.verbs._named(identity)["digest"]

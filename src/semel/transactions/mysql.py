@@ -1,0 +1,56 @@
+"""PyMySQL for threads, asyncmy for asyncio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.stores.sql.mysql import tasks, threads
+from semel.stores.sql.verbs import Reply, Statement
+from semel.transactions.links import AsyncPlainLink, PlainLink
+
+_IN_TRANSACTION = 1
+"""SERVER_STATUS_IN_TRANS: the server tells with each answer."""
+
+
+class PyMySQLLink(PlainLink):
+    """A connection of PyMySQL."""
+
+    dialect = "mysql"
+    way_in = "call connection.begin() first"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        """Ask for what the server said last."""
+        return bool(self._connection.server_status & _IN_TRANSACTION)
+
+    def joins(self) -> bool:
+        """Without autocommit the first statement opens one."""
+        return self.in_transaction() or not self._connection.get_autocommit()
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        return threads.send(self._connection, statement)
+
+
+class AsyncmyLink(AsyncPlainLink):
+    """A connection of asyncmy."""
+
+    dialect = "mysql"
+    way_in = "call `await connection.begin()` first"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        """Ask for what the server said last."""
+        return bool(self._connection.get_transaction_status())
+
+    def joins(self) -> bool:
+        """Without autocommit the first statement opens one."""
+        return self.in_transaction() or not self._connection.get_autocommit()
+
+    async def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        return await tasks.send(self._connection, statement)

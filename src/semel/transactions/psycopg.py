@@ -1,0 +1,49 @@
+"""psycopg 3, for threads and for asyncio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg.pq import TransactionStatus
+
+from semel.stores.sql.postgres import aio_executor, executor
+from semel.stores.sql.verbs import Reply, Statement
+from semel.transactions.links import AsyncPlainLink, PlainLink
+
+_OPEN = frozenset({TransactionStatus.INTRANS, TransactionStatus.INERROR})
+
+
+class PsycopgLink(PlainLink):
+    """A `psycopg.Connection`, or the `Transaction` that its `transaction()` gives."""
+
+    dialect = "postgresql"
+    way_in = "use `with connection.transaction():` around it"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = getattr(connection, "connection", connection)
+
+    def in_transaction(self) -> bool:
+        """Ask for what the server said last."""
+        return self._connection.info.transaction_status in _OPEN
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        return executor.execute(self._connection, statement)
+
+
+class AsyncPsycopgLink(AsyncPlainLink):
+    """A `psycopg.AsyncConnection`, or the `AsyncTransaction` that its `transaction()` gives."""
+
+    dialect = "postgresql"
+    way_in = "use `async with connection.transaction():` around it"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = getattr(connection, "connection", connection)
+
+    def in_transaction(self) -> bool:
+        """Ask for what the server said last."""
+        return self._connection.info.transaction_status in _OPEN
+
+    async def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        return await aio_executor.execute(self._connection, statement)

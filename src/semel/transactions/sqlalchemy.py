@@ -1,0 +1,87 @@
+"""SQLAlchemy 2: Session and Connection, AsyncSession and AsyncConnection.
+
+Savepoints are SQLAlchemy's own, because a Session has to know which of its objects went with one.
+The statements go to the driver's connection underneath: each driver's ways are known already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.stores.sql.verbs import Reply, Statement
+from semel.transactions import families
+from semel.transactions.links import AsyncNested, Nested, no_transaction
+from semel.transactions.sqlite import AsyncSQLiteLink, SQLiteLink
+
+_DIALECTS = {"mariadb": "mysql"}
+"""Where SQLAlchemy has two names for what is one to us."""
+
+_AUTOCOMMIT = "SQLAlchemy runs this connection in AUTOCOMMIT: give it another isolation level"
+
+
+class SQLAlchemyLink:
+    """A `Session` or a `Connection`."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.dialect = _dialect(given)
+
+    def begin(self) -> Nested:
+        """Open a savepoint of SQLAlchemy's."""
+        given = self._given
+        if not given.in_transaction():
+            raise no_transaction("use `with session.begin():` around it")
+        core = given if _is_core(given) else given.connection()
+        self._driver = families.link_to(core.connection.driver_connection, asynchronous=False)
+        if isinstance(self._driver, SQLiteLink):
+            self._driver.ensure()
+        nested: Nested = given.begin_nested()
+        if core is not given:
+            given.connection()  # a Session sets its savepoint when the connection is asked for
+        if not self._driver.joins():
+            nested.rollback()
+            raise no_transaction(_AUTOCOMMIT)
+        return nested
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement on the driver's connection."""
+        return self._driver.execute(statement)
+
+
+class AsyncSQLAlchemyLink:
+    """An `AsyncSession` or an `AsyncConnection`."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.dialect = _dialect(given)
+
+    async def begin(self) -> AsyncNested:
+        """Open a savepoint of SQLAlchemy's."""
+        given = self._given
+        if not given.in_transaction():
+            raise no_transaction("use `async with session.begin():` around it")
+        core = given if _is_core(given) else await given.connection()
+        raw = (await core.get_raw_connection()).driver_connection
+        self._driver = families.link_to(raw, asynchronous=True)
+        if isinstance(self._driver, AsyncSQLiteLink):
+            await self._driver.ensure()
+        nested: AsyncNested = await given.begin_nested()
+        if core is not given:
+            await given.connection()
+        if not self._driver.joins():
+            await nested.rollback()
+            raise no_transaction(_AUTOCOMMIT)
+        return nested
+
+    async def execute(self, statement: Statement) -> Reply:
+        """Run one statement on the driver's connection."""
+        return await self._driver.execute(statement)
+
+
+def _is_core(given: Any) -> bool:
+    return hasattr(given, "exec_driver_sql")
+
+
+def _dialect(given: Any) -> str:
+    name: str = (given if _is_core(given) else given.get_bind()).dialect.name
+    return _DIALECTS.get(name, name)

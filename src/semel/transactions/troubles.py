@@ -1,0 +1,136 @@
+"""The one place where a driver's error inside a caller's transaction becomes ours.
+
+Drivers are not imported: PostgreSQL's errors carry an SQLSTATE, MySQL's a number, SQLite's a code
+of its own. SQLAlchemy and Django wrap them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NoReturn, TypeAlias
+
+from semel.errors import (
+    ConcurrentRequest,
+    ConfigError,
+    IdempotencyError,
+    OutcomeUnknown,
+    RetryTransaction,
+    StoreError,
+)
+
+Code: TypeAlias = str | int
+
+_REPEAT: Final = frozenset({
+    "40001",  # serialization failure
+    "40P01",  # deadlock
+    1020,     # MariaDB: the row has changed since the transaction's snapshot
+    1205,     # lock wait timeout
+    1213,     # deadlock
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+})  # fmt: skip
+"""The unit of work lost against another one, and may win when it is repeated."""
+
+_IN_LINE: Final = frozenset({"55P03", 1205})
+"""While claiming: the wait for the record was too long."""
+
+_MET: Final = frozenset({"23505"})
+"""While claiming: a row of the same key that came at the same moment."""
+
+_ENDED: Final = frozenset({"3B001", "25P01", 1305, "no such savepoint"})
+"""The savepoint is gone, and so is its transaction."""
+
+_NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
+
+_NO_TRANSACTION: Final = frozenset({"25P01"})
+
+_WRAPPERS: Final = frozenset({"sqlalchemy", "django"})
+
+
+def must_repeat(error: BaseException) -> bool:
+    """Whether the database asks for the whole unit of work again."""
+    return isinstance(error, RetryTransaction) or not _REPEAT.isdisjoint(_codes(error))
+
+
+def repeat() -> RetryTransaction:
+    """Say what has to be done."""
+    return RetryTransaction(
+        "the database gave up this transaction in favour of another one: roll it back and repeat "
+        "the whole unit of work, as idem.run_transaction() does"
+    )
+
+
+def refuse_claim(error: Exception) -> NoReturn:
+    """Raise what an error before the block means."""
+    codes = set(_codes(error))
+    if not _IN_LINE.isdisjoint(codes):
+        raise ConcurrentRequest(
+            "an open transaction has this key and did not end within the time that this caller "
+            "waits; try again later"
+        ) from error
+    if not _MET.isdisjoint(codes):
+        raise repeat() from error
+    if not _NO_TRANSACTION.isdisjoint(codes):
+        raise ConfigError(
+            "idem.transaction() needs an open transaction, and this connection commits each "
+            "statement by itself"
+        ) from error
+    _raise(error, codes)
+
+
+def refuse_end(error: Exception) -> NoReturn:
+    """Raise what an error after the block means."""
+    codes = set(_codes(error))
+    if not _ENDED.isdisjoint(codes):
+        raise ended() from error
+    _raise(error, codes)
+
+
+def ended() -> OutcomeUnknown:
+    """Say that the transaction did not last as long as the block."""
+    return OutcomeUnknown(
+        "the transaction was ended inside the block of idem.transaction(). If it was committed, so "
+        "was what the block had done until then, and its record is held as unknown; commit after "
+        "the block"
+    )
+
+
+def _raise(error: Exception, codes: set[Code]) -> NoReturn:
+    if isinstance(error, IdempotencyError):
+        raise error
+    if must_repeat(error):
+        raise repeat() from error
+    if not _NO_TABLE.isdisjoint(codes):
+        raise ConfigError(
+            f"the table of records is missing in this database ({_first_line(error)}): run "
+            "`semel migrate`, or use the engine's ordinary calls once, which make it"
+        ) from error
+    raise StoreError(
+        f"the record could not be written in this transaction: {_first_line(error)}"
+    ) from error
+
+
+def _first_line(error: Exception) -> str:
+    # The rest can hold users' keys and values.
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _codes(error: BaseException | None) -> Iterator[Code]:
+    while error is not None:
+        yield from _own_code(error)
+        wrapped = type(error).__module__.partition(".")[0] in _WRAPPERS
+        error = (getattr(error, "orig", None) or error.__cause__) if wrapped else None
+
+
+def _own_code(error: BaseException) -> Iterator[Code]:
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        yield state
+    name = getattr(error, "sqlite_errorname", None)
+    if isinstance(name, str):
+        # SQLITE_BUSY_SNAPSHOT is a kind of SQLITE_BUSY; plain errors are told apart by their words.
+        yield "_".join(name.split("_")[:2])
+        yield str(error).partition(":")[0]
+    if error.args and isinstance(error.args[0], int):
+        yield error.args[0]
