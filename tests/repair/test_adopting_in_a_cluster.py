@@ -1,0 +1,33 @@
+"""While a cluster moves a slot, a record is adopted alone and its index entry follows."""
+
+from __future__ import annotations
+
+from redis.exceptions import TryAgainError
+
+from semel.core.records import Identity, RenewRequest
+from semel.stores.redis import scripts
+from semel.stores.redis.delivery import deliver, never
+from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.verbs import Verbs
+
+CALL = Verbs(KeyLayout("idem:")).adopt(RenewRequest(Identity("orders", "a"), bytes(12), 30.0))
+
+
+def after_moving(reply):
+    """The scripts of the round trips after one that was told TRYAGAIN."""
+    delivery = deliver([CALL], never)
+    next(delivery)
+    (alone,) = delivery.send([TryAgainError("slot on the move")])
+    assert alone.call.keys == CALL.keys[:1]
+    try:
+        return [attempt.call.script for attempt in delivery.send([reply])]
+    except StopIteration:
+        return []
+
+
+def test_the_index_entry_of_an_adopted_record_follows():
+    assert after_moving([b"adopted", b"the record", -1, 0]) == [scripts.NOTE]
+
+
+def test_nothing_follows_where_nothing_was_adopted():
+    assert after_moving(None) == []
