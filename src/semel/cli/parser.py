@@ -60,7 +60,8 @@ def _reading(command: _Command) -> None:
     made = command("stuck", reading.stuck, "list abandoned attempts; exit code 1 if there are any")
     made.add_argument("--older-than", type=_duration, default=300.0, metavar="5m")
     made.add_argument("--limit", type=_whole, default=100, metavar="N")
-    _json(made, result=True)
+    made.set_defaults(result=False)  # what is stuck has none
+    _json(made)
     _json(command("counts", reading.counts, "count the records by state"))
 
 
