@@ -1,0 +1,304 @@
+"""Two transactions with one key, and transactions that the database gives up.
+
+| # | fault | expected in transactional mode |
+|---|---|---|
+| 8 | paused for long, then complete | unaffected: others wait for the commit, and replay |
+| 28 | deadlock, serialization failure, SQLITE_BUSY | one typed error; repeated whole, it succeeds |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+
+import psycopg
+import pymysql
+import pytest
+
+from semel import ConcurrentRequest, Idempotency, Policy, RetryTransaction
+from transactions.conftest import started
+from transactions.kinds import KINDS, ONE_EACH, PATIENCE, mysql_login, path_of
+
+fault = pytest.mark.fault
+
+SOON = Policy(wait_timeout=0.3)
+
+
+def on(kinds):
+    return pytest.mark.parametrize("world", kinds, ids=lambda kind: kind.name, indirect=True)
+
+
+class Declined(Exception):
+    """A business error."""
+
+
+class Pause:
+    """A point that the first transaction reaches, and where it stays until it is let go."""
+
+    def __init__(self):
+        self._reached, self._released = threading.Event(), threading.Event()
+
+    def wait_reached(self):
+        assert self._reached.wait(PATIENCE), "nobody came"
+
+    def release(self):
+        self._released.set()
+
+    def stay(self):
+        self._reached.set()
+        assert self._released.wait(PATIENCE), "nobody let go"
+
+
+async def paying_slowly(world, pause, *, fails=False):
+    """The unit of work of `world.pay`, which stays in its transaction for a while."""
+    async with world.engine() as idem, world.work() as work, world.once(idem, work) as attempt:
+        await work.run("INSERT INTO ledger VALUES ('order-1', 1)")
+        attempt.result = {"paid": "order-1"}
+        await asyncio.to_thread(pause.stay)
+        if fails:
+            raise Declined
+
+
+async def paying(world, **options):
+    async with world.engine() as idem:
+        return await world.pay(idem, **options)
+
+
+@fault(8)
+@on(KINDS)
+async def test_a_duplicate_waits_for_the_commit_and_replays(world):
+    async with world.engine():
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause))
+        pause.wait_reached()
+        second = started(lambda: paying(world))
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.2)
+        pause.release()
+        first.result(PATIENCE)
+        assert second.result(PATIENCE).replayed
+    assert world.entries() == ["order-1"]
+
+
+@on(ONE_EACH)
+async def test_a_duplicate_of_one_that_was_rolled_back_runs(world):
+    async with world.engine():
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause, fails=True))
+        pause.wait_reached()
+        second = started(lambda: paying(world))
+        pause.release()
+        assert isinstance(first.exception(PATIENCE), Declined)
+        with suppress(RetryTransaction):  # MySQL's waiters of a row that vanished may deadlock
+            assert not second.result(PATIENCE).replayed
+            assert world.entries() == ["order-1"]
+
+
+@on([kind for kind in KINDS if kind.dialect != "sqlite"])
+async def test_a_duplicate_out_of_patience_is_told_busy_and_its_transaction_goes_on(world):
+    async with world.engine() as idem:
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause))
+        pause.wait_reached()
+        async with world.work() as work:
+            with pytest.raises(ConcurrentRequest, match="open transaction has this key"):
+                async with world.once(idem, work, policy=SOON):
+                    pytest.fail("it ran")
+            await work.run("INSERT INTO ledger VALUES ('other', 1)")
+        pause.release()
+        first.result(PATIENCE)
+    assert world.entries() == ["order-1", "other"]
+
+
+@on([kind for kind in KINDS if kind.name in {"psycopg", "asyncpg"}])
+async def test_who_does_not_wait_is_told_busy_at_once(world):
+    async with world.engine() as idem:
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause))
+        pause.wait_reached()
+        async with world.work() as work:
+            with pytest.raises(ConcurrentRequest):
+                async with world.once(idem, work, policy=Policy(concurrent="reject")):
+                    pytest.fail("it ran")
+        pause.release()
+        first.result(PATIENCE)
+
+
+BOUNDS = {
+    "sqlite": "PRAGMA busy_timeout",
+    "postgresql": "SELECT current_setting('lock_timeout')",
+    "mysql": "SELECT @@SESSION.innodb_lock_wait_timeout",
+}
+
+
+@on(ONE_EACH)
+async def test_the_sessions_own_bound_for_locks_is_restored(world):
+    async with world.engine() as idem, world.work() as work:
+        before = await work.run(BOUNDS[world.kind.dialect])
+        async with world.once(idem, work, payload=1, policy=SOON) as attempt:
+            assert await work.run(BOUNDS[world.kind.dialect]) == before
+            attempt.result = 1
+        with pytest.raises(Exception, match="another payload"):
+            async with world.once(idem, work, payload=2, policy=SOON):
+                pytest.fail("it ran")
+        assert await work.run(BOUNDS[world.kind.dialect]) == before
+
+
+# --- the database gives up a transaction -----------------------------------------------------
+
+
+@contextmanager
+def begun(url):
+    """A unit of work on a plain connection, for `run_transaction`."""
+    if url.startswith("sqlite"):
+        opened = sqlite3.connect(path_of(url), timeout=PATIENCE, isolation_level=None)
+    elif url.startswith("postgresql"):
+        opened = psycopg.connect(url, autocommit=True)
+    else:
+        opened = pymysql.connect(**mysql_login(url))
+    with closing(opened) as connection:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN")
+        try:
+            yield connection
+        except BaseException:
+            with suppress(sqlite3.OperationalError):  # SQLite may have rolled back by itself
+                cursor.execute("ROLLBACK")
+            raise
+        cursor.execute("COMMIT")
+
+
+def execute(connection, sql):
+    cursor = connection.cursor()
+    cursor.execute(sql)
+    return cursor.fetchall() if cursor.description else None
+
+
+PLAIN = [kind for kind in KINDS if kind.name in {"psycopg", "pymysql"}]
+
+
+def accounts(world):
+    world.query("CREATE TABLE account (name VARCHAR(9) PRIMARY KEY, amount INTEGER NOT NULL)")
+    world.query("INSERT INTO account VALUES ('x', 0), ('y', 0)")
+
+
+def crossing(world, meet, tries):
+    """Two units of work that update the same two rows in opposite order."""
+
+    def unit(key, one, other):
+        def fn(connection):
+            tries.append(key)
+            execute(connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{one}'")
+            if len(tries) <= 2:
+                meet.wait(PATIENCE)
+            execute(connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{other}'")
+            return key
+
+        with Idempotency(world.url) as idem:
+            return idem.run_transaction(lambda: begun(world.url), key, fn)
+
+    async def first():
+        return unit("a", "x", "y")
+
+    async def second():
+        return unit("b", "y", "x")
+
+    return started(first), started(second)
+
+
+@fault(28)
+@on(PLAIN)
+async def test_a_deadlock_is_repeated_as_a_whole_and_both_take_effect_once(world):
+    async with world.engine():
+        accounts(world)
+        tries = []
+        both = crossing(world, threading.Barrier(2), tries)
+        assert [future.result(PATIENCE) for future in both] == ["a", "b"]
+    assert len(tries) == 3, "no deadlock came about"
+    assert world.query("SELECT amount FROM account") == [(2,), (2,)]
+
+
+@fault(28)
+@on(PLAIN)
+async def test_a_deadlock_in_the_block_is_one_typed_error_with_its_cause(world):
+    async with world.engine() as idem:
+        accounts(world)
+        met = threading.Barrier(2)
+
+        async def unit(key, one, other):
+            with begun(world.url) as connection, idem.transaction(connection, key):
+                execute(connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{one}'")
+                met.wait(PATIENCE)
+                execute(
+                    connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{other}'"
+                )
+
+        both = [started(lambda: unit("a", "x", "y")), started(lambda: unit("b", "y", "x"))]
+        (lost,) = [error for future in both if (error := future.exception(PATIENCE)) is not None]
+        assert isinstance(lost, RetryTransaction)
+        assert "whole unit of work" in str(lost)
+        assert "eadlock" in str(lost.__cause__)
+        assert idem.marks.check("a") is not idem.marks.check("b")
+
+
+@fault(28)
+@on([kind for kind in KINDS if kind.name == "psycopg"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_under_stricter_isolation_a_duplicate_that_waited_is_to_be_repeated(world, level):
+    async with world.engine() as idem:
+
+        @asynccontextmanager
+        async def strict():
+            async with world.work() as work:
+                await work.run(f"SET TRANSACTION ISOLATION LEVEL {level}")
+                yield work
+
+        async with strict() as work:
+            await work.run("SELECT 1 FROM ledger")  # from here on it sees the past
+            await world.pay(idem)
+            with pytest.raises(RetryTransaction):
+                async with world.once(idem, work):
+                    pytest.fail("it ran")
+        async with strict() as work, world.once(idem, work) as attempt:
+            assert attempt.replayed
+
+
+@on([kind for kind in KINDS if kind.name == "pymysql"])
+async def test_under_repeatable_read_a_row_of_another_commit_is_seen_all_the_same(world):
+    async with world.engine() as idem, world.work() as work:
+        await work.run("SELECT count(*) FROM ledger")  # from here on plain reads see the past
+        await world.pay(idem)
+        async with world.once(idem, work) as attempt:
+            assert (attempt.replayed, attempt.result) == (True, {"paid": "order-1"})
+        assert await work.run("SELECT count(*) FROM ledger") == [(0,)]
+
+
+@fault(28)
+@on([kind for kind in KINDS if kind.name == "sqlite3"])
+async def test_a_deferred_sqlite_transaction_that_has_read_cannot_be_waited_out(world):
+    async with world.engine() as idem:
+        with closing(sqlite3.connect(path_of(world.url), isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            connection.execute("SELECT count(*) FROM ledger").fetchall()
+            await world.pay(idem, "another")
+            with pytest.raises(RetryTransaction) as refused, idem.transaction(connection, "k"):
+                pytest.fail("it ran")
+            assert refused.value.__cause__.sqlite_errorname == "SQLITE_BUSY_SNAPSHOT"
+            connection.execute("ROLLBACK")
+
+
+@fault(28)
+@on([kind for kind in KINDS if kind.name == "sqlite3"])
+async def test_a_locked_sqlite_database_is_waited_for_and_then_to_be_repeated(world):
+    async with world.engine() as idem, world.work():
+        with closing(sqlite3.connect(path_of(world.url), isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            with (
+                pytest.raises(RetryTransaction) as refused,
+                idem.transaction(connection, "k", policy=SOON),
+            ):
+                pytest.fail("it ran")
+            assert refused.value.__cause__.sqlite_errorname == "SQLITE_BUSY"
+            connection.execute("ROLLBACK")
