@@ -9,7 +9,7 @@ VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
 COVERAGE_MIN ?= 100
-COVERED := src/semel/*.py,src/semel/core/*,src/semel/engine/*,src/semel/sync/*,src/semel/aio/*,src/semel/stores/*
+COVERED := src/semel/*
 
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.ready
@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick check lint types layers docs diagram constraints clean
+.PHONY: help setup demo servers test quick check lint types layers docs bench diagram constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
@@ -62,6 +62,11 @@ layers: $(READY)  ## imports go downward only
 
 docs: $(READY)  ## build the documentation into site/; a warning is an error
 	$(RUN) mkdocs build --strict
+
+bench: servers  ## measure what the docs state: import time, memory per record, claims during a purge
+	$(VENV)/bin/python benchmarks/import_time.py
+	$(VENV)/bin/python benchmarks/redis_memory.py
+	$(VENV)/bin/python benchmarks/purge.py
 
 diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
 	$(VENV)/bin/python scripts/diagram.py
