@@ -54,7 +54,7 @@ def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, An
     """Give a Redis store of the application, if it is one; options are for URLs."""
     if not isinstance(front, kind):
         found = type(front).__name__
-        raise ConfigError(f"the front is a Redis URL or a {kind.__name__}, not a {found}")
+        raise ConfigError(f"the front must be a Redis URL or {kind.__name__}, not {found}")
     if options:
         raise ConfigError(f"the option {min(options)!r} goes with a front that is given by URL")
     return front
@@ -70,5 +70,5 @@ def checked_behind(behind: Any, *, asynchronous: bool) -> Any:
             raise ConfigError(f"the store behind is not {needed.__name__}: {found}")
     if inspect.iscoroutinefunction(getattr(behind, "claim", None)) is not asynchronous:
         wanted = "asyncio" if asynchronous else "threads"
-        raise ConfigError(f"the store behind must be one for {wanted}, not a {found}")
+        raise ConfigError(f"the store behind must be one for {wanted}, not {found}")
     return behind

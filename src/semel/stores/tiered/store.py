@@ -78,7 +78,7 @@ class TieredStore:
         self._tier = Tier(front._keys.prefix, longest)  # noqa: SLF001 - our own class
 
     def __repr__(self) -> str:
-        return f"<TieredStore behind={self._behind!r}>"
+        return f"<TieredStore in front of {self._behind!r}>"
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the front answers if it may, else SQL."""

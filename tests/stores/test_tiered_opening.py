@@ -1,0 +1,204 @@
+"""Tiers by URL, by objects and by settings; what is wrong is said before anything is connected."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+import redis
+
+from engines.facade import never
+from semel import AsyncIdempotency, Idempotency
+from semel.core.settings import load_settings
+from semel.errors import ConfigError
+from semel.stores.base import (
+    AsyncBatching,
+    AsyncRepairing,
+    AsyncScannable,
+    Batching,
+    Repairing,
+    Scannable,
+)
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.redis import RedisStore
+from semel.stores.redis import open_async_store as open_async_redis
+from semel.stores.redis import open_store as open_redis
+from semel.stores.registry import open_async_store, open_store
+from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
+from semel.stores.tiered import AsyncTieredStore, TieredStore, aio, aio_front, front, store
+from stores.tiered_given import ANNA, BERT, KEY, RED, RESULT, ask, entry_key
+
+NOWHERE = "redis://127.0.0.1:1"
+
+
+# --- by objects ---------------------------------------------------------------------------------
+
+
+def test_stores_of_the_application_are_used_and_stay_open(redis_url, tmp_path):
+    client = redis.Redis.from_url(redis_url)
+    in_front, behind = RedisStore(client, prefix="shop:"), SQLiteStore(tmp_path / "semel.db")
+    tiers = TieredStore(in_front, behind)
+    tiers.claim(ask(ANNA, RED))
+    assert tiers.complete(KEY, ANNA, RESULT, 60)
+    assert client.exists(entry_key(KEY, "shop:"))
+    tiers.close()
+    assert client.ping()
+    assert behind.claim(ask(BERT, RED)).outcome == RESULT
+    behind.close()
+    client.close()
+
+
+async def test_async_stores_of_the_application_are_used_and_stay_open(redis_url, tmp_path):
+    in_front, behind = open_async_redis(redis_url), AsyncSQLiteStore(tmp_path / "semel.db")
+    tiers = AsyncTieredStore(in_front, behind)
+    await tiers.claim(ask(ANNA, RED))
+    assert await tiers.complete(KEY, ANNA, RESULT, 60)
+    await tiers.close()
+    assert (await behind.claim(ask(BERT, RED))).outcome == RESULT
+    assert await in_front.get(KEY) is None
+    await behind.close()
+    await in_front.close()
+
+
+def test_a_url_in_front_of_a_store_of_the_application(redis_url, tmp_path):
+    behind = SQLiteStore(tmp_path / "semel.db")
+    tiers = open_store(redis_url, behind=behind, max_connections=3, front_ttl=5)
+    assert repr(tiers) == f"<TieredStore in front of {behind!r}>"
+    assert tiers.claim(ask(ANNA)).number == 1
+    tiers.close()
+    assert behind.get(KEY).owner == ANNA
+    behind.close()
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///semel.db", "memory://", "postgresql://h/d", "other://x"]
+)
+def test_only_redis_stands_in_front(url):
+    with pytest.raises(ConfigError, match="goes with Redis in front"):
+        open_store(url, behind="memory://")
+    with pytest.raises(ConfigError, match="goes with Redis in front"):
+        open_async_store(url, behind="memory://")
+
+
+def test_the_front_must_be_a_redis_store_of_the_right_kind():
+    given = open_async_redis(NOWHERE)
+    with pytest.raises(ConfigError, match="a Redis URL or RedisStore, not AsyncRedisStore"):
+        TieredStore(given, "memory://")
+    with pytest.raises(ConfigError, match="a Redis URL or AsyncRedisStore, not MemoryStore"):
+        AsyncTieredStore(MemoryStore(), "memory://")
+
+
+def test_options_go_with_a_front_that_is_given_by_url():
+    with pytest.raises(ConfigError, match="'max_connections' goes with a front"):
+        TieredStore(open_redis(NOWHERE), MemoryStore(), max_connections=3)
+    with pytest.raises(ConfigError, match="unknown option 'colour'"):
+        open_store(NOWHERE, behind="memory://", colour="red")
+
+
+@pytest.mark.parametrize("behind", [NOWHERE, open_redis(NOWHERE), open_async_redis(NOWHERE)])
+def test_redis_cannot_decide(behind):
+    with pytest.raises(ConfigError, match="must not be Redis"):
+        open_store(NOWHERE, behind=behind)
+
+
+def test_the_store_behind_must_be_of_the_right_kind():
+    with pytest.raises(ConfigError, match="for threads, not AsyncMemoryStore"):
+        open_store(NOWHERE, behind=AsyncMemoryStore())
+    with pytest.raises(ConfigError, match="for asyncio, not MemoryStore"):
+        open_async_store(NOWHERE, behind=MemoryStore())
+    with pytest.raises(ConfigError, match="is not Batching: object"):
+        open_store(NOWHERE, behind=object())
+
+
+@pytest.mark.parametrize("name", ["front_ttl", "front_timeout"])
+def test_durations_are_more_than_nothing(name):
+    with pytest.raises(ConfigError, match=name):
+        open_store(NOWHERE, behind="memory://", **{name: 0})
+
+
+# --- by settings ----------------------------------------------------------------------------------
+
+
+def test_settings_name_the_store_behind(tmp_path):
+    (tmp_path / "semel.toml").write_text(f'url = "{NOWHERE}"\nbehind = "sqlite:///a.db"')
+    assert load_settings({}, tmp_path).behind == "sqlite:///a.db"
+    by_variable = load_settings({"SEMEL_BEHIND": "sqlite:///b.db"}, tmp_path)
+    assert (by_variable.url, by_variable.behind) == (NOWHERE, "sqlite:///b.db")
+    (tmp_path / "semel.ci.toml").write_text('url = "memory://"\nbehind = ""')
+    assert load_settings({"SEMEL_ENV": "ci"}, tmp_path).behind is None
+    assert load_settings({}, tmp_path, url="memory://", behind=None).behind is None
+
+
+def test_production_keeps_nothing_in_memory_behind_either(tmp_path):
+    with pytest.raises(ConfigError, match="must not keep its records in memory"):
+        load_settings({"SEMEL_ENV": "production"}, tmp_path, url=NOWHERE, behind="memory://")
+    settings = load_settings(
+        {"SEMEL_ENV": "production"}, tmp_path, url=NOWHERE, behind="sqlite:///semel.db"
+    )
+    assert settings.behind == "sqlite:///semel.db"
+
+
+async def test_engines_open_tiers_by_settings(redis_url, sqlite_url, monkeypatch):
+    monkeypatch.setenv("SEMEL_URL", redis_url)
+    monkeypatch.setenv("SEMEL_BEHIND", sqlite_url)
+    with Idempotency() as idem:
+        assert idem.execute("k", lambda: "done") == "done"
+        assert isinstance(idem._store, TieredStore)
+    async with AsyncIdempotency() as idem:
+        assert await idem.consume("k", never) is False
+        assert isinstance(idem._store, AsyncTieredStore)
+
+
+def test_a_store_behind_another_than_redis_is_refused_by_engines(monkeypatch):
+    monkeypatch.setenv("SEMEL_BEHIND", "sqlite:///semel.db")
+    with pytest.raises(ConfigError, match="goes with Redis in front"):
+        Idempotency("memory://")
+
+
+# --- twins ------------------------------------------------------------------------------------------
+
+
+class Plain(ast.NodeTransformer):
+    """Leaves out what makes a text asynchronous."""
+
+    def visit_AsyncFunctionDef(self, node):
+        return self.visit(ast.FunctionDef(**vars(node)))
+
+    def visit_Await(self, node):
+        return self.visit(node.value)
+
+    def visit_Name(self, node):
+        name = node.id.removeprefix("Async")
+        return ast.Name({"open_async_store": "open_store"}.get(name, name), node.ctx)
+
+    def visit_Constant(self, node):
+        text = node.value
+        if isinstance(text, str):
+            return ast.Constant(text.replace("Async", ""))
+        return ast.Constant(value=False) if text is True else node
+
+
+def methods(module, name: str) -> str:
+    tree = ast.parse(inspect.getsource(module))
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return "\n\n".join(ast.unparse(Plain().visit(node)) for node in found.body)
+
+
+def test_the_two_stores_read_alike():
+    assert methods(aio, "AsyncTieredStore") == methods(store, "TieredStore")
+
+
+def test_the_two_fronts_read_alike():
+    assert methods(aio_front, "AsyncFront") == methods(front, "Front")
+
+
+def test_both_stores_offer_batches_listings_and_repair():
+    plain = TieredStore(NOWHERE, MemoryStore())
+    asynchronous = AsyncTieredStore(NOWHERE, AsyncMemoryStore())
+    assert all(isinstance(plain, each) for each in (Batching, Scannable, Repairing))
+    offered = (AsyncBatching, AsyncScannable, AsyncRepairing)
+    assert all(isinstance(asynchronous, each) for each in offered)
