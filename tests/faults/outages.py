@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
@@ -15,20 +15,16 @@ from engines.facade import Driven, World
 from semel.stores.redis import AsyncRedisStore, RedisStore
 
 
-class Outage:
-    """A store that one engine cannot reach while `during()` lasts; others can."""
+class Outage(NamedTuple):
+    """An engine, and a block during which it cannot reach its store."""
 
-    def __init__(
-        self, world: World, store: Any, during: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        self.engine = world.engine_on(world.kind.steered(store))
-        self.during = during
+    engine: Driven
+    during: Callable[[], AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
 def write_locked(world: World) -> Iterator[Outage]:
     """Another connection has the write lock for longer than the store waits."""
-    store = world.kind.open_store(world.url, timeout=0.1)
 
     @contextlib.contextmanager
     def locked() -> Iterator[None]:
@@ -39,10 +35,9 @@ def write_locked(world: World) -> Iterator[Outage]:
             holder.execute("BEGIN IMMEDIATE")
             yield
 
-    try:
-        yield Outage(world, store, locked)
-    finally:
-        world.kind.finish(store.close)
+    store = world.kind.open_store(world.url, timeout=0.1)
+    with _engine_on(world, store, store.close) as engine:
+        yield Outage(engine, locked)
 
 
 @contextlib.contextmanager
@@ -64,17 +59,23 @@ def pool_exhausted(world: World) -> Iterator[Outage]:
         finally:
             world.kind.finish(pool.release, connection)
 
-    try:
-        yield Outage(world, store, exhausted)
-    finally:
-        world.kind.finish(close)
+    with _engine_on(world, store, close) as engine:
+        yield Outage(engine, exhausted)
 
 
 @contextlib.contextmanager
 def short_of_time(world: World) -> Iterator[Driven]:
     """An engine whose store answers within a fifth of a second, or not at all."""
     store = world.kind.open_store(world.url, timeout=0.2)
+    with _engine_on(world, store, store.close) as engine:
+        yield engine
+
+
+@contextlib.contextmanager
+def _engine_on(world: World, store: Any, close: Callable[[], Any]) -> Iterator[Driven]:
+    engine = world.engine_on(world.kind.steered(store))
     try:
-        yield world.engine_on(world.kind.steered(store))
+        yield engine
     finally:
-        world.kind.finish(store.close)
+        engine.close()
+        world.kind.finish(close)
