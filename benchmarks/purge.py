@@ -20,8 +20,8 @@ import time
 
 import psycopg
 import pymysql
-from backends import BACKENDS
 
+from backends import BACKENDS
 from semel import open_store
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.repair import purge
