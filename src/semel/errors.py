@@ -26,7 +26,7 @@ outside (`code`, `http_status`, `grpc_status`), so that every door answers alike
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class IdempotencyError(Exception):
@@ -36,6 +36,16 @@ class IdempotencyError(Exception):
     retry_helps: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pools of processes send errors as pickles, which would call __init__ with the message.
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[IdempotencyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(IdempotencyError, ValueError):

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from semel.core.records import Busy, Claimed, ClaimRequest, Encoded, Finished, Identity, State
-from semel.errors import ConfigError, StoreError
+from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.stores.sql import sqlite_source
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.testing import FakeClock
@@ -121,8 +121,27 @@ def test_a_table_of_a_newer_version_is_refused(store, path):
 def test_a_record_of_a_newer_version_is_refused(store, path):
     finish(store, 1)
     query(path, "UPDATE idempotent_record SET format = 2")
-    with pytest.raises(StoreError, match=r"written by a newer version of semel \(format 2"):
+    with pytest.raises(RecordUnreadable, match=r"written by a newer version of semel \(format 2"):
         store.claim(ask(1))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE idempotent_record SET status = 7",
+        "UPDATE idempotent_record SET superseded = x'ff'",
+        "UPDATE idempotent_record SET created_at = 'soon'",
+    ],
+)
+def test_a_damaged_row_is_named_as_such_without_showing_its_key(store, path, damage):
+    finish(store, 1)
+    query(path, damage)
+    with pytest.raises(RecordUnreadable, match="row is damaged") as refused:
+        store.claim(ask(1))
+    assert str(refused.value).count("cannot be read") == 1
+    assert identity(1).key not in str(refused.value)
+    assert store.forget(identity(1)), "the way out that the error names"
+    assert isinstance(store.claim(ask(1)), Claimed)
 
 
 def test_somebody_elses_table_of_that_name_is_left_alone(path):
@@ -147,8 +166,10 @@ def test_another_process_may_create_the_table_first(path, monkeypatch):
 def test_a_digest_that_belongs_to_another_identity_is_an_error(store, path):
     finish(store, 1)
     query(path, "UPDATE idempotent_record SET idem_key = 'other'")
-    with pytest.raises(StoreError, match=r"digest of .* is taken by"):
+    with pytest.raises(StoreError, match=r"digest of .* is taken by") as refused:
         store.claim(ask(1))
+    assert "other'" not in str(refused.value)
+    assert identity(1).key not in str(refused.value)
 
 
 @pytest.mark.parametrize(

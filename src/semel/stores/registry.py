@@ -84,7 +84,8 @@ def open_async_store(
 
 def _opener(url: object, name: str, *, tiers: bool) -> Any:
     if not isinstance(url, str) or "://" not in url:
-        shown = "an object of type " + type(url).__name__ if not isinstance(url, str) else repr(url)
+        # Not the text itself: whatever it is, it may hold a password.
+        shown = "a text without ://" if isinstance(url, str) else f"a {type(url).__name__}"
         raise ConfigError(
             f"a store URL looks like sqlite:///semel.db or redis://localhost:6379/0; got {shown}"
         )

@@ -17,6 +17,7 @@ from semel.errors import RecordUnreadable, StoreError, StoreFull, StoreUnavailab
 DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""
 
+_COMMAND = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _OUR_SCRIPTS = re.compile(r"SEMEL<(.*?)>")
 _NOT_PERMITTED = re.compile(r"NOPERM|no permissions|can't run this command|can't access at least")
 _MISSING = re.compile(r"'([^']*)' command|\b(key|command|channel)")
@@ -76,9 +77,11 @@ _BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
 
 
 def failure(error: BaseException, where: str) -> StoreError:
-    """Our error for what redis-py raised, which stays its cause."""
-    ours = _ours(error, str(error), where)
-    ours.__cause__ = error
+    """Our error for what redis-py raised, which stays its cause unless it repeats a command."""
+    text = str(error)
+    said = _COMMAND.sub("", text)
+    ours = _ours(error, said, where)
+    ours.__cause__ = error if said == text else None
     return ours
 
 
@@ -115,4 +118,5 @@ def translated(where: str) -> Iterator[None]:
     try:
         yield
     except DRIVER_ERRORS as error:
-        raise failure(error, where) from error
+        ours = failure(error, where)
+        raise ours from ours.__cause__

@@ -70,9 +70,9 @@ class Combiner:
         self._session.close()
 
     def _lead(self) -> None:
-        with self._mutex:
-            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
         try:
+            with self._mutex:
+                batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             self._session.run(batch, _wake)
         finally:
             with self._mutex:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from semel.core.records import Encoded, Identity, Record, State
-from semel.errors import StoreError
+from semel.errors import RecordUnreadable
 
 FORMAT = 1
 """Version of the row's content; rows of a newer version are refused, not guessed at."""
@@ -68,6 +68,13 @@ def to_row(record: Record) -> Row:
 
 def to_record(row: Row, now: float) -> Record:
     """Read a row back, as seen at `now`."""
+    try:
+        return _read(row, now)
+    except (TypeError, ValueError, msgspec.MsgspecError) as broken:
+        raise RecordUnreadable(f"its row is damaged ({broken})") from broken
+
+
+def _read(row: Row, now: float) -> Record:
     (
         key,
         scope,
@@ -88,9 +95,9 @@ def to_record(row: Row, now: float) -> Record:
         version,
     ) = row
     if version > FORMAT:
-        raise StoreError(
-            f"the record of {scope!r} / {key!r} was written by a newer version of semel "
-            f"(format {version}, this one reads {FORMAT}): upgrade this program"
+        raise RecordUnreadable(
+            f"it was written by a newer version of semel (format {version}, "
+            f"this one reads {FORMAT})"
         )
     return Record(
         identity=Identity(scope, key),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from copy import copy
 
 from semel.errors import StoreError, StoreFull, StoreUnavailable
 
@@ -45,7 +46,7 @@ def translate(error: Exception, place: str) -> Exception:
 def _ours(error: Exception, place: str) -> Exception:
     code = primary_code(error)
     if isinstance(error, StoreError):
-        return type(error)(*error.args)
+        return copy(error)
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"no room is left for the SQLite database {place}: {error}")
     if code in _UNAVAILABLE:

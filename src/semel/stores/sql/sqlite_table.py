@@ -64,7 +64,7 @@ class SQLiteTable:
             return None, now
         record = to_record(reply.rows[0], now)
         if record.identity != identity:
-            raise StoreError(f"the digest of {identity!r} is taken by {record.identity!r}")
+            raise StoreError("the digest of this key is taken by another key")
         return record, now
 
     def save(self, record: Record) -> Verb[None]:

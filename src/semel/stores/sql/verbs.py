@@ -8,6 +8,7 @@ so that a verb that fails leaves nothing behind in a transaction it shares with 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -23,6 +24,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
+from semel.errors import RecordUnreadable
 from semel.stores.base import Counts, Page
 from semel.stores.sql.rows import Row
 
@@ -179,10 +181,13 @@ class Verbs:
     @operation(peek=False)
     def forget(self, identity: Identity) -> Verb[bool]:
         """Remove the record, whatever its state."""
-        stored, now = yield from self._table.read(identity)
-        if stored is not None:
+        exists = known = True
+        with suppress(RecordUnreadable):  # a damaged record exists, and this is the way out of it
+            stored, now = yield from self._table.read(identity)
+            exists, known = stored is not None, judge.present(stored, now) is not None
+        if exists:
             yield from self._table.delete(identity)
-        return judge.present(stored, now) is not None
+        return known
 
     @operation(peek=False)
     def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
