@@ -109,10 +109,8 @@ def verdict(error: BaseException, rules: Rules) -> Failure:
     if not isinstance(error, Exception):
         # Interrupted, cancelled, exiting: the function did not decide anything.
         return default
-    if rules.failure is None:
-        return default
-    if isinstance(rules.failure, str):
-        return rules.failure
+    if not callable(rules.failure):
+        return default if rules.failure is None else rules.failure
     try:
         chosen = rules.failure(error)
     except Exception:  # noqa: BLE001 - the business error must reach the caller, not this one
