@@ -3,6 +3,7 @@
 #   PYTHON=python3.13   the interpreter for a new environment (default: the newest one that works)
 #   VENV=.venv-3.13     where that environment lives
 #   ARGS="-k redis"     further arguments for pytest
+#   KILLS=50 MINUTES=5  how much of a soak is enough
 #   CI=true             a server that cannot be had is a failure, not a skipped test
 
 VENV ?= .venv
@@ -20,10 +21,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick check lint types layers docs bench diagram constraints clean
+.PHONY: help setup demo servers test quick check lint types layers docs bench diagram constraints clean soak-transactions
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 setup: $(READY)  ## make the virtual environment
 
@@ -46,6 +47,9 @@ test: servers  ## run every test, and insist on the coverage of the core, engine
 
 quick: $(READY)  ## run the tests without coverage, stopping at the first failure
 	$(RUN) pytest -x -n $(JOBS) --dist loadfile $(ARGS)
+
+soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
+	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
 
 check: lint types layers  ## everything that is checked without running it
 

@@ -1,0 +1,15 @@
+"""Makes the table of records."""
+
+from __future__ import annotations
+
+from django.db import migrations
+
+from semel.contrib.django.operations import RecordsVersion
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django ships no types
+    """The first version."""
+
+    initial = True
+    dependencies: tuple[()] = ()
+    operations = (RecordsVersion(1),)
