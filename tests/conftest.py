@@ -85,7 +85,7 @@ def postgres_of_this_worker() -> Iterator[PostgresServer]:
 @pytest.fixture
 def postgres_url(postgres_of_this_worker: PostgresServer) -> str:
     """An empty database in a private PostgreSQL."""
-    return postgres_of_this_worker.fresh_database()
+    return postgres_of_this_worker.emptied_database()
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

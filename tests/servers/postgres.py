@@ -176,6 +176,26 @@ class PostgresServer:
         self.run(f"CREATE DATABASE {name}")
         return self.url(name)
 
+    def emptied_database(self) -> str:
+        """Empty one database, the same each time, which is quicker than to make another."""
+        name = "emptied"
+        if not self.run("SELECT 1 FROM pg_database WHERE datname = %s", name):
+            self.run(f"CREATE DATABASE {name}")
+        with self.connect(name) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            schemas = connection.execute(
+                "SELECT quote_ident(nspname) FROM pg_namespace "
+                "WHERE nspname !~ '^(pg_|information_schema)'"
+            ).fetchall()
+            for (schema,) in schemas:
+                connection.execute(f"DROP SCHEMA {schema} CASCADE")
+            connection.execute("CREATE SCHEMA public")
+            connection.execute("GRANT ALL ON SCHEMA public TO PUBLIC")
+        return self.url(name)
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop: SIGINT ends all sessions, as a restart by an administrator does."""
         if self.process.poll() is None:

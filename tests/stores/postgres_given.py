@@ -25,6 +25,12 @@ def driven(kind, *args, **options):
         driver.close()
 
 
+def migrate(url, **columns):
+    """Make the table, as an administrator would."""
+    with contextlib.closing(PostgresStore(url)) as store:
+        return store.migrate(columns=columns)
+
+
 @contextlib.contextmanager
 def transaction(url):
     """A connection with a transaction open; rolled back unless the test commits."""

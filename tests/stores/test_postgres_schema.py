@@ -11,7 +11,7 @@ from semel.core.records import Claimed
 from semel.errors import ConfigError, StoreError
 from semel.stores.registry import open_store
 from semel.stores.sql.postgres import PostgresStore
-from stores.postgres_given import driven, in_threads, rows
+from stores.postgres_given import driven, in_threads, migrate, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity, spawn
 
 kinds = pytest.mark.parametrize("kind", ["threads", "asyncio"])
@@ -65,7 +65,7 @@ def test_without_autocreate_a_missing_table_is_an_error_that_tells_what_to_run(p
         with pytest.raises(ConfigError, match=r"autocreate is off: run store.migrate\(\)"):
             store.claim(ask("k"))
         assert tables(postgres_url) == []
-        PostgresStore(postgres_url).migrate()
+        migrate(postgres_url)
         assert isinstance(store.claim(ask("k")), Claimed)
 
 
@@ -100,7 +100,7 @@ def test_the_script_that_a_store_writes_makes_the_table_that_it_needs(postgres_u
 
 
 def test_a_table_of_a_newer_version_is_refused(postgres_url):
-    PostgresStore(postgres_url).migrate()
+    migrate(postgres_url)
     rows(postgres_url, "UPDATE semel_schema SET version = 99")
     store = PostgresStore(postgres_url)
     with pytest.raises(StoreError, match="newer version of semel"):
@@ -230,10 +230,8 @@ def test_own_columns_are_filled_by_each_claim_that_is_given(postgres_url, kind):
         "region2": lambda ask: None,
         "seen_by": lambda ask: ask.owner.decode(),
     }
-    PostgresStore(postgres_url).migrate(
-        columns={"tenant_id": "bigint", "region2": "integer", "seen_by": "text"}
-    )
-    PostgresStore(postgres_url).migrate(columns={"tenant_id": "bigint"})  # twice is fine
+    migrate(postgres_url, tenant_id="bigint", region2="integer", seen_by="text")
+    migrate(postgres_url, tenant_id="bigint")  # twice is fine
     with driven(kind, postgres_url, columns=columns) as store:
         store.claim(claim_of("tenant-7", b"first-------"))
         own = "SELECT tenant_id, region2, seen_by FROM idempotent_record"

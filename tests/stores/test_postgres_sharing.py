@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from contextlib import closing
 
 import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from semel.core.records import Claimed, Finished
+from semel.core.records import Claimed, Finished, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.base import AsyncRepairing, Repairing
-from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, lending
+from semel.stores.sql.postgres.patience import Patience
 from servers.postgres import pgbouncer, postgres_server
-from stores.postgres_given import blocking, driven, in_threads, rows, transaction
+from stores.postgres_given import blocking, driven, in_threads, migrate, rows, transaction
 from stores.sqlite_helpers import (
     RESULT,
     ask,
@@ -25,6 +27,7 @@ from stores.sqlite_helpers import (
     in_a_fork,
     spawn,
     start_fork,
+    wait_until,
 )
 
 kinds = pytest.mark.parametrize("kind", ["threads", "asyncio"])
@@ -100,8 +103,10 @@ def test_a_fork_while_threads_use_the_store_harms_neither_side(postgres_url):
     stop.set()
     for thread in threads:
         thread.join()
-    assert [child.exitcode for child in children] == [0] * 5
     assert failures == []
+    assert all(
+        store.get(identity(f"child-{number}")).state is State.SUCCEEDED for number in range(5)
+    )
     store.close()
 
 
@@ -161,7 +166,7 @@ async def test_a_given_async_connection_is_neither_closed_nor_changed(postgres_u
 
 
 def test_an_open_transaction_of_the_application_is_refused_and_left_open(postgres_url):
-    PostgresStore(postgres_url).migrate()
+    migrate(postgres_url)
     with psycopg.connect(postgres_url) as connection:
         store = PostgresStore(connection=connection)
         connection.execute("CREATE TABLE business (x int)")
@@ -210,6 +215,16 @@ def test_a_given_connection_that_was_closed_is_unavailable(postgres_url):
         store.counts()
 
 
+def test_a_given_connection_that_was_cut_is_unavailable(postgres_url):
+    connection = psycopg.connect(postgres_url)
+    store = PostgresStore(connection=connection, timeout=0.3)
+    store.counts()
+    rows(postgres_url, "SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
+    with pytest.raises(StoreUnavailable):
+        store.counts()
+    connection.close()
+
+
 async def test_a_given_async_connection_that_was_cut_is_unavailable(postgres_url):
     connection = await psycopg.AsyncConnection.connect(postgres_url)
     store = AsyncPostgresStore(connection=connection, timeout=0.3)
@@ -253,6 +268,51 @@ def test_a_store_that_was_closed_says_so(postgres_url, kind):
         store._finish(store._store.close())
         with pytest.raises(StoreUnavailable, match="was closed"):
             store.counts()
+
+
+def test_a_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
+    store = PostgresStore(postgres_url)
+    with store._postgres._source.lend(Patience(10.0)) as connection:
+        store.close()
+        assert not connection.closed
+    assert connection.closed
+
+
+async def test_an_async_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
+    store = AsyncPostgresStore(postgres_url)
+    async with store._postgres._source.lend(Patience(10.0)) as connection:
+        await store.close()
+        assert not connection.closed
+    assert connection.closed
+
+
+@kinds
+def test_connections_that_nobody_needs_any_more_are_closed(postgres_url, kind, monkeypatch):
+    with driven(kind, postgres_url, min_size=1, max_size=4) as store:
+        store.race([ask("k", b"%d" % number) for number in range(12)])
+        assert sessions(postgres_url) > 1
+        monkeypatch.setattr(lending, "MOST_IDLE", 0.0)
+        store.counts()
+        wait_until(lambda: sessions(postgres_url) == 1)
+
+
+async def leave_open(url):
+    await asyncio.gather(
+        *(AsyncPostgresStore(url).claim(ask(key)) for key in range(3)), return_exceptions=True
+    )
+
+
+def run_a_loop(url):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it is the point
+        asyncio.run(leave_open(url))
+
+
+def test_a_store_that_is_not_closed_does_not_keep_its_loop_from_ending(postgres_url):
+    process = spawn.Process(target=run_a_loop, args=(postgres_url,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
 
 
 def test_another_event_loop_is_told_to_open_another_store(postgres_url):

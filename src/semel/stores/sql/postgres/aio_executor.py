@@ -72,11 +72,11 @@ class AsyncExecutor:
             except DRIVER_ERRORS as error:
                 pause = patience.pause_after(error)
                 if pause is None:
-                    raise translate(error, self._source.place, self._source.refused) from error
+                    raise translate(error, self._source.place) from error
             await asyncio.sleep(pause)
 
     async def _prepare(self, patience: Patience) -> None:
-        async with self._source.first(patience) as connection:
+        async with self._source.lend(patience) as connection:
             if not await drive(connection, self._schema.check()):
                 await in_transaction(connection, self._schema.migrate({}))
         self._prepared = True

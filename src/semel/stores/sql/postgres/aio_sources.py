@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeAlias
 
 import psycopg
-from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool
 
 from semel.errors import ConfigError, StoreUnavailable
@@ -18,12 +19,14 @@ from semel.stores.sql.postgres.connections import (
     CONFIGURE,
     AsyncBoundedConnection,
     is_dead,
+    is_idle,
     limits,
-    opening,
 )
 from semel.stores.sql.postgres.lending import (
     check_idle,
     check_process,
+    exhausted,
+    is_old,
     leave_alone,
 )
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
@@ -38,12 +41,6 @@ class AsyncSource(Protocol):
 
     place: str
     """The name of the database, for error messages."""
-    refused: str
-    """What the server said when a connection was last tried in vain."""
-
-    def first(self, patience: Patience) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Lend the connection that finds out whether everything is as it should be."""
-        ...
 
     def lend(self, patience: Patience) -> AbstractAsyncContextManager[AsyncConnection]:
         """Lend a connection for one call."""
@@ -55,110 +52,119 @@ class AsyncSource(Protocol):
 
 
 class AsyncOwnPool:
-    """A pool that is opened by the first call, and again by the first call after a fork."""
+    """Connections that are opened when they are needed, and kept for the next call.
+
+    Not psycopg_pool's: that connects in the background, so that a caller does not learn why it
+    cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
+    """
 
     def __init__(self, settings: Settings, timeout: float) -> None:
         self.place = settings.place
-        self.refused = ""
         self._settings = settings
         self._timeout = timeout
-        self._pool: AsyncPool | None = None
         self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start()
         follow_forks(self)
 
-    @asynccontextmanager
-    async def first(self, patience: Patience) -> AsyncIterator[AsyncConnection]:
-        """Connect without the pool, which would not tell at once why it cannot."""
-        connection: AsyncBoundedConnection = await AsyncBoundedConnection.connect(
-            self._settings.conninfo, **opening(self._settings, self._note)
-        )
-        try:
-            connection.deadline = patience.deadline
-            await self._configure(connection)
-            yield connection
-        finally:
-            await connection.close()
+    def _start(self) -> None:
+        self._seats = asyncio.Semaphore(self._settings.max_size)
+        self._free: deque[AsyncBoundedConnection] = deque()
+        """The one that was used last is used next, so that the others become old."""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
     async def lend(self, patience: Patience) -> AsyncIterator[AsyncConnection]:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
-        pool = await self._opened()
-        while True:
-            connection = await pool.getconn(timeout=patience.left)
-            if not is_dead(connection):
-                break
-            await connection.close()
-            await pool.putconn(connection)
+        await self._take_seat(patience)
         try:
+            connection = await self._take() or await self._connect(patience)
             connection.deadline = patience.deadline
-            yield connection
-        except BECAME_REPLICA:
-            await connection.close()
-            raise
+            try:
+                yield connection
+            except BECAME_REPLICA:
+                await connection.close()
+                raise
+            finally:
+                await self._give_back(connection)
         finally:
-            if connection.info.transaction_status is not TransactionStatus.IDLE:
-                await connection.close()  # an answer may still be on its way
-            await pool.putconn(connection)
+            self._seats.release()
 
     async def close(self) -> None:
-        """Close the pool for good."""
+        """Close the connections; those that are lent out, when they come back."""
         self._closed = True
-        if self._pool is not None:
-            await self._pool.close()
+        with suppress(IndexError):
+            while True:
+                await self._free.pop().close()
 
-    async def _opened(self) -> AsyncPool:
+    async def _take_seat(self, patience: Patience) -> None:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         loop = asyncio.get_running_loop()
-        if self._pool is None:
-            self._loop = loop
-            self._pool = AsyncConnectionPool(
-                self._settings.conninfo,
-                connection_class=AsyncBoundedConnection,
-                kwargs=opening(self._settings, self._note),
-                configure=self._configure,
-                min_size=self._settings.min_size,
-                max_size=self._settings.max_size,
-                # The next caller makes it try again at once; its own pauses get long.
-                reconnect_timeout=self._timeout,
-                open=False,
-            )
-        if self._loop is not loop:
+        if self._loop is not None and self._loop is not loop:
             raise ConfigError(
                 "a store for asyncio belongs to the event loop that used it first; open another "
                 "one for this loop"
             )
-        if self._pool.closed:
-            await self._pool.open()
-        return self._pool
+        self._loop = loop
+        if not self._seats.locked():
+            await self._seats.acquire()  # one is free: no need for a timer
+            return
+        try:
+            async with asyncio.timeout(patience.left):
+                await self._seats.acquire()
+        except TimeoutError:
+            raise exhausted(self._settings) from None
 
-    async def _configure(self, connection: AsyncConnection) -> None:
-        self.refused = ""
+    async def _take(self) -> AsyncBoundedConnection | None:
+        with suppress(IndexError):  # none is left
+            while True:
+                connection = self._free.pop()
+                if not is_dead(connection):
+                    return connection
+                await connection.close()
+        return None
+
+    async def _connect(self, patience: Patience) -> AsyncBoundedConnection:
+        connection = await AsyncBoundedConnection.connect(
+            self._settings.conninfo,
+            autocommit=True,
+            prepare_threshold=self._settings.prepare_threshold,
+        )
+        connection.deadline = patience.deadline
         if self._settings.own_session:
-            await psycopg.AsyncRawCursor(connection).execute(CONFIGURE, limits(self._timeout))
+            try:
+                await psycopg.AsyncRawCursor(connection).execute(CONFIGURE, limits(self._timeout))
+            except BaseException:
+                await connection.close()
+                raise
+        return connection
 
-    def _note(self, error: psycopg.Error) -> None:
-        self.refused = str(error)
+    async def _give_back(self, connection: AsyncBoundedConnection) -> None:
+        if self._closed or not is_idle(connection):
+            await connection.close()
+            return
+        connection.idle_since = time.monotonic()
+        self._free.append(connection)
+        with suppress(IndexError):
+            while len(self._free) > self._settings.min_size and is_old(self._free[0]):
+                await self._free.popleft().close()
 
     def before_fork(self) -> None:
-        """Do nothing: a fork interrupts no task."""
+        """Do nothing: nothing is left half done that the child would see."""
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
 
     def after_fork_in_child(self) -> None:
-        """Open another pool: this one's sockets are the parent's, and its loop is not here."""
-        if self._pool is not None:
-            leave_alone(self._pool)
-        self._pool = None
+        """Start with no connection: these sockets are the parent's."""
+        leave_alone(self._free)
+        self._start()
 
 
 class AsyncGivenPool:
     """A pool that the application opened, and will close."""
 
     place = "the PostgreSQL database of the given pool"
-    refused = ""
 
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
@@ -175,8 +181,6 @@ class AsyncGivenPool:
         finally:
             await self._pool.putconn(connection)
 
-    first = lend
-
     async def close(self) -> None:
         """Leave it open."""
 
@@ -185,7 +189,6 @@ class AsyncGivenConnection:
     """A connection that the application opened, and will close."""
 
     place = "the PostgreSQL database of the given connection"
-    refused = ""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -208,8 +211,6 @@ class AsyncGivenConnection:
         finally:
             self._lock.release()
 
-    first = lend
-
     async def close(self) -> None:
         """Leave it open."""
 
@@ -223,5 +224,5 @@ async def committing(connection: AsyncConnection) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if not connection.closed:
+        with suppress(psycopg.OperationalError):  # it broke
             await connection.set_autocommit(before)

@@ -8,15 +8,15 @@ the call is looked at.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from math import ceil
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready
 
 from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.settings import Settings
 
 V = TypeVar("V")
 
@@ -24,28 +24,20 @@ LOCK_SHARE, STATEMENT_SHARE = 0.8, 0.9
 """Which part of the call's time each wait of the server may take. Each ends before the next one
 out (the last is ours), so that the error names the cause."""
 
+MOST_IDLE: Final = 300.0
+"""Seconds after which an unused connection is one too many."""
+
 CONFIGURE: Final = (
     "SELECT set_config('lock_timeout', $1, false), set_config('statement_timeout', $2, false), "
     "set_config('default_transaction_isolation', 'read committed', false)"
 )
-
-Refused = Callable[[psycopg.Error], None]
 
 
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection for threads, whose waits end at `deadline` (of the monotonic clock)."""
 
     deadline = float("inf")
-
-    @classmethod
-    def connect(cls, conninfo: str = "", **options: Any) -> Any:
-        """Connect, or tell `refused` why not: a pool that tries by itself would only log it."""
-        refused: Refused = options.pop("refused")
-        try:
-            return super().connect(conninfo, **options)
-        except psycopg.Error as error:
-            refused(error)
-            raise
+    idle_since = float("inf")
 
     def wait(self, gen: PQGen[V], *args: Any, **options: Any) -> V:
         """See the base class."""
@@ -56,16 +48,7 @@ class AsyncBoundedConnection(psycopg.AsyncConnection[Any]):
     """A connection for asyncio, whose waits end at `deadline` (of the monotonic clock)."""
 
     deadline = float("inf")
-
-    @classmethod
-    async def connect(cls, conninfo: str = "", **options: Any) -> Any:
-        """Connect, or tell `refused` why not: a pool that tries by itself would only log it."""
-        refused: Refused = options.pop("refused")
-        try:
-            return await super().connect(conninfo, **options)
-        except psycopg.Error as error:
-            refused(error)
-            raise
+    idle_since = float("inf")
 
     async def wait(self, gen: PQGen[V], *args: Any, **options: Any) -> V:
         """See the base class."""
@@ -85,24 +68,22 @@ def _bounded(gen: PQGen[V], connection: BoundedConnection | AsyncBoundedConnecti
         return result
 
 
-def is_dead(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+def is_dead(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
     """Whether the server is known to have hung up, asked without sending anything."""
     try:
-        connection.pgconn.consume_input()
+        connection.pgconn.consume_input()  # its last words
+        connection.pgconn.consume_input()  # the end
     except psycopg.OperationalError:
         return True
     return connection.closed
 
 
-def opening(settings: Settings, refused: Refused) -> dict[str, Any]:
-    """List the arguments that connections are made with."""
-    return {
-        "autocommit": True,
-        "prepare_threshold": settings.prepare_threshold,
-        "refused": refused,
-    }
+def is_idle(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
+    """Whether it may be used again; where an answer may still come, it would meet a stranger."""
+    return connection.info.transaction_status is TransactionStatus.IDLE
 
 
 def limits(timeout: float) -> tuple[str, str]:
     """Give `CONFIGURE` its values."""
-    return f"{timeout * LOCK_SHARE:.3f}s", f"{timeout * STATEMENT_SHARE:.3f}s"
+    # Never 0, which means no limit at all.
+    return f"{ceil(timeout * LOCK_SHARE * 1000)}ms", f"{ceil(timeout * STATEMENT_SHARE * 1000)}ms"

@@ -81,21 +81,12 @@ def is_hopeless(error: BaseException) -> bool:
     return _HOPELESS.search(str(error)) is not None
 
 
-def translate(error: Exception, place: str, refused: str) -> IdempotencyError:
-    """Make an error of ours that names the database.
-
-    `refused` is what the server said when a connection was last tried in vain, if it did.
-    """
-    if isinstance(error, PoolTimeout) and refused:
-        return _unusable(refused, place)
+def translate(error: Exception, place: str) -> IdempotencyError:
+    """Make an error of ours that names the database."""
     text = _first_line(error)
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
             return ours(message.format(place=place, text=text))
-    return _unusable(text, place)
-
-
-def _unusable(text: str, place: str) -> StoreUnavailable:
     for words, message in _BY_WORDS:
         if re.search(words, text):
             return StoreUnavailable(message.format(place=place, text=text))

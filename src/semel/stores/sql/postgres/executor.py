@@ -74,11 +74,11 @@ class Executor:
             except DRIVER_ERRORS as error:
                 pause = patience.pause_after(error)
                 if pause is None:
-                    raise translate(error, self._source.place, self._source.refused) from error
+                    raise translate(error, self._source.place) from error
             time.sleep(pause)
 
     def _prepare(self, patience: Patience) -> None:
-        with self._source.first(patience) as connection:
+        with self._source.lend(patience) as connection:
             if not drive(connection, self._schema.check()):
                 in_transaction(connection, self._schema.migrate({}))
         self._prepared = True

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from semel.errors import StoreError, StoreUnavailable
+from semel.stores.sql.postgres.connections import (
+    MOST_IDLE,
+    AsyncBoundedConnection,
+    BoundedConnection,
+)
+from semel.stores.sql.postgres.settings import Settings
 
 _left_alone: list[object] = []
 
 
-def leave_alone(pool: object) -> None:
-    """Keep the parent's pool for ever: to clean it up here could hang, or close its sockets."""
-    _left_alone.append(pool)
+def leave_alone(connections: object) -> None:
+    """Keep the parent's connections for ever: they are not ours to close."""
+    _left_alone.append(connections)
+
+
+def exhausted(settings: Settings) -> StoreUnavailable:
+    """Tell that all connections stayed in use."""
+    return StoreUnavailable(
+        f"all {settings.max_size} connections to {settings.place} stayed in use; nothing was sent. "
+        "Raise max_size, or look for what holds them"
+    )
+
+
+def is_old(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
+    """Whether nobody needed the connection for long."""
+    return time.monotonic() - connection.idle_since > MOST_IDLE
 
 
 def check_process(opened_by: int) -> None:

@@ -21,6 +21,8 @@ from semel.errors import StoreUnavailable
 from semel.stores.sql.postgres.errors import TimeIsUp, is_hopeless
 
 MOST_REPEATS: Final = 12
+"""Of what was undone. A lost server is looked for as long as there is time."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
 UNDONE: Final = (sql.SerializationFailure, sql.DeadlockDetected, sql.UniqueViolation)
@@ -68,7 +70,8 @@ class Patience:
 
     def pause_after(self, error: BaseException) -> float | None:
         """How long to wait before the call is repeated; None when it should not be."""
-        if not (isinstance(error, UNDONE) or is_lost(error)) or self._repeats >= MOST_REPEATS:
+        undone = isinstance(error, UNDONE) and self._repeats < MOST_REPEATS
+        if not (undone or is_lost(error)):
             return None
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._repeats)
         pause = random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeAlias
 
 import psycopg
-from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
 from semel.errors import StoreUnavailable
@@ -22,12 +23,14 @@ from semel.stores.sql.postgres.connections import (
     CONFIGURE,
     BoundedConnection,
     is_dead,
+    is_idle,
     limits,
-    opening,
 )
 from semel.stores.sql.postgres.lending import (
     check_idle,
     check_process,
+    exhausted,
+    is_old,
     leave_alone,
 )
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
@@ -42,12 +45,6 @@ class Source(Protocol):
 
     place: str
     """The name of the database, for error messages."""
-    refused: str
-    """What the server said when a connection was last tried in vain."""
-
-    def first(self, patience: Patience) -> AbstractContextManager[Connection]:
-        """Lend the connection that finds out whether everything is as it should be."""
-        ...
 
     def lend(self, patience: Patience) -> AbstractContextManager[Connection]:
         """Lend a connection for one call."""
@@ -59,106 +56,105 @@ class Source(Protocol):
 
 
 class OwnPool:
-    """A pool that is opened by the first call, and again by the first call after a fork."""
+    """Connections that are opened when they are needed, and kept for the next call.
+
+    Not psycopg_pool's: that connects in the background, so that a caller does not learn why it
+    cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
+    """
 
     def __init__(self, settings: Settings, timeout: float) -> None:
         self.place = settings.place
-        self.refused = ""
         self._settings = settings
         self._timeout = timeout
-        self._pool: Pool | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._start()
         follow_forks(self)
 
-    @contextmanager
-    def first(self, patience: Patience) -> Iterator[Connection]:
-        """Connect without the pool, which would not tell at once why it cannot."""
-        connection: BoundedConnection = BoundedConnection.connect(
-            self._settings.conninfo, **opening(self._settings, self._note)
-        )
-        try:
-            connection.deadline = patience.deadline
-            self._configure(connection)
-            yield connection
-        finally:
-            connection.close()
+    def _start(self) -> None:
+        self._seats = threading.Semaphore(self._settings.max_size)
+        self._free: deque[BoundedConnection] = deque()
+        """The one that was used last is used next, so that the others become old."""
 
     @contextmanager
     def lend(self, patience: Patience) -> Iterator[Connection]:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
-        pool = self._opened()
-        while True:
-            connection = pool.getconn(timeout=patience.left)
-            if not is_dead(connection):
-                break
-            connection.close()
-            pool.putconn(connection)
+        self._take_seat(patience)
         try:
+            connection = self._take() or self._connect(patience)
             connection.deadline = patience.deadline
-            yield connection
-        except BECAME_REPLICA:
-            connection.close()
-            raise
+            try:
+                yield connection
+            except BECAME_REPLICA:
+                connection.close()
+                raise
+            finally:
+                self._give_back(connection)
         finally:
-            if connection.info.transaction_status is not TransactionStatus.IDLE:
-                connection.close()  # an answer may still be on its way, and would meet a stranger
-            pool.putconn(connection)
+            self._seats.release()
 
     def close(self) -> None:
-        """Close the pool for good."""
-        with self._lock:
-            self._closed = True
-            if self._pool is not None:
-                self._pool.close()
+        """Close the connections; those that are lent out, when they come back."""
+        self._closed = True
+        with suppress(IndexError):
+            while True:
+                self._free.pop().close()
 
-    def _opened(self) -> Pool:
-        with self._lock:
-            if self._closed:
-                raise StoreUnavailable(f"the store on {self.place} was closed")
-            if self._pool is None:
-                self._pool = ConnectionPool(
-                    self._settings.conninfo,
-                    connection_class=BoundedConnection,
-                    kwargs=opening(self._settings, self._note),
-                    configure=self._configure,
-                    min_size=self._settings.min_size,
-                    max_size=self._settings.max_size,
-                    # The next caller makes it try again at once; its own pauses get long.
-                    reconnect_timeout=self._timeout,
-                    open=True,
-                )
-            return self._pool
+    def _take_seat(self, patience: Patience) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} was closed")
+        if not self._seats.acquire(timeout=patience.left):
+            raise exhausted(self._settings)
 
-    def _configure(self, connection: Connection) -> None:
-        self.refused = ""
+    def _take(self) -> BoundedConnection | None:
+        with suppress(IndexError):  # none is left, or another thread was faster
+            while True:
+                connection = self._free.pop()
+                if not is_dead(connection):
+                    return connection
+                connection.close()
+        return None
+
+    def _connect(self, patience: Patience) -> BoundedConnection:
+        connection = BoundedConnection.connect(
+            self._settings.conninfo,
+            autocommit=True,
+            prepare_threshold=self._settings.prepare_threshold,
+        )
+        connection.deadline = patience.deadline
         if self._settings.own_session:
-            psycopg.RawCursor(connection).execute(CONFIGURE, limits(self._timeout))
+            try:
+                psycopg.RawCursor(connection).execute(CONFIGURE, limits(self._timeout))
+            except BaseException:
+                connection.close()
+                raise
+        return connection
 
-    def _note(self, error: psycopg.Error) -> None:
-        self.refused = str(error)
+    def _give_back(self, connection: BoundedConnection) -> None:
+        if self._closed or not is_idle(connection):
+            connection.close()
+            return
+        connection.idle_since = time.monotonic()
+        self._free.append(connection)
+        with suppress(IndexError):
+            while len(self._free) > self._settings.min_size and is_old(self._free[0]):
+                self._free.popleft().close()
 
     def before_fork(self) -> None:
-        """Let nobody be half-way through opening."""
-        self._lock.acquire()
+        """Do nothing: nothing is left half done that the child would see."""
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
-        self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Open another pool: this one's sockets are the parent's, and its threads are not here."""
-        self._lock = threading.Lock()
-        if self._pool is not None:
-            leave_alone(self._pool)
-        self._pool = None
+        """Start with no connection: these sockets are the parent's."""
+        leave_alone(self._free)
+        self._start()
 
 
 class GivenPool:
     """A pool that the application opened, and will close."""
 
     place = "the PostgreSQL database of the given pool"
-    refused = ""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -175,8 +171,6 @@ class GivenPool:
         finally:
             self._pool.putconn(connection)
 
-    first = lend
-
     def close(self) -> None:
         """Leave it open."""
 
@@ -185,7 +179,6 @@ class GivenConnection:
     """A connection that the application opened, and will close."""
 
     place = "the PostgreSQL database of the given connection"
-    refused = ""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -204,8 +197,6 @@ class GivenConnection:
         finally:
             self._lock.release()
 
-    first = lend
-
     def close(self) -> None:
         """Leave it open."""
 
@@ -219,5 +210,5 @@ def committing(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        if not connection.closed:
+        with suppress(psycopg.OperationalError):  # it broke
             connection.autocommit = before
