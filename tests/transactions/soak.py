@@ -49,11 +49,11 @@ def soak(name: str, urls: Iterator[str], folder: Path, deadline: float) -> bool:
     kills = transfers = 0
     met: dict[str, int] = {}
     while kills < KILLS and time.monotonic() < deadline:
-        bank = Bank(next(urls), folder)
         count = 0
-        while bank.kills < min(FRESH, KILLS - kills) and time.monotonic() < deadline:
-            bank.kill_at_random(LONGEST)
-            count = bank.check()
+        with contextlib.closing(Bank(next(urls), folder)) as bank:
+            while bank.kills < min(FRESH, KILLS - kills) and time.monotonic() < deadline:
+                bank.kill_at_random(LONGEST)
+                count = bank.check()
         kills, transfers = kills + bank.kills, transfers + count
         for place, times in bank.met.items():
             met[place] = met.get(place, 0) + times

@@ -34,7 +34,10 @@ KILLS = 20
 
 @pytest.fixture(params=DATABASES)
 def bank(request, tmp_path):
-    return Bank(request.getfixturevalue(DATABASES[request.param]), tmp_path)
+    with contextlib.closing(
+        Bank(request.getfixturevalue(DATABASES[request.param]), tmp_path)
+    ) as bank:
+        yield bank
 
 
 def retry(bank, key):

@@ -73,6 +73,15 @@ def query(connection: Any, sql: str) -> list[Any]:
     return list(cursor.fetchall()) if cursor.description else []
 
 
+OTHERS = {
+    "sqlite": "SELECT 1 WHERE 0",
+    "postgresql": "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid() AND backend_type = 'client backend'",
+    "mysql": "SELECT 1 FROM information_schema.processlist WHERE id <> connection_id()",
+}
+"""Finds the other clients of a database."""
+
+
 # --- a process of transfers ------------------------------------------------------------------
 
 
@@ -184,14 +193,14 @@ class Bank:
         self._places.write_bytes(bytes(THREADS))
         with Idempotency(url) as idem:
             idem.peek("any")
-        with contextlib.closing(connect(url)) as connection:
-            query(connection, "CREATE TABLE account (name INTEGER PRIMARY KEY, coins INTEGER)")
-            query(
-                connection,
-                "CREATE TABLE ledger (entry VARCHAR(40), source INTEGER, target INTEGER)",
-            )
-            for name in range(ACCOUNTS):
-                query(connection, f"INSERT INTO account VALUES ({name}, {COINS})")
+        self._connection = connection = connect(url)
+        query(connection, "CREATE TABLE account (name INTEGER PRIMARY KEY, coins INTEGER)")
+        query(connection, "CREATE TABLE ledger (entry VARCHAR(40), source INTEGER, target INTEGER)")
+        for name in range(ACCOUNTS):
+            query(connection, f"INSERT INTO account VALUES ({name}, {COINS})")
+
+    def close(self) -> None:
+        self._connection.close()
 
     def kill_at_random(self, within: float) -> None:
         """Let a process transfer for a moment, and kill it."""
@@ -225,35 +234,19 @@ class Bank:
         wait_until(self._deserted)
 
     def _deserted(self) -> bool:
-        """Whether the server has noticed that its client is gone; a commit it had is done then."""
-        with contextlib.closing(connect(self.url)) as connection:
-            match dialect_of(self.url):
-                case "postgresql":
-                    others = query(
-                        connection,
-                        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
-                        "AND pid <> pg_backend_pid() AND backend_type = 'client backend'",
-                    )
-                case "mysql":
-                    others = query(
-                        connection,
-                        "SELECT 1 FROM information_schema.processlist WHERE id <> connection_id()",
-                    )
-                case _:
-                    others = []
-        return others == []
+        """Whether the server has noticed that its clients are gone; a commit it had is done then."""
+        return query(self._connection, OTHERS[dialect_of(self.url)]) == []
 
     def _transfers(self) -> int:
-        with contextlib.closing(connect(self.url)) as connection:
-            ((count,),) = query(connection, "SELECT count(*) FROM ledger")
-            return int(count)
+        ((count,),) = query(self._connection, "SELECT count(*) FROM ledger")
+        return int(count)
 
     def check(self) -> int:
         """Compare effects and records; tells how many transfers there were."""
-        with contextlib.closing(connect(self.url)) as connection:
-            ledger = query(connection, "SELECT entry, source, target FROM ledger")
-            records = query(connection, "SELECT idem_key, status FROM idempotent_record")
-            accounts = dict(query(connection, "SELECT name, coins FROM account"))
+        connection = self._connection
+        ledger = query(connection, "SELECT entry, source, target FROM ledger")
+        records = query(connection, "SELECT idem_key, status FROM idempotent_record")
+        accounts = dict(query(connection, "SELECT name, coins FROM account"))
         entries = Counter(entry for entry, _, _ in ledger)
         assert [entry for entry, count in entries.items() if count > 1] == []
         assert {key for key, status in records} == set(entries)

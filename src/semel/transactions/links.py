@@ -134,8 +134,8 @@ class _Plain(ABC):
         """Whether a transaction is open; the autocommit flag says nothing about that."""
 
     def joins(self) -> bool:
-        """Whether the next statement will be part of a transaction, open already or not."""
-        return self.in_transaction()
+        """Whether a savepoint can be relied on; most servers refuse it outside a transaction."""
+        return True
 
     def _check(self) -> None:
         if not self.in_transaction():

@@ -26,7 +26,7 @@ class PyMySQLLink(PlainLink):
         return bool(self._connection.server_status & _IN_TRANSACTION)
 
     def joins(self) -> bool:
-        """Without autocommit the first statement opens one."""
+        """Under autocommit this server takes a savepoint and forgets it at once."""
         return self.in_transaction() or not self._connection.get_autocommit()
 
     def execute(self, statement: Statement) -> Reply:
@@ -48,7 +48,7 @@ class AsyncmyLink(AsyncPlainLink):
         return bool(self._connection.get_transaction_status())
 
     def joins(self) -> bool:
-        """Without autocommit the first statement opens one."""
+        """Under autocommit this server takes a savepoint and forgets it at once."""
         return self.in_transaction() or not self._connection.get_autocommit()
 
     async def execute(self, statement: Statement) -> Reply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.stores.sql.verbs import Reply, Statement
-from semel.transactions import families
+from semel.transactions import families, troubles
 from semel.transactions.links import AsyncNested, Nested, no_transaction
 from semel.transactions.sqlite import AsyncSQLiteLink, SQLiteLink
 
@@ -35,16 +35,21 @@ class SQLAlchemyLink:
         self._driver = families.link_to(core.connection.driver_connection, asynchronous=False)
         if isinstance(self._driver, SQLiteLink):
             self._driver.ensure()
-        nested: Nested = given.begin_nested()
-        if core is not given:
-            given.connection()  # a Session sets its savepoint when the connection is asked for
         if not self._driver.joins():
-            nested.rollback()
             raise no_transaction(_AUTOCOMMIT)
+        self._nested: Any = given.begin_nested()
+        if core is not given:
+            try:
+                given.connection()  # only now a Session sets its savepoint
+            except BaseException:
+                self._nested.rollback()
+                raise
+        nested: Nested = self._nested
         return nested
 
     def execute(self, statement: Statement) -> Reply:
         """Run one statement on the driver's connection."""
+        _check(self._nested)
         return self._driver.execute(statement)
 
 
@@ -65,17 +70,28 @@ class AsyncSQLAlchemyLink:
         self._driver = families.link_to(raw, asynchronous=True)
         if isinstance(self._driver, AsyncSQLiteLink):
             await self._driver.ensure()
-        nested: AsyncNested = await given.begin_nested()
-        if core is not given:
-            await given.connection()
         if not self._driver.joins():
-            await nested.rollback()
             raise no_transaction(_AUTOCOMMIT)
+        self._nested: Any = await given.begin_nested()
+        if core is not given:
+            try:
+                await given.connection()  # only now a Session sets its savepoint
+            except BaseException:
+                await self._nested.rollback()
+                raise
+        nested: AsyncNested = self._nested
         return nested
 
     async def execute(self, statement: Statement) -> Reply:
         """Run one statement on the driver's connection."""
+        _check(self._nested)
         return await self._driver.execute(statement)
+
+
+def _check(nested: Any) -> None:
+    # After a commit the driver's connection may be another caller's already, by way of the pool.
+    if not nested.is_active:
+        raise troubles.ended()
 
 
 def _is_core(given: Any) -> bool:

@@ -1,0 +1,362 @@
+"""What is refused before anything runs, and the doors around the block."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    DuplicateRequest,
+    Idempotency,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    RetryTransaction,
+    StoreError,
+    events,
+    open_store,
+)
+from semel.core.records import State
+from semel.testing import bypass
+from semel.transactions import families
+from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
+
+SQLITE = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]
+POSTGRES = [kind for kind in KINDS if kind.name in {"psycopg", "asyncpg"}]
+DRIVERS = [kind for kind in KINDS if kind.name in {"sqlite3", "asyncpg", "pymysql"}]
+
+
+def on(kinds):
+    return pytest.mark.parametrize("world", kinds, ids=lambda kind: kind.name, indirect=True)
+
+
+@contextlib.contextmanager
+def session_of(url, driver="pysqlite", **options):
+    engine = create_engine(sqlalchemy_url(url, driver), poolclass=NullPool, **options)
+    with Session(engine) as session:
+        yield session
+
+
+# --- refused ---------------------------------------------------------------------------------
+
+
+@on(SQLITE)
+async def test_a_connection_of_the_other_engines_kind_is_refused(world):
+    async with world.idle() as work:
+        with Idempotency("sqlite:///x.db") as plain:
+            other = AsyncIdempotency("sqlite:///x.db")
+            with pytest.raises(ConfigError, match="goes with an"):
+                if world.kind.asynchronous:
+                    with plain.transaction(work.connection, "k"):
+                        pytest.fail("it ran")
+                else:
+                    async with other.transaction(work.connection, "k"):
+                        pytest.fail("it ran")
+            await other.close()
+
+
+@pytest.mark.parametrize("thing", [object(), 42, None])
+def test_what_is_no_connection_is_refused(sqlite_url, thing):
+    with Idempotency(sqlite_url) as idem, pytest.raises(ConfigError, match="it takes connections"):
+        idem.transaction(thing, "k").__enter__()
+
+
+def test_an_alias_that_django_does_not_know_is_refused(sqlite_url):
+    django_alias("sqlite", sqlite_url)
+    with Idempotency(sqlite_url) as idem, pytest.raises(ConfigError, match="no alias 'shop'"):
+        idem.transaction("shop", "k").__enter__()
+
+
+@pytest.mark.parametrize("url", ["memory://", "postgresql://nobody@localhost/none"])
+def test_an_engine_whose_records_are_not_in_that_database_is_refused(sqlite_url, url):
+    with (
+        contextlib.closing(sqlite3.connect(path_of(sqlite_url))) as connection,
+        Idempotency(url) as idem,
+        pytest.raises(ConfigError, match=r"keeps (its records|them)"),
+    ):
+        idem.transaction(connection, "k").__enter__()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "pymysql", "asyncpg"])
+async def test_a_connection_in_autocommit_is_refused_whatever_sqlalchemy_says(request, driver):
+    url = request.getfixturevalue("mysql_url" if driver == "pymysql" else "postgres_url")
+    options = {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"}
+    refused = pytest.raises(ConfigError, match=r"AUTOCOMMIT|commits each statement")
+    if driver == "asyncpg":
+        engine = create_async_engine(sqlalchemy_url(url, driver), **options)
+        async with AsyncIdempotency(url) as idem, engine.begin() as connection:
+            await idem.peek("any")
+            with refused:
+                await idem.transaction(connection, "k").__aenter__()
+    else:
+        with (
+            Idempotency(url) as idem,
+            create_engine(sqlalchemy_url(url, driver), **options).begin() as connection,
+        ):
+            idem.peek("any")
+            with refused:
+                idem.transaction(connection, "k").__enter__()
+            assert idem.peek("k") is None
+
+
+# --- the end of a block ----------------------------------------------------------------------
+
+
+@on(DRIVERS)
+async def test_a_record_that_was_removed_inside_the_block_undoes_it(world):
+    async with world.engine() as idem, world.work() as work:
+        with pytest.raises(LeaseLost):
+            async with world.once(idem, work):
+                await work.run("INSERT INTO ledger VALUES ('undone', 1)")
+                await work.run("DELETE FROM idempotent_record")
+    assert world.entries() == []
+
+
+@on(POSTGRES)
+async def test_a_database_error_that_was_swallowed_inside_undoes_the_block(world):
+    async with world.engine() as idem, world.work() as work:
+        with pytest.raises(StoreError, match="aborted"):
+            async with world.once(idem, work):
+                await work.run("INSERT INTO ledger VALUES ('undone', 1)")
+                with contextlib.suppress(Exception):
+                    await work.run("SELECT 1 / 0")
+        await work.run("INSERT INTO ledger VALUES ('after', 1)")
+    assert world.entries() == ["after"]
+
+
+@on(DRIVERS)
+async def test_a_rollback_inside_the_block_is_noticed_at_its_end(world):
+    async with world.engine() as idem:
+        with contextlib.suppress(Exception):  # there is nothing to commit
+            async with world.work() as work:
+                with pytest.raises(OutcomeUnknown) as noticed:
+                    async with world.once(idem, work):
+                        await work.run("ROLLBACK")
+        assert noticed.value.__cause__ is not None
+        assert await world.done(idem.peek("order-1")) is None
+
+
+@on(DRIVERS)
+async def test_an_interrupted_block_is_undone_and_the_interrupt_goes_on(world):
+    class Interrupt(BaseException):
+        pass
+
+    async with world.engine() as idem, world.work() as work:
+        with pytest.raises(Interrupt):
+            async with world.once(idem, work):
+                await work.run("INSERT INTO ledger VALUES ('undone', 1)")
+                raise Interrupt
+    assert world.entries() == []
+
+
+@on(DRIVERS)
+async def test_hooks_hear_of_a_block_and_a_replay(world):
+    heard = []
+    async with world.engine(hooks=[heard.append]) as idem:
+        await world.pay(idem)
+        await world.pay(idem)
+    assert [type(event) for event in heard] == [events.RanInTransaction, events.Replayed]
+    assert heard[0].size == len('{"paid":"order-1"}')
+
+
+@on(SQLITE)
+async def test_bypassed_the_block_runs_without_a_record(world):
+    async with world.engine() as idem:
+        with bypass():
+            for _ in range(2):
+                assert not (await world.pay(idem)).replayed
+        assert await world.done(idem.peek("order-1")) is None
+
+
+# --- tiers -----------------------------------------------------------------------------------
+
+
+def test_with_redis_in_front_sql_decides_and_the_front_hears_after_the_commit(
+    redis_url, sqlite_url
+):
+    with contextlib.closing(open_store(redis_url, behind=sqlite_url)) as store:
+        idem = Idempotency(store)
+        idem.peek("any")
+        with contextlib.closing(
+            sqlite3.connect(path_of(sqlite_url), isolation_level=None)
+        ) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            with idem.transaction(connection, "k") as attempt:
+                attempt.result = "rolled back"
+            connection.execute("ROLLBACK")
+            assert idem.execute("k", lambda: "ran") == "ran"
+        idem.close()
+
+
+# --- run_transaction -------------------------------------------------------------------------
+
+
+def test_run_transaction_runs_once_and_replays_with_a_session(sqlite_url):
+    sessions = sessionmaker(
+        create_engine(sqlalchemy_url(sqlite_url, "pysqlite"), poolclass=NullPool)
+    )
+    runs = []
+
+    def fn(session):
+        runs.append(session.execute(text("SELECT 1")).scalar_one())
+        return {"id": 42}
+
+    with Idempotency(sqlite_url) as idem:
+        idem.peek("any")
+        for _ in range(2):
+            assert idem.run_transaction(sessions.begin, "k", fn, payload=1) == {"id": 42}
+    assert runs == [1]
+
+
+async def test_run_transaction_awaits_its_function(postgres_url):
+    sessions = async_sessionmaker(
+        create_async_engine(sqlalchemy_url(postgres_url, "asyncpg"), poolclass=NullPool)
+    )
+    runs = []
+
+    async def fn(session):
+        runs.append((await session.execute(text("SELECT 1"))).scalar_one())
+        return {"id": 42}
+
+    async with AsyncIdempotency(postgres_url) as idem:
+        await idem.peek("any")
+        for _ in range(2):
+            assert await idem.run_transaction(sessions.begin, "k", fn) == {"id": 42}
+    assert runs == [1]
+
+
+class Giving:
+    """A unit of work whose commit fails as often as it is told to."""
+
+    def __init__(self, url, failures, error):
+        self._url, self.failures, self._error = url, failures, error
+
+    @contextlib.contextmanager
+    def begin(self):
+        with contextlib.closing(
+            sqlite3.connect(path_of(self._url), isolation_level=None)
+        ) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            if self.failures:
+                self.failures -= 1
+                raise self._error
+            connection.execute("COMMIT")
+
+
+def busy():
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorname = "SQLITE_BUSY"
+    return error
+
+
+def test_a_commit_that_the_database_refused_is_repeated_with_everything_before_it(sqlite_url):
+    units, runs = Giving(sqlite_url, 2, busy()), []
+    with Idempotency(sqlite_url) as idem:
+        idem.peek("any")
+        assert idem.run_transaction(units.begin, "k", lambda _: runs.append(1)) is None
+        assert idem.marks.check("k")
+    assert len(runs) == 3
+
+
+def test_after_the_last_repeat_the_typed_error_keeps_its_cause(sqlite_url):
+    units = Giving(sqlite_url, 9, busy())
+    with Idempotency(sqlite_url) as idem:
+        idem.peek("any")
+        with pytest.raises(RetryTransaction) as raised:
+            idem.run_transaction(units.begin, "k", lambda _: 1, retries=1)
+        assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
+        assert units.failures == 7
+
+
+def test_any_other_error_is_not_repeated(sqlite_url):
+    units = Giving(sqlite_url, 9, ConnectionError("lost"))
+    with Idempotency(sqlite_url) as idem:
+        idem.peek("any")
+        with pytest.raises(ConnectionError):
+            idem.run_transaction(units.begin, "k", lambda _: 1)
+        assert units.failures == 8
+        with pytest.raises(ConfigError, match="retries"):
+            idem.run_transaction(units.begin, "k", lambda _: 1, retries=-1)
+
+
+# --- more of the frameworks ------------------------------------------------------------------
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_sessions_objects_of_an_undone_block_are_gone_from_it_too(sqlite_url):
+    with Idempotency(sqlite_url) as idem, session_of(sqlite_url) as session:
+        idem.peek("any")
+        with session.begin():
+            Base.metadata.create_all(session.connection())
+            with pytest.raises(ZeroDivisionError), idem.transaction(session, "k"):
+                session.add(Order(id=1))
+                session.flush()
+                raise ZeroDivisionError
+            assert list(session) == []
+            with idem.transaction(session, "k"):
+                session.add(Order(id=1))  # flushed with the end of the block
+        assert session.get(Order, 1) is not None
+
+
+def test_a_session_committed_inside_the_block_is_noticed(sqlite_url):
+    with Idempotency(sqlite_url) as idem, session_of(sqlite_url) as session:
+        idem.peek("any")
+        session.begin()
+        with pytest.raises(OutcomeUnknown), idem.transaction(session, "k"):
+            session.commit()
+        session.close()
+        assert idem.peek("k").state is State.PROCESSING
+
+
+def test_psycopgs_transaction_object_stands_for_its_connection(postgres_url):
+    with Idempotency(postgres_url) as idem, psycopg.connect(postgres_url) as connection:
+        idem.peek("any")
+        assert idem.run_transaction(connection.transaction, "k", lambda _: 1) == 1
+        assert idem.peek("k").state is State.SUCCEEDED
+
+
+async def test_a_connection_of_asyncpgs_pool_is_taken_too(postgres_url):
+    async with (
+        AsyncIdempotency(postgres_url) as idem,
+        asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool,
+    ):
+        await idem.peek("any")
+        async with (
+            pool.acquire() as connection,
+            connection.transaction(),
+            idem.transaction(connection, "k") as attempt,
+        ):
+            attempt.result = 1
+        assert (await idem.peek("k")).state is State.SUCCEEDED
+
+
+def test_every_family_can_be_imported():
+    for family in {*families.FAMILIES.values(), *families.ASYNC_FAMILIES.values()}:
+        module = __import__(f"{families.PACKAGE}.{family.module}", fromlist=["_"])
+        assert hasattr(module, family.name)
+
+
+@on([kind for kind in KINDS if kind.name == "sqlite3"])
+async def test_a_guard_refuses_instead_of_replaying(world):
+    async with world.engine() as idem:
+        await world.pay(idem)
+        with pytest.raises(DuplicateRequest):
+            await world.pay(idem, policy=Policy(duplicate="reject"))
