@@ -161,7 +161,7 @@ class ResultUnavailable(IdempotencyError):
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the operation is done, its result is not available: {reason}")
+        super().__init__(f"no result is available: {reason}")
         self.reason = reason
 
 

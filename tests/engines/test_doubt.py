@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import pickle
 
 import pytest
 
@@ -11,6 +13,7 @@ from semel import (
     AsyncIdempotency,
     ConfigError,
     Idempotency,
+    InvalidKey,
     LeaseLost,
     OutcomeUnknown,
     Policy,
@@ -176,3 +179,48 @@ def test_an_unknown_outcome_stays_unknown_when_nothing_was_lost():
             idem.execute("k", lambda: (_ for _ in ()).throw(ValueError("who knows")))
         with pytest.raises(OutcomeUnknown):
             idem.execute("k", lambda: "must not run")
+
+
+async def test_a_plain_function_on_the_async_engine_runs_once_too():
+    runs = []
+    async with AsyncIdempotency("memory://") as idem:
+        for _ in range(2):
+            assert await idem.execute("k", lambda: runs.append(1) or "done") == "done"
+    assert runs == [1]
+
+
+def test_one_text_is_not_taken_for_many_keys():
+    with Idempotency("memory://") as idem:
+        for many in (idem.marks.set_many, idem.marks.check_many, idem.marks.delete_many):
+            with pytest.raises(InvalidKey, match="not one text"):
+                many("abc")
+        assert list(idem.records()) == []
+
+
+def test_an_engine_that_is_switched_off_says_so(monkeypatch, caplog):
+    monkeypatch.setenv("SEMEL_DISABLED", "1")
+    with Idempotency("memory://"):
+        assert "switched off" in caplog.text
+
+
+def test_a_client_in_the_place_of_a_store_is_told_where_it_goes():
+    with pytest.raises(ConfigError, match=r"RedisStore\(client\)"):
+        Idempotency(object())
+
+
+def test_a_preset_may_be_changed():
+    assert Policy.payment(ttl=60).ttl == 60.0
+    assert Policy.payment(ttl=60).abandoned == "hold"
+    assert inspect.signature(Policy).parameters["codec"]
+
+
+decorating = Idempotency("memory://")
+
+
+@decorating.once("{n}")
+def doubled(n: int) -> int:
+    return 2 * n
+
+
+def test_a_decorated_function_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(doubled)) is doubled  # noqa: S301 - our own bytes

@@ -8,10 +8,12 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
 from semel.errors import ConfigError
+
+T = TypeVar("T")
 
 sleep = asyncio.sleep
 
@@ -49,6 +51,15 @@ async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
     """Wait for background work, for at most `timeout` seconds."""
     if tasks:
         await asyncio.wait(set(tasks), timeout=timeout)
+
+
+def finished(given: Awaitable[T]) -> Awaitable[T]:
+    """Give what is to be awaited; a plain function, against its type, has given its value."""
+    return given if inspect.isawaitable(given) else _ready(cast("T", given))
+
+
+async def _ready(value: T) -> T:
+    return value
 
 
 class Home:

@@ -6,9 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from types import CoroutineType
+from typing import Any, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
+from semel.errors import ConfigError
+
+T = TypeVar("T")
 
 sleep = time.sleep
 
@@ -29,6 +33,17 @@ def heed(before: int) -> None:
 
 def drain(tasks: set[Any], timeout: float) -> None:
     """Threads leave nothing in the background."""
+
+
+def finished(value: T) -> T:
+    """Refuse a coroutine that nobody would ever await: nothing has run yet."""
+    if type(value) is CoroutineType:
+        value.close()
+        raise ConfigError(
+            "the function gave a coroutine instead of a value: await it there, "
+            "or use an AsyncIdempotency"
+        )
+    return value
 
 
 class Home:

@@ -168,6 +168,7 @@ class AsyncIdempotency(AsyncTransactionRunner):
             await sleep(0.01)
         await drain(self._tasks, max(0.0, end - monotonic()))
         await self._timer.stop()
+        await self._watch.stop()
         for lease, ask in self._leases.unsaved():
             if not await self._save_late(lease, ask) and monotonic() >= end:
                 break  # The store is away and the time is over: the leases end by themselves.

@@ -14,7 +14,7 @@ from semel.core.policy import Duration, Policy
 from semel.core.records import Identity, PutRequest, Record, State
 from semel.core.results import read
 from semel.engine.call import stored_form
-from semel.errors import ConfigError, ResultUnavailable, StoreError
+from semel.errors import ConfigError, InvalidKey, ResultUnavailable, StoreError
 from semel.stores.base import AsyncBatching, AsyncScannable, AsyncStore
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class AsyncMarks:
         self, keys: Iterable[str], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
         """Mark each key as done; False for those that are done or running already."""
-        return await self.set_result_many(dict.fromkeys(keys), ttl=ttl, scope=scope)
+        return await self.set_result_many(dict.fromkeys(_distinct(keys)), ttl=ttl, scope=scope)
 
     async def set_result_many(
         self, results: Mapping[str, object], *, ttl: Duration | None = None, scope: str = "default"
@@ -162,7 +162,7 @@ class AsyncMarks:
 
     async def delete_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
         """Remove each mark; False where there was none."""
-        wanted = list(dict.fromkeys(keys))
+        wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
         return dict(zip(wanted, await self._forget(identities), strict=True))
 
@@ -177,7 +177,7 @@ class AsyncMarks:
         return await self._engine.peek(key, scope=scope)
 
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
-        wanted = list(dict.fromkeys(keys))
+        wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
         store = self._store
         if isinstance(store, AsyncBatching):
@@ -214,6 +214,12 @@ class AsyncMarks:
 
 def _done(record: Record | None) -> bool:
     return record is not None and record.state is State.SUCCEEDED
+
+
+def _distinct(keys: Iterable[str]) -> list[str]:
+    if isinstance(keys, str):
+        raise InvalidKey("several keys are needed, not one text: it would be read by letters")
+    return list(dict.fromkeys(keys))
 
 
 def _or_raise(answer: bool | StoreError) -> bool:

@@ -85,6 +85,10 @@ class AsyncOnce(Generic[P, R]):
             return self
         return AsyncOnce(self._engine, self._plan, (instance,))
 
+    def __reduce__(self) -> str:
+        """A pickle names a decorated function, as it names any function."""
+        return self._plan.name
+
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         plan, engine = self._plan, self._engine()
         arrived = plan.arrived(args, kwargs)

@@ -21,6 +21,7 @@ from semel._mirror.tasks import (
     Timer,
     background,
     cancellations,
+    finished,
     flights_of,
     heed,
     sleep,
@@ -64,6 +65,7 @@ class AsyncRunner(Answers[AsyncStore]):
         self._home = Home()
         self._flights = flights_of(self._store)
         self._timer = Timer(self._tick)
+        self._watch = Timer(self._look)
 
     # --- the way of one call -------------------------------------------------------------
 
@@ -74,8 +76,7 @@ class AsyncRunner(Answers[AsyncStore]):
             return Outcome(cast("T", attempt.result), attempt)
         try:
             with attempt:
-                value = await fn()
-                self._check_value(value)
+                value = await finished(fn())
         except BaseException as error:
             await self._failed(call, attempt, error)
             raise
@@ -270,6 +271,8 @@ class AsyncRunner(Answers[AsyncStore]):
 
     async def _tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
+        # A renewal may hang for longer than the lease: the watch tells of the loss in time.
+        self._watch.due(self._leases.next_danger())
         for chunk in self._leases.due(monotonic()):
             sent = monotonic()
             answers = await self._renew([lease.renewal for lease in chunk])
@@ -283,6 +286,12 @@ class AsyncRunner(Answers[AsyncStore]):
                 break
         await self._disown_doubtful(monotonic(), until)
         return self._leases.next_due()
+
+    async def _look(self) -> float:
+        """Tell of leases that were not renewed in time; tells when to look again."""
+        for lease in self._leases.newly_lost(monotonic()):
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+        return self._leases.next_danger()
 
     async def _disown_doubtful(self, now: float, until: float) -> None:
         for claim in self._leases.doubtful(now):

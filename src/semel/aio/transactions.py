@@ -15,7 +15,7 @@ from typing import Any, TypeVar, assert_never, cast
 from msgspec import UNSET
 
 from semel import events
-from semel._mirror.tasks import sleep
+from semel._mirror.tasks import finished, sleep
 from semel.aio.runner import AsyncRunner
 from semel.attempts import Attempt
 from semel.core.codec import returned_by
@@ -102,9 +102,7 @@ class AsyncTransactionRunner(AsyncRunner):
                     AsyncTransactionContext(self, call, connection, None) as attempt,
                 ):
                     if not attempt.replayed:
-                        value = await fn(connection)
-                        self._check_value(value)
-                        attempt.result = value
+                        attempt.result = await finished(fn(connection))
                 return cast("T", attempt.result)
             except Exception as error:
                 if not troubles.must_repeat(error):

@@ -149,6 +149,25 @@ class Leases:
         if not self._unsure:
             self._unsure_due = math.inf
 
+    def newly_lost(self, now: float) -> list[Lease]:
+        """Leases that are lost by the clock alone, each told once."""
+        lost = [
+            lease
+            for lease in tuple(self._running.values())
+            if not lease.told_lost and lease.lost_at(now)
+        ]
+        for lease in lost:
+            lease.told_lost = True
+        return lost
+
+    def next_danger(self) -> float:
+        """When the next lease is lost unless it is renewed; infinity when none can be."""
+        running = tuple(self._running.values())
+        return min(
+            (lease.until - lease.seconds * DANGER for lease in running if not lease.told_lost),
+            default=math.inf,
+        )
+
     def next_renewal(self) -> float:
         """When the next lease is due; infinity when nothing runs."""
         return min((lease.due for lease in tuple(self._running.values())), default=math.inf)

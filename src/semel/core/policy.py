@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, force_setattr
 
-from semel.core.codec import codec_named
+from semel.core.codec import Codec, codec_named
 from semel.errors import ConfigError
-
-if TYPE_CHECKING:
-    from semel.core.codec import Codec
 
 Duration: TypeAlias = float | timedelta
 Duplicate: TypeAlias = Literal["replay", "reject"]
@@ -82,38 +79,37 @@ class Policy(Struct, frozen=True, kw_only=True):
                 force_setattr(self, name, _checked(name, value))
 
     @classmethod
-    def preset(cls, name: str) -> Policy:
-        """Look a preset up by name: http, message, job, payment, coupon."""
-        try:
-            return cls(**PRESETS[name])
-        except KeyError:
+    def preset(cls, name: str, **changes: Any) -> Policy:
+        """Look a preset up by name: http, message, job, payment, coupon; `changes` win over it."""
+        if name not in PRESETS:
             known = ", ".join(PRESETS)
-            raise ConfigError(f"no policy preset is called {name!r}; known: {known}") from None
+            raise ConfigError(f"no policy preset is called {name!r}; known: {known}")
+        return cls(**{**PRESETS[name], **changes})
 
     @classmethod
-    def http(cls) -> Policy:
+    def http(cls, **changes: Any) -> Policy:
         """Web requests: kept for 10 minutes."""
-        return cls.preset("http")
+        return cls.preset("http", **changes)
 
     @classmethod
-    def messages(cls) -> Policy:
+    def messages(cls, **changes: Any) -> Policy:
         """Queue messages: kept for 30 days (`message` is the text of a rejection)."""
-        return cls.preset("message")
+        return cls.preset("message", **changes)
 
     @classmethod
-    def job(cls) -> Policy:
+    def job(cls, **changes: Any) -> Policy:
         """Scheduled jobs: kept for 24 hours."""
-        return cls.preset("job")
+        return cls.preset("job", **changes)
 
     @classmethod
-    def payment(cls) -> Policy:
+    def payment(cls, **changes: Any) -> Policy:
         """Payments: kept for 3 days, payload needed and compared, held after a crash."""
-        return cls.preset("payment")
+        return cls.preset("payment", **changes)
 
     @classmethod
-    def coupon(cls) -> Policy:
+    def coupon(cls, **changes: Any) -> Policy:
         """Coupons: kept for 7 days."""
-        return cls.preset("coupon")
+        return cls.preset("coupon", **changes)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -137,7 +137,9 @@ class Answers(Setup[S]):
     def _lost(self, call: Call, lease: Lease) -> NoReturn:
         self._pass_on(call)
         self._announce_loss(lease)
-        raise LeaseLost("another attempt replaced this one; its result was not stored")
+        raise LeaseLost(
+            "another attempt replaced this one, or its record was removed; nothing was stored"
+        )
 
     def _announce_loss(self, lease: Lease) -> None:
         if not lease.refused:  # else the timer told of it when the store refused to renew

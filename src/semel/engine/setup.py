@@ -10,7 +10,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
@@ -80,6 +79,8 @@ class Setup(ABC, Generic[S]):
         self._rules_of: dict[tuple[object, ...], Rules] = {}
         self._key_rules = KeyRules(settings.key_pattern)
         self._disabled = settings.disabled
+        if self._disabled:
+            events.logger.warning("idempotency is switched off by the settings: every call runs")
         base_rules = resolve(*self._levels)
         self._codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
         self._announce = events.Announcer(tuple(hooks))
@@ -123,7 +124,8 @@ class Setup(ABC, Generic[S]):
         claim = getattr(store, "claim", None)
         if claim is None:
             raise ConfigError(
-                f"a store URL or a store object is needed; got {type(store).__name__}"
+                "a store URL or a store object is needed (a client goes into its store, such as "
+                f"RedisStore(client)); got {type(store).__name__}"
             )
         if inspect.iscoroutinefunction(claim) is not self._asynchronous:
             raise ConfigError(
@@ -180,15 +182,6 @@ class Setup(ABC, Generic[S]):
         code = getattr(fn, "__code__", None)
         if not self._asynchronous and code is not None and code.co_flags & inspect.CO_COROUTINE:
             raise ConfigError("an async function needs an AsyncIdempotency")
-
-    def _check_value(self, value: object) -> None:
-        """Refuse a coroutine that nobody would ever await: nothing has run yet."""
-        if type(value) is CoroutineType:
-            value.close()
-            raise ConfigError(
-                "the function gave a coroutine instead of a value: await it there, "
-                "or use an AsyncIdempotency"
-            )
 
     def _identity(self, key: str, scope: str) -> Identity:
         self._key_rules.check(key)

@@ -168,6 +168,7 @@ class Idempotency(TransactionRunner):
             sleep(0.01)
         drain(self._tasks, max(0.0, end - monotonic()))
         self._timer.stop()
+        self._watch.stop()
         for lease, ask in self._leases.unsaved():
             if not self._save_late(lease, ask) and monotonic() >= end:
                 break  # The store is away and the time is over: the leases end by themselves.

@@ -83,6 +83,10 @@ class Once(Generic[P, R]):
             return self
         return Once(self._engine, self._plan, (instance,))
 
+    def __reduce__(self) -> str:
+        """A pickle names a decorated function, as it names any function."""
+        return self._plan.name
+
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         plan, engine = self._plan, self._engine()
         arrived = plan.arrived(args, kwargs)

@@ -20,6 +20,7 @@ from semel._mirror.threads import (
     Timer,
     background,
     cancellations,
+    finished,
     flights_of,
     heed,
     sleep,
@@ -63,6 +64,7 @@ class Runner(Answers[Store]):
         self._home = Home()
         self._flights = flights_of(self._store)
         self._timer = Timer(self._tick)
+        self._watch = Timer(self._look)
 
     # --- the way of one call -------------------------------------------------------------
 
@@ -73,8 +75,7 @@ class Runner(Answers[Store]):
             return Outcome(cast("T", attempt.result), attempt)
         try:
             with attempt:
-                value = fn()
-                self._check_value(value)
+                value = finished(fn())
         except BaseException as error:
             self._failed(call, attempt, error)
             raise
@@ -269,6 +270,8 @@ class Runner(Answers[Store]):
 
     def _tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
+        # A renewal may hang for longer than the lease: the watch tells of the loss in time.
+        self._watch.due(self._leases.next_danger())
         for chunk in self._leases.due(monotonic()):
             sent = monotonic()
             answers = self._renew([lease.renewal for lease in chunk])
@@ -282,6 +285,12 @@ class Runner(Answers[Store]):
                 break
         self._disown_doubtful(monotonic(), until)
         return self._leases.next_due()
+
+    def _look(self) -> float:
+        """Tell of leases that were not renewed in time; tells when to look again."""
+        for lease in self._leases.newly_lost(monotonic()):
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+        return self._leases.next_danger()
 
     def _disown_doubtful(self, now: float, until: float) -> None:
         for claim in self._leases.doubtful(now):

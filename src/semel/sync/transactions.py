@@ -15,7 +15,7 @@ from typing import Any, TypeVar, assert_never, cast
 from msgspec import UNSET
 
 from semel import events
-from semel._mirror.threads import sleep
+from semel._mirror.threads import finished, sleep
 from semel.attempts import Attempt
 from semel.core.codec import returned_by
 from semel.core.decide import Refuse, Replay, Run, Wait, decide
@@ -99,9 +99,7 @@ class TransactionRunner(Runner):
                     TransactionContext(self, call, connection, None) as attempt,
                 ):
                     if not attempt.replayed:
-                        value = fn(connection)
-                        self._check_value(value)
-                        attempt.result = value
+                        attempt.result = finished(fn(connection))
                 return cast("T", attempt.result)
             except Exception as error:
                 if not troubles.must_repeat(error):
