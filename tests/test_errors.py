@@ -1,8 +1,10 @@
-"""Errors as they travel: between processes, and into logs that must not hold secrets."""
+"""What errors say, by class, and how they travel: between processes, and into logs that must not
+hold secrets."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -21,11 +23,67 @@ MADE = [
     errors.DuplicateRequest("only once"),
     errors.WaitTimeout("too late"),
     errors.StoreFull("no room"),
+    errors.ConfigError("no such setting"),
+    errors.InvalidKey("empty"),
+    errors.NestedCall("its own key"),
+    errors.OutcomeUnknown("held"),
+    errors.LeaseLost("replaced"),
+    errors.SerializationError("a socket"),
+    errors.RetryTransaction("serialization failure"),
+    errors.StoreError("odd"),
+    errors.StoreUnavailable("away"),
+    errors.IdempotencyError("any"),
 ]
+"""One of each kind."""
+
+PUBLIC = [
+    error
+    for _, error in inspect.getmembers(semel, inspect.isclass)
+    if issubclass(error, errors.IdempotencyError)
+]
+
+SAID = {
+    # The same call may get its answer later: something elsewhere has to end, come back or make room
+    errors.ConcurrentRequest: ("concurrent_request", True, 409, "UNAVAILABLE"),
+    errors.LeaseLost: ("lease_lost", True, 409, "ABORTED"),
+    errors.RetryTransaction: ("retry_transaction", True, 503, "ABORTED"),
+    errors.StoreError: ("store_error", True, 503, "UNAVAILABLE"),
+    errors.StoreFull: ("store_full", True, 503, "UNAVAILABLE"),
+    errors.StoreUnavailable: ("store_unavailable", True, 503, "UNAVAILABLE"),
+    errors.WaitTimeout: ("wait_timeout", True, 409, "DEADLINE_EXCEEDED"),
+    # The answer stays the same until somebody changes the call, the settings or the record.
+    errors.AttemptsExhausted: ("attempts_exhausted", False, 409, "FAILED_PRECONDITION"),
+    errors.ConfigError: ("config_error", False, 500, "INTERNAL"),
+    errors.DuplicateRequest: ("duplicate_request", False, 409, "ALREADY_EXISTS"),
+    errors.IdempotencyError: ("idempotency_error", False, 500, "INTERNAL"),
+    errors.InvalidKey: ("invalid_key", False, 400, "INVALID_ARGUMENT"),
+    errors.NestedCall: ("nested_call", False, 500, "INTERNAL"),
+    errors.OutcomeUnknown: ("outcome_unknown", False, 409, "ABORTED"),
+    errors.PayloadMismatch: ("payload_mismatch", False, 422, "FAILED_PRECONDITION"),
+    errors.PreviousFailure: ("previous_failure", False, 409, "FAILED_PRECONDITION"),
+    errors.RecordUnreadable: ("record_unreadable", False, 503, "UNAVAILABLE"),
+    errors.ResultUnavailable: ("result_unavailable", False, 409, "FAILED_PRECONDITION"),
+    errors.SerializationError: ("serialization_error", False, 500, "INTERNAL"),
+}
+"""What each kind says to whoever gets it; people's clients rely on it."""
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_every_error_says_whether_a_retry_helps(kind):
+    assert (kind.code, kind.retry_helps, kind.http_status, kind.grpc_status) == SAID[kind]
+
+
+def test_every_error_has_a_code_of_its_own():
+    assert {kind.code for kind in PUBLIC} == {said[0] for said in SAID.values()}
+    assert len({kind.code for kind in PUBLIC}) == len(PUBLIC) == len(SAID)
 
 
 def pickled(error):
     return pickle.loads(pickle.dumps(error))  # noqa: S301 - what we just made
+
+
+def test_no_kind_of_error_is_left_at_home():
+    assert {type(error) for error in MADE} == set(PUBLIC)
 
 
 @pytest.mark.parametrize("error", MADE, ids=lambda error: type(error).__name__)

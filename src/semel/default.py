@@ -1,11 +1,13 @@
 """The default engine behind `semel.execute` and its siblings: made at the first use.
 
 `configure` decides what it is made of. Decorated functions ask for it at each call, so that
-decorating at import time and configuring later in `main` works.
+decorating at import time and configuring later in `main` works. A forked child never waits for a
+thread that only its parent has.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
@@ -44,10 +46,20 @@ class _Default:
         if previous is not None:
             previous.close()
 
+    def after_fork_in_child(self) -> None:
+        """Free the lock: whoever held it does not exist here, and made its engine for the parent.
+
+        The engine is one assignment, so it is there whole or not at all.
+        """
+        self._lock = threading.RLock()
+
 
 _default = _Default()
 default_engine = _default.get
 """Give the engine of the module-level functions; made from the settings unless configured."""
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
+    os.register_at_fork(after_in_child=_default.after_fork_in_child)
 
 
 def configure(url_or_store: Any = None, **options: Any) -> Idempotency:

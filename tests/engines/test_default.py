@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 import semel
-from engines.facade import Effect, never
+from engines.facade import PATIENCE, Effect, never
 from semel import ConfigError, Idempotency, Outcome, Policy, StoreUnavailable, default
 from semel.stores.memory import MemoryStore
+
+FORKS_WHILE_MAKING = Path(__file__).with_name("forking_default.py")
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +67,21 @@ def test_a_thread_that_waited_for_the_lock_finds_the_engine_made(monkeypatch):
 
     monkeypatch.setattr(default._default, "_lock", Waited())
     assert default.default_engine() is made
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_while_another_thread_makes_the_engine_leaves_the_child_able_to_make_its_own(
+    tmp_path,
+):
+    done = subprocess.run(
+        [sys.executable, FORKS_WHILE_MAKING],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "the child's\nthe parent's\n"), done.stderr
 
 
 def test_settings_decide_what_it_is_made_of(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ What every store promises (proved by `semel.testing.StoreContract`):
 - A store that cannot answer raises `StoreUnavailable` (or `StoreFull`), never a driver's error.
 
 Optional capabilities are small Protocols of their own; the engines use what a store offers.
+`Notifying` is defined, for stores to come: no store offers it and no engine asks for it yet.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ class Diagnosing(Protocol):
 
 @runtime_checkable
 class Notifying(Protocol):
-    """A store that can wake a waiter in another process before its next poll."""
+    """A store that could wake a waiter before its next poll: defined, for stores to come."""
 
     def wait(self, identity: Identity, timeout: float) -> bool:
         """Sleep until the record may have changed; False when the time ran out."""
