@@ -195,7 +195,7 @@ class MySQLVerbs:
         at = seconds(now)
         record = to_record(tuple(row), at)
         if record.identity != identity:
-            raise StoreError(f"the digest of {identity!r} is taken by {record.identity!r}")
+            raise StoreError("the digest of this key is taken by another key")
         return _Look(record, at, inserted=bool(inserted))
 
     def _swapped(

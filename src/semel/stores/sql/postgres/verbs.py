@@ -245,7 +245,7 @@ def _record(row: Row | list[Any], identity: Identity) -> Record:
     *columns, now = row
     record = to_record(tuple(columns), seconds(now))
     if record.identity != identity:
-        raise StoreError(f"the digest of {identity!r} is taken by {record.identity!r}")
+        raise StoreError("the digest of this key is taken by another key")
     return record
 
 
