@@ -258,7 +258,9 @@ def django_alias(dialect: str, url: str) -> str:
 
     pymysql.install_as_MySQLdb()
     if not settings.configured:
-        settings.configure(DATABASES={"default": {}})
+        settings.configure(
+            DATABASES={"default": {}}, INSTALLED_APPS=["semel.contrib.django"], USE_TZ=True
+        )
         django.setup()
     alias = url
     known = connections.configure_settings({"default": {}, alias: django_settings(dialect, url)})

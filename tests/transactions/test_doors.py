@@ -9,7 +9,7 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import NullPool, create_engine, text
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from semel import (
@@ -27,7 +27,8 @@ from semel import (
 )
 from semel.core.records import State
 from semel.testing import bypass
-from semel.transactions import families
+from semel.transactions import families, troubles
+from semel.transactions.sqlite import AsyncSQLiteLink, SQLiteLink
 from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
 
 SQLITE = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]
@@ -44,6 +45,9 @@ def session_of(url, driver="pysqlite", **options):
     engine = create_engine(sqlalchemy_url(url, driver), poolclass=NullPool, **options)
     with Session(engine) as session:
         yield session
+
+
+AUTOCOMMIT = r"AUTOCOMMIT|commits each statement"
 
 
 # --- refused ---------------------------------------------------------------------------------
@@ -86,26 +90,40 @@ def test_an_engine_whose_records_are_not_in_that_database_is_refused(sqlite_url,
         idem.transaction(connection, "k").__enter__()
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "pymysql", "asyncpg"])
-async def test_a_connection_in_autocommit_is_refused_whatever_sqlalchemy_says(request, driver):
+@pytest.mark.parametrize("session", [False, True], ids=["connection", "session"])
+@pytest.mark.parametrize("driver", ["psycopg", "pymysql"])
+def test_a_connection_in_autocommit_is_refused_whatever_sqlalchemy_says(request, driver, session):
     url = request.getfixturevalue("mysql_url" if driver == "pymysql" else "postgres_url")
-    options = {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"}
-    refused = pytest.raises(ConfigError, match=r"AUTOCOMMIT|commits each statement")
-    if driver == "asyncpg":
-        engine = create_async_engine(sqlalchemy_url(url, driver), **options)
-        async with AsyncIdempotency(url) as idem, engine.begin() as connection:
-            await idem.peek("any")
-            with refused:
-                await idem.transaction(connection, "k").__aenter__()
-    else:
-        with (
-            Idempotency(url) as idem,
-            create_engine(sqlalchemy_url(url, driver), **options).begin() as connection,
-        ):
-            idem.peek("any")
-            with refused:
-                idem.transaction(connection, "k").__enter__()
-            assert idem.peek("k") is None
+    engine = create_engine(
+        sqlalchemy_url(url, driver), poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    )
+    with (
+        Idempotency(url) as idem,
+        Session(engine) if session else engine.connect() as given,
+        given.begin(),
+    ):
+        idem.peek("any")
+        with pytest.raises(ConfigError, match=AUTOCOMMIT):
+            idem.transaction(given, "k").__enter__()
+        assert idem.peek("k") is None
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["connection", "session"])
+@pytest.mark.parametrize("driver", ["asyncpg", "asyncmy"])
+async def test_the_same_is_refused_in_a_task(request, driver, session):
+    url = request.getfixturevalue("mysql_url" if driver == "asyncmy" else "postgres_url")
+    engine = create_async_engine(
+        sqlalchemy_url(url, driver), poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    )
+    async with (
+        AsyncIdempotency(url) as idem,
+        AsyncSession(engine) if session else engine.connect() as given,
+        given.begin(),
+    ):
+        await idem.peek("any")
+        with pytest.raises(ConfigError, match=AUTOCOMMIT):
+            await idem.transaction(given, "k").__aenter__()
+        assert await idem.peek("k") is None
 
 
 # --- the end of a block ----------------------------------------------------------------------
@@ -147,15 +165,64 @@ async def test_a_rollback_inside_the_block_is_noticed_at_its_end(world):
 
 @on(DRIVERS)
 async def test_an_interrupted_block_is_undone_and_the_interrupt_goes_on(world):
-    class Interrupt(BaseException):
-        pass
-
     async with world.engine() as idem, world.work() as work:
         with pytest.raises(Interrupt):
             async with world.once(idem, work):
                 await work.run("INSERT INTO ledger VALUES ('undone', 1)")
                 raise Interrupt
     assert world.entries() == []
+
+
+class Interrupt(BaseException):
+    """Stands for KeyboardInterrupt and its kind."""
+
+
+def failing_at(monkeypatch, world, word, error):
+    """Let the link raise at the first statement that holds a word."""
+    kind = AsyncSQLiteLink if world.kind.asynchronous else SQLiteLink
+    execute, raised = kind.execute, []
+
+    def failing(self, statement):
+        if word in statement.sql and not raised:
+            raised.append(statement)
+            raise error
+        return execute(self, statement)
+
+    monkeypatch.setattr(kind, "execute", failing)
+    return raised
+
+
+@on(SQLITE)
+@pytest.mark.parametrize("word", ["DELETE FROM", "RELEASE SAVEPOINT", "busy_timeout = 30000"])
+async def test_an_interrupt_of_our_own_statements_undoes_the_block(world, word, monkeypatch):
+    async with world.engine() as idem:
+        with pytest.raises(Interrupt):
+            async with world.work() as work:
+                raised = failing_at(monkeypatch, world, word, Interrupt())
+                async with world.once(idem, work):
+                    await work.run("INSERT INTO ledger VALUES ('undone', 1)")
+        assert len(raised) == 1
+        assert await world.done(idem.peek("order-1")) is None
+    assert world.entries() == []
+
+
+@on(SQLITE)
+async def test_a_connection_that_is_lost_while_claiming_is_told_as_it_is(world, monkeypatch):
+    async with world.engine() as idem, world.work() as work:
+        failing_at(monkeypatch, world, "DELETE FROM", ConnectionError("lost"))
+        monkeypatch.setattr("semel.transactions.dialects.sqlite.SQLiteRecords.restore", no_more)
+        with pytest.raises(StoreError, match="ConnectionError: lost"):
+            async with world.once(idem, work):
+                pytest.fail("it ran")
+
+
+def no_more(self, before):
+    raise ConnectionError("lost")
+
+
+def test_a_row_of_the_same_key_at_the_same_moment_is_to_be_repeated():
+    with pytest.raises(RetryTransaction):
+        troubles.refuse_claim(psycopg.errors.UniqueViolation())
 
 
 @on(DRIVERS)
@@ -237,20 +304,43 @@ async def test_run_transaction_awaits_its_function(postgres_url):
 class Giving:
     """A unit of work whose commit fails as often as it is told to."""
 
-    def __init__(self, url, failures, error):
-        self._url, self.failures, self._error = url, failures, error
+    def __init__(self, world, failures, error):
+        self._world, self.failures, self._error = world, failures, error
+        self.runs = 0
+
+    async def run(self, idem, **options):
+        """Let the engine run it, as its kind does."""
+        if self._world.kind.asynchronous:
+            return await idem.run_transaction(self._awaited, "k", self._counted, **options)
+        return idem.run_transaction(self._plain, "k", self._count, **options)
 
     @contextlib.contextmanager
-    def begin(self):
+    def _plain(self):
         with contextlib.closing(
-            sqlite3.connect(path_of(self._url), isolation_level=None)
+            sqlite3.connect(path_of(self._world.url), isolation_level=None)
         ) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
-            if self.failures:
-                self.failures -= 1
-                raise self._error
+            self._may_fail()
             connection.execute("COMMIT")
+
+    @contextlib.asynccontextmanager
+    async def _awaited(self):
+        async with self._world.work() as work:
+            yield work.connection
+            self._may_fail()
+
+    def _may_fail(self):
+        if self.failures:
+            self.failures -= 1
+            raise self._error
+
+    def _count(self, connection):
+        self.runs += 1
+        return self.runs
+
+    async def _counted(self, connection):
+        return self._count(connection)
 
 
 def busy():
@@ -259,34 +349,34 @@ def busy():
     return error
 
 
-def test_a_commit_that_the_database_refused_is_repeated_with_everything_before_it(sqlite_url):
-    units, runs = Giving(sqlite_url, 2, busy()), []
-    with Idempotency(sqlite_url) as idem:
-        idem.peek("any")
-        assert idem.run_transaction(units.begin, "k", lambda _: runs.append(1)) is None
-        assert idem.marks.check("k")
-    assert len(runs) == 3
+@on(SQLITE)
+async def test_a_commit_that_the_database_refused_is_repeated_with_everything_before_it(world):
+    units = Giving(world, 2, busy())
+    async with world.engine() as idem:
+        assert await units.run(idem) == 3
+        assert await units.run(idem) == 3
+    assert units.runs == 3
 
 
-def test_after_the_last_repeat_the_typed_error_keeps_its_cause(sqlite_url):
-    units = Giving(sqlite_url, 9, busy())
-    with Idempotency(sqlite_url) as idem:
-        idem.peek("any")
+@on(SQLITE)
+async def test_after_the_last_repeat_the_typed_error_keeps_its_cause(world):
+    units = Giving(world, 9, busy())
+    async with world.engine() as idem:
         with pytest.raises(RetryTransaction) as raised:
-            idem.run_transaction(units.begin, "k", lambda _: 1, retries=1)
+            await units.run(idem, retries=1)
         assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
         assert units.failures == 7
 
 
-def test_any_other_error_is_not_repeated(sqlite_url):
-    units = Giving(sqlite_url, 9, ConnectionError("lost"))
-    with Idempotency(sqlite_url) as idem:
-        idem.peek("any")
+@on(SQLITE)
+async def test_any_other_error_is_not_repeated(world):
+    units = Giving(world, 9, ConnectionError("lost"))
+    async with world.engine() as idem:
         with pytest.raises(ConnectionError):
-            idem.run_transaction(units.begin, "k", lambda _: 1)
+            await units.run(idem)
         assert units.failures == 8
         with pytest.raises(ConfigError, match="retries"):
-            idem.run_transaction(units.begin, "k", lambda _: 1, retries=-1)
+            await units.run(idem, retries=-1)
 
 
 # --- more of the frameworks ------------------------------------------------------------------

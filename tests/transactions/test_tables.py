@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import io
 
 import pytest
 from sqlalchemy import MetaData, NullPool, create_engine, inspect
 
 from semel import ConfigError, Idempotency
+from semel.contrib.django.operations import statements
 from semel.stores.sql.sqlalchemy_tables import add_tables, version_row
 from transactions.conftest import DATABASES
 from transactions.kinds import django_alias, sqlalchemy_url
@@ -81,22 +82,25 @@ def test_the_metadata_makes_the_table_that_the_store_would_make(place):
 
 
 def test_the_django_migration_makes_the_table_and_takes_it_back(place):
-    from django.db import connections
-    from django.db.migrations.state import ProjectState
-
     dialect, url = place
     ours = made_by_the_store(dialect, url)
-    wrapper = connections[django_alias(dialect, url)]
-    migration = importlib.import_module("semel.contrib.django.migrations.0001_records")
-    (operation,) = migration.Migration.operations
-    state = ProjectState()
-    with contextlib.closing(wrapper):
-        with wrapper.schema_editor() as editor:
-            operation.database_forwards("semel", editor, state, state)
+    alias = django_alias(dialect, url)
+
+    from django.core.management import call_command
+    from django.db import connections
+
+    def migrate(*target):
+        call_command("migrate", "semel", *target, database=alias, verbosity=0)
+
+    with contextlib.closing(connections[alias]):
+        migrate()
         assert described(dialect, url) == ours
         assert works(url)
-        with wrapper.schema_editor() as editor:
-            operation.database_backwards("semel", editor, state, state)
+        shown = io.StringIO()
+        call_command("sqlmigrate", "semel", "0001", database=alias, stdout=shown)
+        assert "Bring idempotent_record to version 1" in shown.getvalue()
+        assert "CREATE TABLE" in shown.getvalue()
+        migrate("zero")
         with opened(dialect, url) as engine:
             assert not inspect(engine).has_table("idempotent_record")
 
@@ -104,6 +108,8 @@ def test_the_django_migration_makes_the_table_and_takes_it_back(place):
 def test_a_database_that_semel_does_not_know_is_refused():
     with pytest.raises(ConfigError, match="oracle"):
         add_tables(MetaData(), "oracle")
+    with pytest.raises(ConfigError, match="oracle"):
+        statements("oracle", 1)
 
 
 def test_a_table_name_that_could_be_more_than_a_name_is_refused():

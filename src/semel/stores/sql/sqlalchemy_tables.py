@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Boolean,
     Column,
+    Connection,
     DateTime,
     Index,
     Integer,
@@ -57,7 +57,11 @@ def add_tables(metadata: MetaData, dialect: str, *, table: str = DEFAULT_TABLE) 
         case _:
             raise ConfigError(f"semel keeps no records in {dialect}")
     records.add_is_dependent_on(versions)
-    event.listen(records, "after_create", DDL(version_row(table)))
+
+    def note_version(_: Table, connection: Connection, **__: object) -> None:
+        connection.execute(text(version_row(table)))
+
+    event.listen(records, "after_create", note_version)
     return records
 
 
