@@ -99,6 +99,15 @@ def test_a_failure_that_may_run_again_is_not_kept_by_the_front(tiers, client):
     assert tiers.claim(ask(BERT, RED)).number == 2
 
 
+def test_a_failure_for_good_that_kept_no_payload_is_answered_to_every_payload(tiers):
+    tiers.claim(ask(ANNA, RED))
+    fail(tiers, retryable=False, keep_fingerprint=False)
+    assert tiers.claim(ask(BERT, BLUE)).state is State.FAILED  # SQL, which makes the copy
+    assert tiers.sql
+    assert tiers.claim(ask(BERT, BLUE)).state is State.FAILED
+    assert tiers.sql == []
+
+
 def test_another_payload_is_judged_by_sql(tiers):
     succeed(tiers, ANNA, RED)
     assert tiers.sql
@@ -215,12 +224,29 @@ def test_the_owner_itself_is_never_told_busy(tiers):
     assert again.number == 1
 
 
+def test_an_owner_that_asks_again_for_a_shorter_lease_ends_the_hint(tiers):
+    tiers.claim(ask(ANNA, RED))
+    assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
+    assert tiers.claim(ask(ANNA, RED, lease=0.001)).number == 1
+    time.sleep(0.01)
+    assert tiers.claim(ask(BERT, RED)).takeover
+
+
 def test_an_owner_whose_answer_was_lost_is_told_by_sql(tiers, monkeypatch):
     claim = ask(ANNA, RED)
     monkeypatch.setattr(tiers.store, "_tell", None)
     with pytest.raises(TypeError):
         tiers.claim(claim)  # applied; interrupted before anybody knew
     monkeypatch.undo()
+    assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
+    assert tiers.claim(claim).number == 1
+
+
+def test_a_member_of_a_batch_whose_answer_was_lost_is_told_by_sql_too(tiers):
+    claim = ask(ANNA, RED)
+    tiers.after("claim_many", lambda: [StoreUnavailable("applied, and the reply was lost")])
+    (lost,) = tiers.claim_many([claim])
+    assert isinstance(lost, StoreUnavailable)
     assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
     assert tiers.claim(claim).number == 1
 
@@ -314,8 +340,20 @@ def test_an_abandoned_held_record_is_answered_by_sql(tiers):
 def test_a_record_that_went_before_it_was_copied_is_not_copied(tiers, client):
     succeed(tiers, ANNA, RED)
     client.flushall()
-    tiers.during_get_many(lambda: [None])
+    tiers.instead("get_many", lambda: [None])
     assert tiers.claim(ask(BERT, RED)).outcome == RESULT
+    assert entry_of(client, KEY) is None
+
+
+@pytest.mark.parametrize("end", [park, fail])
+def test_a_record_that_is_not_finished_any_more_is_not_copied(tiers, client, end):
+    tiers.claim(ask(ANNA, RED))
+    end(tiers)
+    changed = tiers.get(KEY)
+    succeed(tiers, BERT, RED)
+    client.flushall()
+    tiers.instead("get_many", lambda: [changed])
+    assert tiers.claim(ask(CARL, RED)).outcome == RESULT
     assert entry_of(client, KEY) is None
 
 
@@ -325,7 +363,7 @@ def test_a_copy_that_cannot_be_made_is_nobodys_error(tiers, client):
 
     succeed(tiers, ANNA, RED)
     client.flushall()
-    tiers.during_get_many(down)
+    tiers.instead("get_many", down)
     assert tiers.claim(ask(BERT, RED)).outcome == RESULT
     assert tiers.sql[-1] == "get_many"
 

@@ -32,8 +32,8 @@ from stores.tiered_given import (
 )
 
 MOMENT = 0.1
-ASKED = 2
-"""Where a put says when SQL was asked."""
+ASKED, VALID = 2, 3
+"""Where a put says when SQL was asked, and for how long its answer holds."""
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -167,6 +167,27 @@ def test_a_late_hint_does_not_hide_a_finished_attempt(tiers):
         assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
     tiers.complete(KEY, ANNA, RESULT, LONG)
     assert tiers.deliver(late) == [False]
+    assert tiers.claim(ask(BERT, RED)).outcome == RESULT
+
+
+def test_a_late_mark_does_not_remove_the_copy_of_its_own_attempt(tiers, client):
+    tiers.claim(ask(ANNA, RED))
+    fail(tiers)
+    with tiers.withheld() as late:
+        assert tiers.claim(ask(BERT, RED)).number == 2
+    tiers.complete(KEY, BERT, RESULT, LONG)
+    assert tiers.deliver(late) == [False]
+    assert entry_of(client, KEY).kind is Kind.SUCCEEDED
+
+
+def test_a_late_hint_does_not_hide_what_was_put(tiers):
+    tiers.claim(ask(ANNA, RED, lease=MOMENT))
+    with tiers.withheld() as late:
+        assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
+    (hint,) = late
+    time.sleep(MOMENT)
+    assert tiers.put(KEY, RESULT, LONG, owner=CARL)
+    assert tiers.deliver([with_argument(hint, VALID, lambda _: 60_000_000)]) == [False]
     assert tiers.claim(ask(BERT, RED)).outcome == RESULT
 
 

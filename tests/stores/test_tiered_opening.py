@@ -54,6 +54,7 @@ async def test_async_stores_of_the_application_are_used_and_stay_open(redis_url,
     tiers = AsyncTieredStore(in_front, behind)
     await tiers.claim(ask(ANNA, RED))
     assert await tiers.complete(KEY, ANNA, RESULT, 60)
+    assert repr(tiers) == f"<AsyncTieredStore in front of {behind!r}>"
     await tiers.close()
     assert (await behind.claim(ask(BERT, RED))).outcome == RESULT
     assert await in_front.get(KEY) is None

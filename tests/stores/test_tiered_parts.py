@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from semel.core.records import Claimed, Encoded
+from semel.core.records import Busy, Claimed, Encoded
 from semel.errors import RecordUnreadable, StoreFull, StoreUnavailable
 from semel.stores.tiered.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from semel.stores.tiered.calls import Found, Look
 from semel.stores.tiered.entries import Entry, Kind, pack_body, unpack
 from semel.stores.tiered.notes import Notes
+from semel.stores.tiered.rules import Tier
 from stores.tiered_given import ANNA, BERT, CARL, KEY, RED, ask
 
 DOWN = [StoreUnavailable("down")]
@@ -116,6 +117,21 @@ def test_a_repeated_claim_keeps_what_the_first_one_said():
     assert notes.given(ask(ANNA), Claimed(2, 8), look) is False
     assert notes.take(KEY, ANNA).fence == 8
     assert notes.take(KEY, ANNA) is None
+
+
+# --- the rules ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("now", "answer"), [(8, Busy(1e-6)), (9, None), (10, None)])
+def test_an_entry_answers_up_to_its_very_end(now, answer):
+    look = Look(Found(Entry(Kind.HINT, 0, 9, 0, RED), now), 0.0)
+    assert Tier("idem:", 60.0).answer(ask(BERT, RED), look) == answer
+
+
+def test_the_fronts_time_is_never_thought_later_than_it_is():
+    look = Look(Found(None, 1_000_000), seen_at=50.0)
+    assert look.front_time(50.0) == 1_000_000
+    assert 1_998_000 < look.front_time(51.0) < 2_000_000
 
 
 # --- entries ------------------------------------------------------------------------------------

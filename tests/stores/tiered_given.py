@@ -57,17 +57,27 @@ class Tiers(StoreDriver):
         asked, self.behind.verbs = self.behind.verbs, []
         return asked
 
-    def during_get_many(self, answer: Callable[[], Any]) -> None:
-        """Let something else answer SQL's next readings."""
+    def instead(self, verb: str, answer: Callable[[], Any], *, apply: bool = False) -> None:
+        """Let something else answer SQL's next calls of a verb."""
+        real = getattr(self.behind, verb)
 
-        def plain(identities):
-            self.behind.verbs.append("get_many")
+        def plain(*args):
+            self.behind.verbs.append(verb)
+            if apply:
+                real(*args)
             return answer()
 
-        async def awaited(identities):
-            return plain(identities)
+        async def awaited(*args):
+            self.behind.verbs.append(verb)
+            if apply:
+                await real(*args)
+            return answer()
 
-        self.behind.get_many = awaited if self._is_async else plain
+        setattr(self.behind, verb, awaited if self._is_async else plain)
+
+    def after(self, verb: str, answer: Callable[[], Any]) -> None:
+        """The same, once SQL has done what it was asked."""
+        self.instead(verb, answer, apply=True)
 
     @contextlib.contextmanager
     def withheld(self) -> Iterator[list[Any]]:

@@ -43,8 +43,6 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether a call may begin now."""
-        if self._next is None:
-            return True
         with self._lock:
             if self._next is None:
                 return True
