@@ -67,9 +67,10 @@ layers: $(READY)  ## imports go downward only
 docs: $(READY)  ## build the documentation into site/; a warning is an error
 	$(RUN) mkdocs build --strict
 
-bench: servers  ## measure what the docs state: import time, memory per record, claims during a purge
+bench: servers  ## measure what the docs state: import time, memory, cost per store, claims during a purge
 	$(VENV)/bin/python benchmarks/import_time.py
 	$(VENV)/bin/python benchmarks/redis_memory.py
+	$(VENV)/bin/python benchmarks/stores.py
 	$(VENV)/bin/python benchmarks/purge.py
 
 diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
