@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 
 import pytest
@@ -10,6 +11,7 @@ import redis
 
 from engines.facade import never
 from semel import AsyncIdempotency, Idempotency
+from semel.core.records import Identity
 from semel.core.settings import load_settings
 from semel.errors import ConfigError
 from semel.stores.base import (
@@ -27,7 +29,8 @@ from semel.stores.redis import open_store as open_redis
 from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.tiered import AsyncTieredStore, TieredStore, aio, aio_front, front, store
-from stores.tiered_given import ANNA, BERT, KEY, RED, RESULT, ask, entry_key
+from servers.redis import redis_cluster
+from stores.tiered_given import ANNA, BERT, KEY, RED, RESULT, Tiers, ask, entry_key, succeed
 
 NOWHERE = "redis://127.0.0.1:1"
 
@@ -70,6 +73,22 @@ def test_a_url_in_front_of_a_store_of_the_application(redis_url, tmp_path):
     tiers.close()
     assert behind.get(KEY).owner == ANNA
     behind.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_cluster_stands_in_front_as_well(kind, sqlite_url):
+    keys = [Identity("cluster", str(number)) for number in range(10)]
+    with redis_cluster() as servers, contextlib.closing(servers.client()) as client:
+        tiers = Tiers(kind, servers.url, sqlite_url)
+        for key in keys:
+            succeed(tiers, ANNA, RED, identity=key)
+        assert tiers.sql == ["claim", "complete"] * 10
+        answers = tiers.claim_many([ask(BERT, RED, identity=key) for key in keys])
+        assert [answer.outcome for answer in answers] == [RESULT] * 10
+        assert tiers.sql == []
+        assert tiers.forget_many(keys) == [True] * 10
+        assert all(client.exists(entry_key(key)) for key in keys)  # marked
+        tiers.close()
 
 
 # --- what is wrong --------------------------------------------------------------------------------
