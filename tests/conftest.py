@@ -88,7 +88,7 @@ def postgres_url(postgres_of_this_worker: PostgresServer) -> str:
     return postgres_of_this_worker.emptied_database()
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres", "mysql"])
 def store_url(request) -> str:
     """An empty store of each kind in turn, for what must hold on all of them."""
     if request.param == "memory":
