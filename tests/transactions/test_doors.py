@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from semel import (
     AsyncIdempotency,
+    ConcurrentRequest,
     ConfigError,
     DuplicateRequest,
     Idempotency,
@@ -171,6 +172,25 @@ async def test_an_interrupted_block_is_undone_and_the_interrupt_goes_on(world):
                 await work.run("INSERT INTO ledger VALUES ('undone', 1)")
                 raise Interrupt
     assert world.entries() == []
+
+
+@on(SQLITE)
+async def test_an_error_of_your_own_statement_that_asks_for_a_repeat_becomes_the_typed_one(world):
+    async with world.engine() as idem, world.work() as work:
+        with pytest.raises(RetryTransaction) as raised:
+            async with world.once(idem, work):
+                raise busy()
+        assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
+
+
+@on(SQLITE)
+async def test_one_key_of_several_that_is_refused_undoes_them_all(world):
+    async with world.engine() as elsewhere, world.engine() as idem:
+        async with world.entered(elsewhere.attempt("b")), world.work() as work:
+            with pytest.raises(ConcurrentRequest):
+                async with world.entered(idem.transactions(work.connection, ["a", "b", "c"])):
+                    pytest.fail("it ran")
+        assert await world.done(idem.marks.exists_many(["a", "c"])) == {"a": False, "c": False}
 
 
 class Interrupt(BaseException):

@@ -28,7 +28,7 @@ def of_threads(idem: Idempotency, connection: sqlite3.Connection) -> None:
         assert_type(attempt, Attempt)
     with idem.transactions(connection, ["a", "b"]) as attempts:
         assert_type(attempts, dict[str, Attempt])
-    assert_type(idem.run_transaction(begin, "k", lambda c: c.total_changes, retries=1), int)
+    assert_type(idem.run_transaction(begin, "k", changes, retries=1), int)
     idem.run_transaction(sessionmaker[Session]().begin, "k", lambda session: session.flush())
     idem.run_transaction(begin, "k", count_text)  # type: ignore[misc]
 
@@ -39,6 +39,10 @@ async def of_tasks(idem: AsyncIdempotency) -> None:
     async with idem.transactions(object(), ["a"]) as attempts:
         assert_type(attempts, dict[str, Attempt])
     assert_type(await idem.run_transaction(begin_async, "k", counted), int)
+
+
+def changes(connection: sqlite3.Connection) -> int:
+    return connection.total_changes
 
 
 def count_text(text: str) -> int:

@@ -97,12 +97,8 @@ class AsyncTransactionRunner(AsyncRunner):
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                async with (
-                    begin() as connection,
-                    AsyncTransactionContext(self, call, connection, None) as attempt,
-                ):
-                    if not attempt.replayed:
-                        attempt.result = await finished(fn(connection))
+                async with begin() as connection:
+                    attempt = await self._run_inside(call, connection, fn)
                 return cast("T", attempt.result)
             except Exception as error:
                 if not troubles.must_repeat(error):
@@ -111,6 +107,15 @@ class AsyncTransactionRunner(AsyncRunner):
                     raise troubles.repeat() from error
             await sleep(next(waits))
         raise ConfigError(f"retries must be 0 or more, not {retries}")
+
+    async def _run_inside(
+        self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
+    ) -> Attempt:
+        async with AsyncTransactionContext(self, call, connection, None) as attempt:
+            if attempt.replayed:
+                return attempt
+            attempt.result = await finished(fn(connection))
+        return attempt
 
 
 class AsyncTransactionContext:

@@ -94,12 +94,8 @@ class TransactionRunner(Runner):
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                with (
-                    begin() as connection,
-                    TransactionContext(self, call, connection, None) as attempt,
-                ):
-                    if not attempt.replayed:
-                        attempt.result = finished(fn(connection))
+                with begin() as connection:
+                    attempt = self._run_inside(call, connection, fn)
                 return cast("T", attempt.result)
             except Exception as error:
                 if not troubles.must_repeat(error):
@@ -108,6 +104,13 @@ class TransactionRunner(Runner):
                     raise troubles.repeat() from error
             sleep(next(waits))
         raise ConfigError(f"retries must be 0 or more, not {retries}")
+
+    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt:
+        with TransactionContext(self, call, connection, None) as attempt:
+            if attempt.replayed:
+                return attempt
+            attempt.result = finished(fn(connection))
+        return attempt
 
 
 class TransactionContext:
