@@ -29,7 +29,7 @@ def memory_world(kind: str) -> Iterator[World]:
         yield opened
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres", "mysql"])
 def lasting_url(request) -> str:
     """A store that outlives a process."""
     return request.getfixturevalue(f"{request.param}_url")
