@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -67,6 +68,7 @@ def soak(name: str, urls: Iterator[str], folder: Path, deadline: float) -> bool:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the servers' own stop
     with databases() as found, tempfile.TemporaryDirectory(prefix="semel-soak-") as folder:
         enough = True
         for place, (name, urls) in enumerate(found.items()):

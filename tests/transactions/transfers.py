@@ -221,7 +221,10 @@ class Bank:
         more: float = 0.0,
     ) -> None:
         self._places.write_bytes(bytes(THREADS))
-        process = processes.Process(target=target, args=(self.url, str(self._places), *args))
+        # A daemon: it ends with us, also when we are interrupted before the kill.
+        process = processes.Process(
+            target=target, args=(self.url, str(self._places), *args), daemon=True
+        )
         process.start()
         if until is not None:
             wait_until(until)
