@@ -7,6 +7,7 @@ warning is an error. Two things can be said about a block:
 - `<!-- no-run: reason -->` in the line above it: it is compiled, not run.
 - `redis://localhost:6379` in it: a private Redis stands in.
 - `mysql://shop:secret@localhost/shop` in it: a private MariaDB stands in.
+- `postgresql://shop:secret@localhost/shop` in it: a private PostgreSQL stands in.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BLOCK = re.compile(
 )
 LOCAL_REDIS = re.compile(r"redis://localhost:6379\b")
 LOCAL_MYSQL = "mysql://shop:secret@localhost/shop"
+LOCAL_POSTGRES = "postgresql://shop:secret@localhost/shop"
 
 
 class Block(NamedTuple):
@@ -81,6 +83,8 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
         source = LOCAL_REDIS.sub(private, source)
     if LOCAL_MYSQL in source:
         source = source.replace(LOCAL_MYSQL, request.getfixturevalue("mysql_url"))
+    if LOCAL_POSTGRES in source:
+        source = source.replace(LOCAL_POSTGRES, request.getfixturevalue("postgres_url"))
     example = tmp_path / f"page_{page.stem}.py"  # a plain name could hide a package
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}

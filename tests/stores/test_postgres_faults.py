@@ -376,7 +376,7 @@ def test_a_role_that_may_not_create_tables_is_told_what_to_do(careful, url, kind
     rows(url, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     refused = refusal(careful, kind)
     assert isinstance(refused, ConfigError)
-    assert "migrate()" in str(refused)
+    assert "semel migrate" in str(refused)
     assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(refused)
 
 

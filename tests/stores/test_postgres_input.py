@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 import time
 
 import psycopg
@@ -332,6 +333,15 @@ def test_the_executors_read_alike(name):
 @pytest.mark.parametrize("name", ["GivenPool", "Source"])
 def test_the_sources_read_alike(name):
     assert plain(aio_sources, f"Async{name}") == plain(sources, name)
+
+
+@pytest.mark.parametrize("method", ["lend", "close", "_take", "_connect", "_give_back"])
+def test_the_pools_read_alike(method):
+    def text(kind):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(kind, method))))
+        return ast.unparse(Plain().visit(tree)).replace("Async", "").replace("async", "")
+
+    assert text(aio_sources.AsyncOwnPool) == text(sources.OwnPool)
 
 
 def test_the_stores_read_alike():

@@ -20,7 +20,7 @@ class TimeIsUp(psycopg.OperationalError):
     """The server has not answered within the time of the call."""
 
 
-_MIGRATE = "run store.migrate(), or the SQL files in semel/stores/sql/postgres/ddl"
+_MIGRATE = "run `semel migrate`, or the SQL files in semel/stores/sql/postgres/ddl"
 _GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE on the table and SELECT on semel_schema"
 
 _CLOSED = "the connections to {place} were closed, or never opened"

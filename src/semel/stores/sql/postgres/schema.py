@@ -63,7 +63,7 @@ class Schema:
         if missing and not self._autocreate:
             raise ConfigError(
                 f"the table {self.table} is missing or of an older version, and autocreate is off: "
-                "run store.migrate(), or the SQL files in semel/stores/sql/postgres/ddl"
+                "run `semel migrate`, or the SQL files in semel/stores/sql/postgres/ddl"
             )
         return not missing
 
