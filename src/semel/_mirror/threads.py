@@ -37,7 +37,7 @@ def drain(tasks: set[Any], timeout: float) -> None:
 
 def finished(value: T) -> T:
     """Refuse a coroutine that nobody would ever await: nothing has run yet."""
-    if type(value) is CoroutineType:
+    if isinstance(value, CoroutineType):
         value.close()
         raise ConfigError(
             "the function gave a coroutine instead of a value: await it there, "
