@@ -123,6 +123,15 @@ def test_a_refused_renewal_ends_the_lease_at_once():
     assert one not in running
 
 
+def test_a_refused_renewal_of_what_waits_to_be_saved_leaves_the_answer_to_the_save():
+    one = unsaved(lease())
+    running = book(one)
+    assert running.renewed(one, False, sent=SENT + 10.0, now=SENT + 10.1) is False
+    assert not one.refused
+    assert running.unsaved() == [(one, one.unsaved)], "it may have been saved without our knowing"
+    assert SENT + 10.1 < running.next_due() <= SENT + 11.1, "soon, and not at once over and over"
+
+
 def test_an_answer_to_an_attempt_that_has_ended_says_nothing():
     one = lease()
     for answer in (True, False, DOWN):

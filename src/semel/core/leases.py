@@ -183,10 +183,12 @@ class Leases:
         if answer is True:
             lease.begin(sent)
             return False
-        if answer is False:
+        if answer is False and lease.unsaved is None:
             lease.refused = True
             self.drop(lease)
         else:
+            # The next try tells. Refused with a result to save, it may have been saved before
+            # without our knowing: then nothing was lost, and only the save can tell.
             lease.due = math.inf
             lease.retry(now)
         # It may have ended between two renewals as well as during one: the clock alone tells.

@@ -1,0 +1,94 @@
+"""Both engines against a model: random lives of two keys, with faults, each answer predicted."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from engines.facade import Stop
+from proof.engine_machine import EnginesBesideTheModel, Tasks, Threads, TroubleError
+from semel import (
+    ConcurrentRequest,
+    DuplicateRequest,
+    PayloadMismatch,
+    StoreUnavailable,
+    WaitTimeout,
+)
+from semel.core import judge
+from semel.core.leases import Leases
+from semel.engine.answers import Answers
+
+STEPS = 50
+
+TO_MEET = {
+    *("ran", "replayed", TroubleError, Stop, StoreUnavailable),
+    *(ConcurrentRequest, DuplicateRequest, PayloadMismatch, WaitTimeout),
+}
+"""What no hundred lives can miss; the rarer answers are met too, but not by every seed."""
+
+
+@pytest.fixture(autouse=True)
+def _without_logs(caplog):
+    """Thousands of faults are on purpose; `tests/test_events.py` proves what is logged."""
+    caplog.set_level(logging.CRITICAL, logger="semel")
+
+
+@pytest.fixture(params=[Threads, Tasks])
+def machine(request):
+    """A machine for each kind of engine, with a tally of its own."""
+
+    class Machine(EnginesBesideTheModel):
+        kind = request.param
+        met: ClassVar[Counter[object]] = Counter()
+
+    return Machine
+
+
+def test_an_engine_answers_every_life_as_the_model_does(machine):
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=STEPS))
+    assert machine.met.keys() >= TO_MEET, "these lives have proved less than they should"
+
+
+def never_different(_one, _other):
+    return False
+
+
+def never_for_good(_record):
+    return False
+
+
+def nothing(*_, **__):
+    return None
+
+
+def no_doubt(_leases, _ask, now):
+    return now
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (judge, "_differ", never_different),
+        (judge, "_ended_for_good", never_for_good),
+        (Answers, "_pass_on", nothing),
+        (Leases, "doubt", no_doubt),
+    ],
+)
+def test_a_broken_engine_is_found_out(machine, monkeypatch, where, name, broken):
+    monkeypatch.setattr(where, name, broken)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            machine,
+            # Nobody reads the shortest life of a failure that is wanted.
+            settings=settings(
+                phases=(Phase.generate,),
+                stateful_step_count=STEPS,
+                report_multiple_bugs=False,
+                database=None,
+            ),
+        )
