@@ -92,7 +92,7 @@ def test_show_tells_everything_about_one_record(filled):
 
 def test_show_tells_why_a_result_cannot_be_shown(semel):
     semel.succeed("order:1", object())
-    assert "not available" in semel.on_store("show", "orders", "order:1", "--result").out
+    assert "no result is available" in semel.on_store("show", "orders", "order:1", "--result").out
 
 
 def test_show_of_nothing_is_said(semel):

@@ -60,7 +60,9 @@ def test_a_process_killed_before_its_commit_leaves_nothing_and_the_next_one_runs
 @fault(5)
 def test_a_process_killed_inside_its_commit_leaves_both_or_none(bank):
     fired = 0
-    for number in range(5):
+    for number in range(60):
+        if number >= 5 and fired:
+            break  # On an idle machine most commits are answered before the kill comes.
         key = f"k-{number}"
         fired += bank.kill_at(COMMITTING, key)
         assert bank.check() in {number, number + 1}

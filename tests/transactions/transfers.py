@@ -159,7 +159,7 @@ def dying(url: str, places_path: str, key: str, place: int) -> None:
         places.note(0, reached)
         if reached == place == COMMITTING:
             # From beside, a moment later: while the server is being told, or has just been.
-            threading.Timer(random.random() / 1000, kill).start()
+            threading.Timer(random.random() / 4000, kill).start()
         elif reached == place:
             kill()
 
