@@ -7,7 +7,7 @@ import math
 import pytest
 
 from semel.core.leases import CHUNK, Lease, Leases
-from semel.core.records import CompleteRequest, Encoded, Identity, RenewRequest
+from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
 from semel.errors import StoreUnavailable
 
 KEY = Identity("orders", "42")
@@ -178,3 +178,19 @@ def test_a_refusal_after_the_loss_was_told_is_not_told_again():
     assert running.renewed(one, False, sent=SENT + 29.0, now=SENT + 29.1) is False
     assert one.refused
     assert one not in running
+
+
+def test_a_result_that_was_saved_meanwhile_is_not_put_off():
+    one = unsaved(lease())
+    running = book(one)
+    running.drop(one)
+    running.put_off(one, SENT)
+    assert one not in running
+
+
+def test_doubtful_claims_are_bounded(monkeypatch):
+    monkeypatch.setattr("semel.core.leases.MOST_DOUBTS", 1)
+    running = Leases()
+    first, second = (ClaimRequest(KEY, owner, None, 30.0, 60.0) for owner in (b"anna", b"bert"))
+    assert running.doubt(first, SENT) == running.doubt(second, SENT) == SENT + 1.0
+    assert running.doubtful(SENT + 1.0) == [first]

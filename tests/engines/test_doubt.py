@@ -224,3 +224,22 @@ def doubled(n: int) -> int:
 
 def test_a_decorated_function_is_pickled_by_its_name():
     assert pickle.loads(pickle.dumps(doubled)) is doubled  # noqa: S301 - our own bytes
+
+
+decorating_async = AsyncIdempotency("memory://")
+
+
+@decorating_async.once("{n}")
+async def doubled_later(n: int) -> int:
+    return 2 * n
+
+
+def test_a_decorated_async_function_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(doubled_later)) is doubled_later  # noqa: S301 - our own bytes
+
+
+def test_an_event_tells_the_key_to_those_who_may_see_it():
+    seen = []
+    with Idempotency("memory://", hooks=[seen.append]) as idem:
+        idem.execute("order:1", lambda: None)
+    assert [event.key for event in seen] == ["order:1"]

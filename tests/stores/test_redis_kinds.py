@@ -231,3 +231,11 @@ def test_closing_a_store_closes_the_sentinel_connections_too(sentinel):
         store.claim(ask())
         assert connections() > before
     wait_until(lambda: connections() <= before, "the connections to be closed")
+
+
+async def test_an_async_store_tells_what_its_server_puts_at_risk(redis_url):
+    store = package.open_async_store(redis_url)
+    try:
+        assert any("appendonly" in risk for risk in await store.diagnose())
+    finally:
+        await store.close()

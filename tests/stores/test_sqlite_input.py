@@ -18,6 +18,7 @@ from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores import registry
 from semel.stores.sql import sqlite_source
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
+from semel.stores.sql.store import own_errors
 from stores.sqlite_helpers import ask, finish, identity, in_a_fork, ordinary_user, write_lock
 
 
@@ -240,3 +241,10 @@ def test_a_given_connection_must_read_text_as_text(path):
         connection.text_factory = bytes
         with pytest.raises(ConfigError, match="text_factory must be str"):
             SQLiteStore(connection=connection)
+
+
+def test_in_a_batch_only_store_errors_are_a_members_own():
+    full = StoreFull("no room")
+    assert own_errors([True, full]) == [True, full]
+    with pytest.raises(ValueError, match="of the user's own"):
+        own_errors([True, ValueError("of the user's own")])

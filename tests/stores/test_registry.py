@@ -1,0 +1,58 @@
+"""Stores are found by the scheme of their URL: ours, and those that others publish."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from semel import ConfigError, Idempotency, open_async_store, open_store
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+
+MODULE = """
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+
+def open_store(url, *, prefix, timeout, **options):
+    return MemoryStore()
+
+def open_async_store(url, *, prefix, timeout, **options):
+    return AsyncMemoryStore()
+"""
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A distribution as pip installs it, that publishes a store for the scheme shelf://."""
+    info = tmp_path / "shelf_store-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf-store\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[semel.stores]\nshelf = shelf_store\n")
+    (tmp_path / "shelf_store.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("shelf_store", None)
+
+
+@pytest.mark.usefixtures("published")
+def test_a_store_of_somebody_else_is_found_by_its_entry_point():
+    assert isinstance(open_store("shelf://"), MemoryStore)
+    assert isinstance(open_async_store("shelf://"), AsyncMemoryStore)
+    with Idempotency("shelf://") as idem:
+        assert idem.execute("k", lambda: 1) == 1
+
+
+@pytest.mark.usefixtures("published")
+def test_an_unknown_scheme_is_named_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"no store knows the scheme lost://; known: memory://"):
+        open_store("lost://")
+
+
+def test_a_fault_of_our_own_modules_is_not_taken_for_a_missing_extra(monkeypatch):
+    def broken(name):
+        raise ModuleNotFoundError("No module named 'semel.lost'", name="semel.lost")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError):
+        open_store("redis://localhost")
