@@ -1,4 +1,4 @@
-"""The way of one call on a thread: claim, run, save; and the timer that keeps its lease.
+"""The way of one call on a thread: claim, run, save.
 
 Twin of `semel.aio.runner`: the same names in the same order, with the waiting done by the thread.
 An interrupted step is done again, because every verb is safe to send twice.
@@ -12,16 +12,11 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar, assert_never, cast
 
-from semel import events
 from semel._mirror.seats import LATE, LEAD
 from semel._mirror.threads import (
-    Flights,
-    Home,
-    Timer,
     background,
     cancellations,
     finished,
-    flights_of,
     heed,
     sleep,
 )
@@ -29,42 +24,22 @@ from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
 from semel.core.leases import Lease
-from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Finished, RenewRequest
-from semel.engine.answers import Answers
+from semel.core.records import Claimed, CompleteRequest, Finished
 from semel.engine.call import (
     SAVE_PATIENCE,
-    UNWANTED_TTL,
     Call,
-    as_store_error,
     pauses,
-    unwanted,
 )
-from semel.engine.setup import Opening
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
-from semel.stores.base import Batching, Store
-from semel.stores.registry import open_store
+from semel.sync.keeping import Keeper
 from semel.transactions.inside import warn_inside
 
 T = TypeVar("T")
 
 
-class Runner(Answers[Store]):
+class Runner(Keeper):
     """Runs calls; the doors are in `Idempotency`."""
-
-    _asynchronous = False
-    _flights: Flights
-    _timer: Timer
-
-    def _open(self, opening: Opening) -> Store:
-        return open_store(**opening)
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._home = Home()
-        self._flights = flights_of(self._store)
-        self._timer = Timer(self._tick)
-        self._watch = Timer(self._look)
 
     # --- the way of one call -------------------------------------------------------------
 
@@ -156,27 +131,6 @@ class Runner(Answers[Store]):
                 case _:
                     assert_never(step)
 
-    def _disown(self, ask: ClaimRequest) -> bool:
-        """Give back a claim that nobody wants any more, if it was given; False = later."""
-        # Asking again tells; and a first command that comes late is refused: its owner has ended.
-        try:
-            if isinstance(self._store.claim(unwanted(ask)), Claimed):
-                self._store.fail(
-                    ask.identity,
-                    ask.owner,
-                    encode_failure(InterruptedError("nobody waited for this claim any more")),
-                    retryable=True,
-                    keep_fingerprint=False,
-                    ttl=UNWANTED_TTL,
-                )
-        except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
-            self._announce(
-                events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
-            )
-            self._timer.due(self._leases.doubt(ask, monotonic()))
-            return False
-        return True
-
     # --- the end of one call -------------------------------------------------------------
 
     def _succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
@@ -265,56 +219,3 @@ class Runner(Answers[Store]):
             self._announce_failure(lease, decision, error, recorded=recorded)
         self._leases.drop(lease)
         self._pass_on(call)
-
-    # --- the timer -----------------------------------------------------------------------
-
-    def _tick(self) -> float:
-        """Renew what is due and save what could not be saved; tells when to come back."""
-        # A renewal may hang for longer than the lease: the watch tells of the loss in time.
-        self._watch.due(self._leases.next_danger())
-        for chunk in self._leases.due(monotonic()):
-            sent = monotonic()
-            answers = self._renew([lease.renewal for lease in chunk])
-            for lease, answer in zip(chunk, answers, strict=True):
-                self._renewed(lease, answer, sent)
-        # Nothing else, however much of it there is, may hold up the next renewals.
-        until = self._leases.next_renewal()
-        for lease, ask in self._leases.unsaved():
-            self._save_late(lease, ask)
-            if monotonic() >= until:
-                break
-        self._disown_doubtful(monotonic(), until)
-        return self._leases.next_due()
-
-    def _look(self) -> float:
-        """Tell of leases that were not renewed in time; tells when to look again."""
-        for lease in self._leases.newly_lost(monotonic()):
-            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
-        return self._leases.next_danger()
-
-    def _disown_doubtful(self, now: float, until: float) -> None:
-        for claim in self._leases.doubtful(now):
-            if not self._disown(claim):
-                return
-            self._leases.settled(claim)
-            if monotonic() >= until:
-                return
-
-    def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
-        try:
-            if isinstance(self._store, Batching):
-                return self._store.renew_many(asks)
-            return [self._store.renew(ask.identity, ask.owner, ask.lease) for ask in asks]
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
-            return [as_store_error(error)] * len(asks)
-
-    def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
-        """Try once more to tell the store a result; False = it is still not to be reached."""
-        try:
-            saved = self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
-        except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
-            self._store_failed(lease, "complete", error)
-            self._leases.put_off(lease, monotonic())
-            return False
-        self._saved_late(lease, saved=saved)
-        return True

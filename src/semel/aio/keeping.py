@@ -1,0 +1,119 @@
+"""What keeps an attempt while its caller is busy or gone: leases renewed, results saved late.
+
+Twin of `semel.sync.keeping`: the same names in the same order, with the waiting awaited.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from semel import events
+from semel._mirror.tasks import (
+    Flights,
+    Home,
+    Timer,
+    flights_of,
+)
+from semel.core.codec import encode_failure
+from semel.core.leases import Lease
+from semel.core.records import Claimed, ClaimRequest, CompleteRequest, RenewRequest
+from semel.engine.answers import Answers
+from semel.engine.call import (
+    UNWANTED_TTL,
+    as_store_error,
+    unwanted,
+)
+from semel.engine.setup import Opening
+from semel.errors import StoreError
+from semel.stores.base import AsyncBatching, AsyncStore
+from semel.stores.registry import open_async_store
+
+
+class AsyncKeeper(Answers[AsyncStore]):
+    """Renews leases, saves what could not be saved, and gives back what nobody wants."""
+
+    _asynchronous = True
+    _flights: Flights
+    _timer: Timer
+
+    def _open(self, opening: Opening) -> AsyncStore:
+        return open_async_store(**opening)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._home = Home()
+        self._flights = flights_of(self._store)
+        self._timer = Timer(self._tick)
+        self._watch = Timer(self._look)
+
+    async def _tick(self) -> float:
+        """Renew what is due and save what could not be saved; tells when to come back."""
+        # A renewal may hang for longer than the lease: the watch tells of the loss in time.
+        self._watch.due(self._leases.next_danger())
+        for chunk in self._leases.due(monotonic()):
+            sent = monotonic()
+            answers = await self._renew([lease.renewal for lease in chunk])
+            for lease, answer in zip(chunk, answers, strict=True):
+                self._renewed(lease, answer, sent)
+        # Nothing else, however much of it there is, may hold up the next renewals.
+        until = self._leases.next_renewal()
+        for lease, ask in self._leases.unsaved():
+            await self._save_late(lease, ask)
+            if monotonic() >= until:
+                break
+        await self._disown_doubtful(monotonic(), until)
+        return self._leases.next_due()
+
+    async def _look(self) -> float:
+        """Tell of leases that were not renewed in time; tells when to look again."""
+        for lease in self._leases.newly_lost(monotonic()):
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+        return self._leases.next_danger()
+
+    async def _disown_doubtful(self, now: float, until: float) -> None:
+        for claim in self._leases.doubtful(now):
+            if not await self._disown(claim):
+                return
+            self._leases.settled(claim)
+            if monotonic() >= until:
+                return
+
+    async def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
+        try:
+            if isinstance(self._store, AsyncBatching):
+                return await self._store.renew_many(asks)
+            return [await self._store.renew(ask.identity, ask.owner, ask.lease) for ask in asks]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
+            return [as_store_error(error)] * len(asks)
+
+    async def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
+        """Try once more to tell the store a result; False = it is still not to be reached."""
+        try:
+            saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+        except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
+            self._store_failed(lease, "complete", error)
+            self._leases.put_off(lease, monotonic())
+            return False
+        self._saved_late(lease, saved=saved)
+        return True
+
+    async def _disown(self, ask: ClaimRequest) -> bool:
+        """Give back a claim that nobody wants any more, if it was given; False = later."""
+        # Asking again tells; and a first command that comes late is refused: its owner has ended.
+        try:
+            if isinstance(await self._store.claim(unwanted(ask)), Claimed):
+                await self._store.fail(
+                    ask.identity,
+                    ask.owner,
+                    encode_failure(InterruptedError("nobody waited for this claim any more")),
+                    retryable=True,
+                    keep_fingerprint=False,
+                    ttl=UNWANTED_TTL,
+                )
+        except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
+            self._announce(
+                events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
+            )
+            self._timer.due(self._leases.doubt(ask, monotonic()))
+            return False
+        return True
