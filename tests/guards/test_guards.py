@@ -329,3 +329,21 @@ def test_a_connection_class_of_the_users_own_is_known_by_its_base(tmp_path):
         connection.execute(TABLE)
         connection.execute(ROW)
         assert update(connection, 3, note="x") == Applied(4)
+
+
+def test_a_transition_with_other_changes_is_a_conflict(connection):
+    by_card = {"note": "by card"}
+    assert FLOW.transition(connection, 7, "paid", changes=by_card) == Applied("paid")
+    assert FLOW.transition(connection, 7, "paid", changes=by_card) == AlreadyApplied("paid")
+    assert FLOW.transition(connection, 7, "paid", changes={"note": "cash"}) == Conflict("paid")
+
+
+def test_rows_may_come_as_dictionaries():
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.row_factory = lambda cursor, row: {
+            column[0]: value for column, value in zip(cursor.description, row, strict=True)
+        }
+        run(connection, TABLE)
+        run(connection, ROW)
+        assert FLOW.transition(connection, 7, "paid") == Applied("paid")
+        assert FLOW.transition(connection, 7, "paid") == AlreadyApplied("paid")

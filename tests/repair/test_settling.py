@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engines.facade import never
-from semel import InvalidKey, PreviousFailure
+from semel import ConfigError, Idempotency, InvalidKey, Policy, PreviousFailure
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.repair import Failed, Overtaken, Resolved, Succeeded, settle, settle_async
+from semel.repair import Failed, Overtaken, Resolved, Succeeded, Unknown, settle, settle_async
 
 
 def decide(workshop, key, resolution, **options):
@@ -57,3 +57,14 @@ def test_a_person_can_be_overtaken(memory_workshop):
 def test_the_key_is_checked_like_everywhere(memory_workshop):
     with pytest.raises(InvalidKey):
         decide(memory_workshop, "no spaces allowed", Succeeded(1))
+
+
+@pytest.mark.parametrize("undecided", [Unknown("?"), 5])
+def test_what_decides_nothing_is_refused_before_the_record_is_touched(undecided):
+    with Idempotency("memory://", policy=Policy(abandoned="hold")) as idem:
+        with pytest.raises(ZeroDivisionError):
+            idem.execute("k", lambda: 1 / 0)
+        before = idem.peek("k")
+        with pytest.raises(ConfigError, match="a person decides"):
+            settle(idem, "k", undecided)
+        assert idem.peek("k").owner == before.owner

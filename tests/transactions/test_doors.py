@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from types import SimpleNamespace
 
 import asyncpg
 import psycopg
+import pymysql
 import pytest
 from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
@@ -28,6 +31,7 @@ from semel import (
 )
 from semel.core.records import State
 from semel.testing import bypass
+from semel.transactions import django as django_links
 from semel.transactions import families, troubles
 from semel.transactions.sqlite import AsyncSQLiteLink, SQLiteLink
 from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
@@ -470,3 +474,32 @@ async def test_a_guard_refuses_instead_of_replaying(world):
         await world.pay(idem)
         with pytest.raises(DuplicateRequest):
             await world.pay(idem, policy=Policy(duplicate="reject"))
+
+
+def test_what_a_session_could_not_write_at_the_end_is_the_applications_own_error(sqlite_url):
+    with Idempotency(sqlite_url) as idem, session_of(sqlite_url) as session:
+        idem.peek("any")
+        with session.begin():
+            Base.metadata.create_all(session.connection())
+            session.add(Order(id=1))
+            session.flush()
+            session.expunge_all()
+            with pytest.raises(IntegrityError), idem.transaction(session, "k"):
+                session.add(Order(id=1))  # flushed with the end of the block
+        assert idem.peek("k") is None
+
+
+def test_a_number_in_an_error_of_the_application_is_no_deadlock():
+    assert not troubles.must_repeat(KeyError(1213))
+    assert troubles.must_repeat(pymysql.err.OperationalError(1213, "Deadlock found"))
+
+
+def test_an_unknown_driver_under_django_is_refused_before_anything_is_entered(monkeypatch):
+    entered = []
+    monkeypatch.setattr(django_links, "_Atomic", entered.append)
+    wrapper = SimpleNamespace(
+        vendor="sqlite", alias="default", in_atomic_block=True, connection=object()
+    )
+    with pytest.raises(ConfigError):
+        django_links.DjangoLink(wrapper).begin()
+    assert entered == []

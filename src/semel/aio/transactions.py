@@ -185,11 +185,18 @@ class AsyncTransactionContext:
             # The marker is the witness: it went with the transaction that it was set in.
             await self._marker.commit()
             await self._complete(attempt)
-            await self._nested.commit()
         except BaseException as failure:
             await self._undo()
             if isinstance(failure, Exception):
                 troubles.refuse_end(failure)
+            raise
+        try:
+            # A session writes what the application left in it only now: those errors are its own.
+            await self._nested.commit()
+        except BaseException as failure:
+            await self._undo()
+            if troubles.must_repeat(failure):
+                raise troubles.repeat() from failure
             raise
 
     async def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class Database:
         with closing(self._connection.cursor()) as cursor:
             cursor.execute(*self._statement(template, values))
             found = cursor.fetchone() if rows else None
-            return cursor.rowcount, None if found is None else tuple(found)
+            return cursor.rowcount, None if found is None else _values(found)
 
     def _run_sqlalchemy(
         self, template: str, values: Sequence[object], *, rows: bool
@@ -88,6 +88,11 @@ class Database:
     def _statement(self, template: str, values: Sequence[object]) -> tuple[str, Any]:
         marks = [self._style.mark(at) for at in range(len(values))]
         return template.format(*marks), self._style.pack(values)
+
+
+def _values(row: Any) -> tuple[Any, ...]:
+    """The values of a row; some cursors give dictionaries."""
+    return tuple(row.values() if isinstance(row, Mapping) else row)
 
 
 def _driver(connection: Any) -> str:

@@ -127,13 +127,16 @@ class StateGuard:
         ):
             return Applied(target)
         row = database.read(
-            f"SELECT {self._state} FROM {self._table} WHERE {self._id} = {{}}",  # noqa: S608 - checked names
+            f"SELECT {', '.join([self._state, *columns])} "  # noqa: S608 - checked names
+            f"FROM {self._table} WHERE {self._id} = {{}}",
             [row_id],
         )
         if row is None:
             return Conflict(None, found=False)
-        (current,) = row
-        return AlreadyApplied(target) if current == target else Conflict(current)
+        current, *others = row
+        if current == target and others == list(written.values()):
+            return AlreadyApplied(target)
+        return Conflict(current)
 
 
 def update_if_version(

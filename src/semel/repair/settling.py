@@ -7,6 +7,7 @@ from typing import Any
 from semel.aio import AsyncIdempotency
 from semel.core.records import Record
 from semel.engine.setup import Setup
+from semel.errors import ConfigError
 from semel.repair.audit import Audit
 from semel.repair.decisions import Decision
 from semel.repair.desk import Desk
@@ -52,6 +53,10 @@ def _settled(
     name: str | None,
     audit: Audit | None,
 ) -> Steps[Decision | None]:
+    if not isinstance(resolution, Succeeded | Failed):
+        raise ConfigError(
+            f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
+        )
     desk = Desk(engine, name=name, audit=audit)
 
     def decide(_: Record) -> Steps[Resolution]:

@@ -180,11 +180,18 @@ class TransactionContext:
             # The marker is the witness: it went with the transaction that it was set in.
             self._marker.commit()
             self._complete(attempt)
-            self._nested.commit()
         except BaseException as failure:
             self._undo()
             if isinstance(failure, Exception):
                 troubles.refuse_end(failure)
+            raise
+        try:
+            # A session writes what the application left in it only now: those errors are its own.
+            self._nested.commit()
+        except BaseException as failure:
+            self._undo()
+            if troubles.must_repeat(failure):
+                raise troubles.repeat() from failure
             raise
 
     def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses

@@ -31,9 +31,9 @@ class DjangoLink:
         """Enter an inner `atomic()`, which is a savepoint."""
         if not self._wrapper.in_atomic_block:
             raise no_transaction("use `with transaction.atomic():` around it")
-        nested = _Atomic(self._wrapper.alias)
+        # First: a driver that is not known must be refused before anything is entered.
         self._driver = families.link_to(self._wrapper.connection, asynchronous=False)
-        return nested
+        return _Atomic(self._wrapper.alias)
 
     def execute(self, statement: Statement) -> Reply:
         """Run one statement on the driver's connection."""

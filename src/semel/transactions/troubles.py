@@ -45,6 +45,8 @@ _NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
 _NO_TRANSACTION: Final = frozenset({"25P01"})
 
 _WRAPPERS: Final = frozenset({"sqlalchemy", "django"})
+_NUMBERED = ("pymysql", "asyncmy", "MySQLdb")
+"""Drivers whose errors carry the server's number as their first argument."""
 
 
 def must_repeat(error: BaseException) -> bool:
@@ -132,5 +134,10 @@ def _own_code(error: BaseException) -> Iterator[Code]:
         # SQLITE_BUSY_SNAPSHOT is a kind of SQLITE_BUSY; plain errors are told apart by their words.
         yield "_".join(name.split("_")[:2])
         yield str(error).partition(":")[0]
-    if error.args and isinstance(error.args[0], int):
+    if _of_mysql(error) and error.args and isinstance(error.args[0], int):
         yield error.args[0]
+
+
+def _of_mysql(error: BaseException) -> bool:
+    """A number means something only in an error of these drivers; a KeyError may hold any."""
+    return any(kind.__module__.partition(".")[0] in _NUMBERED for kind in type(error).__mro__)
