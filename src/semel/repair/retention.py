@@ -1,4 +1,4 @@
-"""Removes records past their time, in batches so small that nobody waits for them.
+"""Removes records past their time, in small batches with pauses between them.
 
 How long a record is kept is its policy's ttl. A store counts an expired record as absent whether
 or not it was removed; purging only gives the room back. Redis and Valkey do that by themselves.
