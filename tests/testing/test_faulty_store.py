@@ -9,7 +9,7 @@ import pytest
 
 from contract.reference_store import DictStore
 from semel.core.records import Claimed, ClaimRequest, Encoded, Identity, State
-from semel.errors import StoreFull, StoreUnavailable
+from semel.errors import ConfigError, StoreFull, StoreUnavailable
 from semel.stores.base import Batching, Scannable
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import (
@@ -152,6 +152,17 @@ def test_batches_and_listings_fail_as_scripted_too(faulty, driven):
     with pytest.raises(StoreUnavailable):
         driven.counts()
     assert driven.counts().processing == 1
+
+
+def test_a_fault_of_a_verb_that_nobody_can_call_is_refused(faulty):
+    with pytest.raises(ConfigError, match=r"'completed' .*: the verbs are adopt, claim, "):
+        faulty.inject("completed", Refuse())
+
+
+def test_a_fault_of_a_verb_that_this_store_does_not_have_is_refused():
+    store = FaultyStore(DictStore())
+    with pytest.raises(ConfigError, match="'claim_many'"):
+        store.inject("claim_many", Refuse())
 
 
 def test_it_offers_what_its_store_offers_and_no_more():

@@ -7,12 +7,13 @@ Every call is recorded, so that a test can check that its fault really fired.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
-from semel.errors import StoreUnavailable
+from semel.errors import ConfigError, StoreUnavailable
 
 
 def _cut() -> Exception:
@@ -52,12 +53,17 @@ class Call(Struct, frozen=True):
 class FaultScript:
     """What shall go wrong, and what was called."""
 
-    def __init__(self) -> None:
+    def __init__(self, verbs: Iterable[str]) -> None:
         self.calls: list[Call] = []
+        self._verbs = frozenset(verbs)
         self._faults: defaultdict[str, deque[Fault]] = defaultdict(deque)
 
     def inject(self, verb: str, fault: Fault, *, times: int = 1) -> None:
-        """Let the next calls of a verb meet this fault."""
+        """Let the next calls of a verb meet this fault; the store must have such a verb."""
+        if verb not in self._verbs:
+            # It would never happen, and the test that counts on it would prove nothing.
+            known = ", ".join(sorted(self._verbs))
+            raise ConfigError(f"no call of {verb!r} can meet a fault: the verbs are {known}")
         self._faults[verb].extend(repeat(fault, times))
 
     def heal(self) -> None:

@@ -21,6 +21,9 @@ from semel.testing.faults import Delay, FaultScript, LoseReply, Refuse
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
+VERBS = ("claim", "renew", "complete", "fail", "get", "put", "touch", "forget")
+"""What every store has."""
+
 OPTIONAL_VERBS = (
     *("claim_many", "complete_many", "renew_many", "get_many", "put_many", "forget_many"),
     *("scan", "stuck", "purge", "counts"),
@@ -34,11 +37,11 @@ class FaultyStore(FaultScript):
     """A store for threads whose calls fail as scripted."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__()
+        offered = [verb for verb in OPTIONAL_VERBS if hasattr(store, verb)]
+        super().__init__([*VERBS, *offered])
         self.store = store
-        for verb in OPTIONAL_VERBS:
-            if hasattr(store, verb):
-                setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
+        for verb in offered:
+            setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """`claim`, or its fault."""
@@ -112,11 +115,11 @@ class AsyncFaultyStore(FaultScript):
     """A store for asyncio whose calls fail as scripted."""
 
     def __init__(self, store: AsyncStore) -> None:
-        super().__init__()
+        offered = [verb for verb in OPTIONAL_VERBS if hasattr(store, verb)]
+        super().__init__([*VERBS, *offered])
         self.store = store
-        for verb in OPTIONAL_VERBS:
-            if hasattr(store, verb):
-                setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
+        for verb in offered:
+            setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """`claim`, or its fault."""
