@@ -25,10 +25,13 @@ from msgspec import UNSET
 
 from engines.facade import Stop
 from proof.engine_model import (
+    ENDED,
     FAILED_TTL,
     LEASE,
     RAISES,
+    RAN,
     REFUSED,
+    REPLAYED,
     REPLY_LOST,
     STOPS,
     SUCCEEDS,
@@ -278,7 +281,7 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
             failure = RAISED[ending]()
         leave = getattr(context, self.way.leave)
         _, raised = self.caught(leave, failure and type(failure), failure, None, within=within)
-        self.met[error] += 1
+        self.met[ENDED if error is None else error] += 1
         assert raised is error, f"{raised} where the model says {error}"
 
     # --- beside the calls ----------------------------------------------------------------
@@ -356,4 +359,4 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
                 store.heal()
 
     def note_met(self, begun: Any, error: Any) -> None:
-        self.met[error if error is not None else "ran" if begun.runs else "replayed"] += 1
+        self.met[error if error is not None else RAN if begun.runs else REPLAYED] += 1

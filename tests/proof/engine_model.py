@@ -31,6 +31,7 @@ UNWANTED_TTL = 300.0
 
 REFUSED, REPLY_LOST = "refused", "reply lost"
 SUCCEEDS, RAISES, STOPS = "succeeds", "raises", "stops"
+RAN, REPLAYED, ENDED = "ran", "replayed", "ended by hand"
 
 
 @dataclass(frozen=True)
