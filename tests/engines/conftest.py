@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines.facade import KINDS, World
+from engines.facade import KINDS, PATIENCE, World
 
 
 @pytest.fixture(params=KINDS)
@@ -15,10 +15,20 @@ def kind(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def world(kind: str, store_url: str) -> Iterator[World]:
-    """Both engines in turn, on each store in turn."""
-    with World(kind, store_url) as opened:
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres", "mysql", "tiers"])
+def world(request, kind: str) -> Iterator[World]:
+    """Both engines in turn, on each store in turn; tiers are Redis in front of SQLite."""
+    options = {}
+    match request.param:
+        case "memory":
+            url = "memory://"
+        case "tiers":
+            url = request.getfixturevalue("redis_url")
+            behind = request.getfixturevalue("sqlite_url")
+            options = {"behind": f"{behind}?synchronous=NORMAL", "front_timeout": PATIENCE}
+        case single:
+            url = request.getfixturevalue(f"{single}_url")
+    with World(kind, url, **options) as opened:
         yield opened
 
 

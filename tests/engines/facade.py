@@ -235,11 +235,12 @@ class Loop:
 
 
 class World:
-    """Engines of one kind on one place where records are kept."""
+    """Engines of one kind on one place where records are kept; `options` open its stores."""
 
-    def __init__(self, kind: str, url: str) -> None:
+    def __init__(self, kind: str, url: str, **options: Any) -> None:
         self.name = kind
         self.url = url
+        self._options = options
         self.kind: Threads | Loop = Threads() if kind == "threads" else Loop()
         self._open: list[Driven] = []
         self._stores: list[Any] = []
@@ -256,7 +257,7 @@ class World:
 
     def _store(self) -> Any:
         if not self._stores or not self.url.startswith("memory:"):
-            self._stores.append(self.kind.open_store(self.url))
+            self._stores.append(self.kind.open_store(self.url, **self._options))
         return self._stores[-1]
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def test_an_interrupted_function_whose_effect_is_unknown_is_held(world):
             engine.execute(kind.__name__, Effect(raising=kind()), policy=HOLD)
         with pytest.raises(OutcomeUnknown):
             other.execute(kind.__name__, never, policy=IMPATIENT)
-        assert engine.told(events.Parked)
+        wait_until(lambda: engine.told(events.Parked))  # told once the store was
 
 
 def test_an_interruption_that_proves_nothing_happened_frees_the_key_even_under_hold(world):

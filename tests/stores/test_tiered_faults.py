@@ -1,26 +1,22 @@
-"""What Redis can do to a tiered store, done to it: calls get slower, never wrong."""
+"""What Redis can do to a tiered store, done to it: calls get slower, never wrong.
+
+The store by itself; `test_tiered_storm` is about engines on it, in front of every database.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from engines.facade import Effect, World, never
 from semel.core.records import Claimed, Finished, Identity
 from semel.errors import StoreUnavailable
-from semel.stores.tiered.entries import Kind
 from servers.proxy import proxy_to
-from servers.redis import redis_sentinel, redis_server, wait_until
+from servers.redis import redis_server, wait_until
 from stores.tiered_given import (
     ANNA,
     BERT,
@@ -31,7 +27,6 @@ from stores.tiered_given import (
     RESULT,
     Tiers,
     ask,
-    entry_of,
     succeed,
 )
 
@@ -68,25 +63,6 @@ def opened(kind, sqlite_url):
             return tiers
 
         yield open_on
-
-
-class TieredWorld(World):
-    """Engines on tiers: each with a store object of its own, as if each were another process."""
-
-    def __init__(self, kind: str, front: str, behind: str) -> None:
-        super().__init__(kind, front)
-        self._behind = behind
-
-    def _store(self):
-        store = self.kind.open_store(self.url, behind=self._behind, front_timeout=1.0)
-        self._stores.append(store)
-        return self._stores[-1]
-
-
-@pytest.fixture
-def world(kind, server, sqlite_url):
-    with TieredWorld(kind, server.url, sqlite_url) as opened:
-        yield opened
 
 
 def counted_calls(tiers) -> list[int]:
@@ -211,156 +187,6 @@ def test_forget_asks_a_front_that_is_out_of_use_all_the_same(opened, proxy):
     proxy.refusing = False
     assert tiers.forget(KEY)
     assert tiers.claim(ask(BERT, RED)).number == 1
-
-
-# --- what Redis loses -----------------------------------------------------------------------------
-
-
-@pytest.mark.fault(15)
-@pytest.mark.parametrize("loss", ["flush", "evict", "restart"])
-def test_what_redis_loses_is_replayed_from_sql_and_never_run_again(world, server, loss):
-    first, second = world.engine(), world.engine()
-    done, running = Effect("paid"), Effect("shipped").held()
-    assert first.execute("order:1", done, payload=1) == "paid"
-    owner = first.start("order:2", running, payload=2)
-    running.wait_started()
-    duplicate = second.start("order:2", never, payload=2)
-    with server.client() as client:
-        wait_until(lambda: client.dbsize() == 2, "a copy and a hint")
-        match loss:
-            case "flush":
-                client.flushall()
-            case "evict":
-                client.config_set("maxmemory-policy", "allkeys-random")
-                client.config_set("maxmemory", "1")
-                wait_until(lambda: client.info("stats")["evicted_keys"] >= 2, "the eviction")
-    if loss == "restart":
-        server.restart()
-    assert second.execute("order:1", never, payload=1) == "paid"
-    running.release()
-    assert owner.result(30) == duplicate.result(30) == "shipped"
-    assert second.execute("order:2", never, payload=2) == "shipped"
-    assert (done.runs, running.runs) == (1, 1)
-
-
-@pytest.mark.fault(13)
-@pytest.mark.fault(14)
-def test_a_failover_that_loses_a_claim_and_a_finished_record_runs_nothing_twice(kind, sqlite_url):
-    with redis_sentinel() as servers, TieredWorld(kind, servers.url, sqlite_url) as world:
-        first, second = world.engine(), world.engine()
-        done, running = Effect("paid"), Effect("shipped").held()
-        # The replica hears nothing of what follows.
-        servers.replica.process.send_signal(signal.SIGSTOP)
-        with servers.primary.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
-            assert first.execute("order:1", done, payload=1) == "paid"
-            owner = first.start("order:2", running, payload=2)
-            running.wait_started()
-            duplicate = second.start("order:2", never, payload=2)
-            wait_until(lambda: client.dbsize() == 2, "a copy and a hint")
-        old = servers.primary_port()
-        servers.primary.kill()
-        servers.replica.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: servers.primary_port() != old, "the failover")
-        with servers.replica.client() as client:
-            assert client.dbsize() == 0  # lost, both of them
-
-        assert second.execute("order:1", never, payload=1) == "paid"
-        third = world.engine().start("order:2", never, payload=2)
-        running.release()
-        assert [each.result(30) for each in (owner, duplicate, third)] == ["shipped"] * 3
-        assert (done.runs, running.runs) == (1, 1)
-        fresh = world.engine()
-
-        def in_use() -> bool:
-            assert fresh.execute("order:1", never, payload=1) == "paid"
-            with servers.replica.client() as client:
-                return client.dbsize() > 0
-
-        wait_until(in_use, "the new primary to be used")
-
-
-# --- with engines -----------------------------------------------------------------------------------
-
-
-def test_a_duplicate_that_the_front_told_busy_wakes_when_the_operation_ends(world, server):
-    effect = Effect("paid").held()
-    owner = world.engine().start("order:1", effect, payload=1)
-    effect.wait_started()
-    waiting = [world.engine().start("order:1", never, payload=1) for _ in range(3)]
-    with server.client() as client:
-        identity = Identity("default", "order:1")
-        wait_until(lambda: entry_of(client, identity) is not None, "a hint")
-        assert entry_of(client, identity).kind is Kind.HINT
-    effect.release()
-    # The lease is half a minute: nobody waits for that.
-    assert [each.result(15) for each in (owner, *waiting)] == ["paid"] * 4
-    assert effect.runs == 1
-
-
-def test_redis_killed_between_claim_and_complete_costs_nobody_his_result(world, server):
-    effect = Effect("paid").held()
-    owner = world.engine().start("order:1", effect, payload=1)
-    effect.wait_started()
-    server.kill()
-    effect.release()
-    assert owner.result(30) == "paid"
-    assert world.engine().execute("order:1", never, payload=1) == "paid"
-    server.restart()
-    fresh = world.engine()
-
-    def copied() -> bool:
-        assert fresh.execute("order:1", never, payload=1) == "paid"
-        with server.client() as client:
-            return entry_of(client, Identity("default", "order:1")) is not None
-
-    wait_until(copied, "the front to be used again")
-    assert effect.runs == 1
-
-
-def test_a_storm_of_duplicates_while_redis_is_killed_flushed_and_restarted(
-    kind, server, sqlite_url, tmp_path
-):
-    ledger = tmp_path / "effects"
-    orders = {
-        "kind": kind,
-        "front": server.url,
-        "behind": f"{sqlite_url}?synchronous=NORMAL",
-        "ledger": str(ledger),
-        "keys": 20,
-    }
-    script = Path(__file__).parent / "tiered_storm.py"
-    command = [sys.executable, "-W", "error", str(script), json.dumps(orders)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-
-    def effects() -> Counter[str]:
-        return Counter(ledger.read_text().split()) if ledger.exists() else Counter()
-
-    def progress(more: int) -> None:
-        wanted = len(effects()) + more
-        wait_until(lambda: len(effects()) >= wanted, "the storm to go on", patience=60)
-
-    try:
-        for _ in range(3):
-            progress(20)
-            server.kill()
-            progress(20)
-            server.restart()
-            progress(20)
-            with server.client() as client:
-                client.flushall()
-        progress(20)
-    finally:
-        reports = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
-    assert [report["errors"] for report in reports] == [[]] * 3
-    assert all(report["outages"] > 0 for report in reports)  # each met the fault
-    twice = {key: times for key, times in effects().items() if times > 1}
-    assert twice == {}
-    assert len(effects()) >= 20 * max(report["rounds"] for report in reports)
-    assert server.calls("evalsha", "eval") > 0  # and the front was used after it
 
 
 # --- forks ------------------------------------------------------------------------------------------
