@@ -85,10 +85,12 @@ assert_type(Till().pay(1), str)
 assert_type(Till().pay.run(1), Outcome[str])
 assert_type(Till().pay.key_for(1), str)
 assert_type(Till.pay(Till(), 1), str)
+assert_type(Till.pay.run(Till(), 1), Outcome[str])
 assert_type(Till.count(1), int)
 assert_type(Till.count.run(1), Outcome[int])
 Till().pay("1")  # type: ignore[arg-type]
 Till().pay(1, 2)  # type: ignore[call-arg]
+Till.pay(1)  # type: ignore[call-arg, arg-type]
 
 
 # --- async ---------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def plain(order: int) -> int:
 aidem.once("{order}")(plain)  # type: ignore[arg-type]
 
 
-# --- static methods, in the other order ------------------------------------------------------
+# --- class and static methods, in either order -----------------------------------------------
 
 
 class Register:
@@ -133,7 +135,90 @@ class Register:
     def closed(order: int) -> int:
         return order
 
+    @staticmethod
+    @idem.once("{order}")
+    def counted(order: int, *, note: str = "") -> int:
+        return order
+
+    @idem.once("{order}")
+    @classmethod
+    def outside(cls, order: int, *, note: str = "") -> str:
+        return cls.__name__
+
+    @classmethod
+    @idem.once("{order}")
+    def inside(cls, order: int, *, note: str = "") -> str:
+        return cls.__name__
+
+    @semel.once
+    @classmethod
+    def bare(cls, order: int) -> str:
+        return cls.__name__
+
+    @aidem.once("{order}")
+    @classmethod
+    async def outside_later(cls, order: int) -> str:
+        return cls.__name__
+
+    @classmethod
+    @aidem.once("{order}")
+    async def inside_later(cls, order: int) -> str:
+        return cls.__name__
+
+    def used_inside(self) -> None:
+        assert_type(self.outside(1), str)
+        assert_type(self.inside.run(1), Outcome[str])
+        assert_type(self.closed(1), int)
+
+    @classmethod
+    def used_by_the_class(cls) -> None:
+        assert_type(cls.outside(1), str)
+        assert_type(cls.inside.run(1), Outcome[str])
+        assert_type(cls.closed(1), int)
+
+
+class Child(Register): ...
+
 
 assert_type(Register.closed(1), int)
 assert_type(Register.closed.run(1), Outcome[int])
+assert_type(Register().closed.run(1), Outcome[int])
+assert_type(Child().counted(1, note="x"), int)
 Register.closed("1")  # type: ignore[arg-type]
+Register().counted()  # type: ignore[call-arg]
+
+assert_type(Register.outside(1, note="x"), str)
+assert_type(Register.outside.run(1), Outcome[str])
+assert_type(Register().outside(1), str)
+assert_type(Child.outside.peek(1), Record | None)
+assert_type(Register.inside(1, note="x"), str)
+assert_type(Register.inside.run(1), Outcome[str])
+assert_type(Register().inside.key_for(1), str)
+assert_type(Child.inside.forget(1), bool)
+assert_type(Register.bare.run(1), Outcome[str])
+Register.outside("1")  # type: ignore[arg-type]
+Register.inside("1")  # type: ignore[arg-type]
+Register.outside(Register, 1)  # type: ignore[call-arg, arg-type]
+Register().inside.run()  # type: ignore[call-arg]
+Child().bare(1, 2)  # type: ignore[call-arg]
+
+
+async def use_class_methods() -> None:
+    assert_type(await Register.outside_later(1), str)
+    assert_type(await Register().outside_later.run(1), Outcome[str])
+    assert_type(await Child.inside_later(1), str)
+    assert_type(await Child().inside_later.peek(1), Record | None)
+    await Register.outside_later("1")  # type: ignore[arg-type]
+    await Child.inside_later()  # type: ignore[call-arg]
+
+
+# A function whose first parameter is a class is no class method.
+
+
+@idem.once("{order}")
+def by_kind(kind: type[Register], order: int) -> str:
+    return kind.__name__
+
+
+assert_type(by_kind(Register, 1), str)
+assert_type(by_kind.run(Register, order=1), Outcome[str])

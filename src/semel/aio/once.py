@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from semel._mirror.tasks import mark_coroutine_function
 from semel.attempts import Outcome
+from semel.class_methods import bound_in_class_methods
 from semel.decorated import KeySource, PayloadSource, Plan
 from semel.errors import ConfigError
 
@@ -69,11 +70,23 @@ class AsyncOnce(Generic[P, R]):
         """Read the record of a call with these arguments, without running anything."""
         return await self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> AsyncOnce[P, R]: ...
+    # Each kind is known by its first parameter. `self` is what a call takes, not Once[...]: there
+    # mypy does not look at the parameters before a ParamSpec.
+    @overload  # a method, through its class
+    def __get__(
+        self: Callable[Concatenate[I, Q], Coroutine[Any, Any, R]], instance: None, owner: type[I]
+    ) -> AsyncOnce[P, R]: ...
     @overload  # a method
     def __get__(
-        self: AsyncOnce[Concatenate[I, Q], R], instance: I, owner: type | None = None
+        self: Callable[Concatenate[I, Q], Coroutine[Any, Any, R]],
+        instance: I,
+        owner: type | None = None,
+    ) -> AsyncOnce[Q, R]: ...
+    @overload  # a class method
+    def __get__(  # type: ignore[misc]  # it is no supertype of every Once: that is the point
+        self: Callable[Concatenate[type[I], Q], Coroutine[Any, Any, R]],
+        instance: I | None,
+        owner: type[I],
     ) -> AsyncOnce[Q, R]: ...
     @overload  # a static method
     def __get__(self, instance: object, owner: type | None = None) -> AsyncOnce[P, R]: ...
@@ -142,4 +155,5 @@ class AsyncOnceDecorator:
 
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncOnce[P, R]:
         """Decorate this function."""
-        return AsyncOnce(self._engine, self._plan(fn))
+        plan = self._plan(fn)
+        return bound_in_class_methods(AsyncOnce(self._engine, plan), plan.name)

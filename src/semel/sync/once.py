@@ -11,6 +11,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from semel.attempts import Outcome
+from semel.class_methods import bound_in_class_methods
 from semel.decorated import KeySource, PayloadSource, Plan
 from semel.errors import ConfigError
 
@@ -67,11 +68,19 @@ class Once(Generic[P, R]):
         """Read the record of a call with these arguments, without running anything."""
         return self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Once[P, R]: ...
+    # Each kind is known by its first parameter. `self` is what a call takes, not Once[...]: there
+    # mypy does not look at the parameters before a ParamSpec.
+    @overload  # a method, through its class
+    def __get__(
+        self: Callable[Concatenate[I, Q], R], instance: None, owner: type[I]
+    ) -> Once[P, R]: ...
     @overload  # a method
     def __get__(
-        self: Once[Concatenate[I, Q], R], instance: I, owner: type | None = None
+        self: Callable[Concatenate[I, Q], R], instance: I, owner: type | None = None
+    ) -> Once[Q, R]: ...
+    @overload  # a class method
+    def __get__(  # type: ignore[misc]  # it is no supertype of every Once: that is the point
+        self: Callable[Concatenate[type[I], Q], R], instance: I | None, owner: type[I]
     ) -> Once[Q, R]: ...
     @overload  # a static method
     def __get__(self, instance: object, owner: type | None = None) -> Once[P, R]: ...
@@ -140,4 +149,5 @@ class OnceDecorator:
 
     def __call__(self, fn: Callable[P, R]) -> Once[P, R]:
         """Decorate this function."""
-        return Once(self._engine, self._plan(fn))
+        plan = self._plan(fn)
+        return bound_in_class_methods(Once(self._engine, plan), plan.name)
