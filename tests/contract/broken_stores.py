@@ -220,6 +220,11 @@ class AdoptKeepsTheFence(MemoryStore):
         return None if record is None else replace(record, fence=before.fence)
 
 
+class ParkingRestartsTheAge(MemoryStore):
+    def renew(self, identity, owner, lease):
+        return super().renew(identity, owner, max(lease, 0.0))
+
+
 class StuckIsUnsorted(MemoryStore):
     def stuck(self, *, older_than=0.0, limit=100):
         return sorted(super().stuck(older_than=older_than), key=lambda each: each.identity.key)[

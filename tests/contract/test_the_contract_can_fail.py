@@ -84,6 +84,10 @@ CAUGHT_BY = [
     (broken.AdoptInterrupts, "test_a_live_attempt_is_not_given_away"),
     (broken.AdoptForgetsTheHold, "test_an_abandoned_attempt_is_given_to_a_resolver"),
     (broken.AdoptKeepsTheFence, "test_an_abandoned_attempt_is_given_to_a_resolver"),
+    (
+        broken.ParkingRestartsTheAge,
+        "test_a_resolver_that_does_not_know_gives_the_attempt_back_with_its_age",
+    ),
     (broken.StuckIsUnsorted, "test_stuck_shows_abandoned_attempts_oldest_first"),
 ]
 
@@ -95,6 +99,7 @@ PARAMETERS = {
     broken.PrefixIsAPattern: {"prefix": "a%"},
     broken.AdoptForgetsTheHold: {"hold": True},
     broken.AdoptKeepsTheFence: {"hold": True},
+    broken.ParkingRestartsTheAge: {"hold": True},
 }
 """Which case of a test with several shows the fault."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.facade import World, never
+from engines.facade import World, never, wait_until
 from repair.conftest import OWNER, Workshop
 from semel import (
     ConfigError,
@@ -215,6 +215,109 @@ def test_a_pause_between_two_tries_has_an_end(cases, memory_workshop):
     assert cases.due(3600.0) == [record.identity]
 
 
+# --- the age of what stays unknown -------------------------------------------------------
+
+
+def stuck_for(record):
+    return record.now - record.lease_until
+
+
+def test_what_stays_unknown_keeps_the_age_it_had(workshop):
+    identity = workshop.abandon("a")
+    workshop.store("renew", identity, OWNER, -3600.0)
+    for _ in range(2):  # the second one knows nothing of the first
+        workshop.run(workshop.reconciler({"orders": Asked(Unknown())}))
+        assert 3600 <= stuck_for(workshop.record(identity)) < 3700
+    (listed,) = workshop.store("stuck", older_than=3600.0)
+    assert listed.identity == identity
+
+
+def test_the_time_a_resolver_takes_counts_too(memory_workshop, clock):
+    identity = memory_workshop.abandon("a")
+
+    def slow(record):
+        clock.now += 40.0
+        return Unknown()
+
+    memory_workshop.run(memory_workshop.reconciler({"orders": slow}))
+    assert 40 <= stuck_for(memory_workshop.record(identity)) < 100
+
+
+def test_the_age_outlasts_a_store_that_fails_while_the_record_is_ours(memory_workshop):
+    identity = memory_workshop.abandon("a")
+    memory_workshop.store("renew", identity, OWNER, -3600.0)
+    reconciler = memory_workshop.reconciler({"orders": Asked(Unknown())}, lease=0.3)
+    memory_workshop.engine.store.inject("renew", Refuse(StoreUnavailable("down")))
+    assert memory_workshop.run(reconciler).errors == 1
+    assert memory_workshop.run(reconciler).moved_on == 1, "our own lease is still running"
+    wait_until(lambda: memory_workshop.record(identity).abandoned)
+    assert len(memory_workshop.run(reconciler).decisions) == 1
+    assert stuck_for(memory_workshop.record(identity)) >= 3600
+
+
+def test_another_attempt_has_an_age_of_its_own(memory_workshop):
+    identity = memory_workshop.abandon("a", hold=False)
+    memory_workshop.store("renew", identity, OWNER, -3600.0)
+    other = b"another own\x00"
+
+    def take_over():
+        memory_workshop.store("claim", ClaimRequest(identity, other, None, 600.0, 600.0))
+        memory_workshop.store("renew", identity, other, 0.0)
+
+    memory_workshop.engine.store.before["adopt"] = take_over
+    memory_workshop.run(memory_workshop.reconciler({"orders": Asked(Unknown())}))
+    record = memory_workshop.record(identity)
+    assert (record.number, stuck_for(record) < 60) == (2, True)
+
+
+# --- what was left to a person -----------------------------------------------------------
+
+
+@pytest.fixture
+def given_up(workshop):
+    """A case that its reconciler has given up, with all that is needed to look again."""
+    identity = workshop.abandon("a")
+    reconciler = workshop.reconciler({"orders": Asked(Unknown())}, max_tries=1)
+    assert workshop.run(reconciler).waiting == 1
+    return workshop, reconciler, identity
+
+
+def test_a_case_that_a_person_decided_is_closed(given_up):
+    workshop, reconciler, identity = given_up
+    assert workshop.store("adopt", identity, OWNER, 60.0) is not None
+    assert workshop.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0)
+    assert workshop.run(reconciler).waiting == 0
+    assert reconciler._casework._cases._open == {}
+
+
+def test_a_case_whose_record_is_gone_is_closed(given_up):
+    workshop, reconciler, identity = given_up
+    workshop.store("forget", identity)
+    assert workshop.run(reconciler).waiting == 0
+
+
+def test_a_case_whose_key_was_used_anew_is_closed(given_up):
+    workshop, reconciler, identity = given_up
+    workshop.store("forget", identity)
+    workshop.store("claim", ClaimRequest(identity, OWNER, None, 600.0, 600.0))
+    assert workshop.run(reconciler).waiting == 0
+
+
+def test_a_case_that_somebody_is_looking_into_stays_open(given_up):
+    workshop, reconciler, identity = given_up
+    assert workshop.store("adopt", identity, OWNER, 600.0) is not None
+    assert workshop.run(reconciler).waiting == 1
+
+
+def test_a_case_that_cannot_be_looked_at_stays_open(given_up):
+    workshop, reconciler, identity = given_up
+    workshop.store("forget", identity)
+    workshop.engine.store.inject("get", Refuse(StoreUnavailable("down")))
+    report = workshop.run(reconciler)
+    assert (report.waiting, report.errors) == (1, 1)
+    assert workshop.run(reconciler).waiting == 0
+
+
 # --- resolvers that fail -----------------------------------------------------------------
 
 
@@ -311,19 +414,28 @@ def test_a_resolver_that_takes_too_long_may_be_overtaken(workshop, answer):
 # --- stores that fail --------------------------------------------------------------------
 
 
-def test_trouble_with_one_record_does_not_keep_the_others_waiting(memory_workshop):
-    memory_workshop.abandon("a")
-    memory_workshop.abandon("b")
-    memory_workshop.engine.store.inject("adopt", Refuse(StoreError("unreadable")))
+@pytest.mark.parametrize("verb", ["adopt", "complete"])
+@pytest.mark.parametrize("error", [StoreError, StoreUnavailable])
+def test_trouble_with_one_record_does_not_keep_the_others_waiting(memory_workshop, verb, error):
+    for key in ("a", "b", "c"):
+        memory_workshop.abandon(key)
+    memory_workshop.engine.store.inject(verb, Refuse(error("not this one")))
     report = memory_workshop.run(memory_workshop.reconciler({"orders": Asked(Succeeded(1))}))
-    assert (report.errors, report.resolved) == (1, 1)
+    assert (report.errors, report.resolved) == (1, 2)
     (event,) = memory_workshop.told(StoreFailed)
-    assert "unreadable" in event.error
+    assert "not this one" in event.error
 
 
-def test_a_store_that_is_down_ends_the_run(memory_workshop):
+def test_a_record_that_met_trouble_is_tried_again_by_the_next_run(memory_workshop):
     memory_workshop.abandon("a")
     memory_workshop.engine.store.inject("adopt", Refuse(StoreUnavailable("down")))
+    reconciler = memory_workshop.reconciler({"orders": Asked(Succeeded(1))})
+    assert memory_workshop.run(reconciler).errors == 1
+    assert memory_workshop.run(reconciler).resolved == 1
+
+
+def test_a_store_that_cannot_even_list_ends_the_run(memory_workshop):
+    memory_workshop.engine.store.inject("stuck", Refuse(StoreUnavailable("down")))
     with pytest.raises(StoreUnavailable):
         memory_workshop.run(memory_workshop.reconciler({"orders": never}))
 
@@ -362,6 +474,17 @@ def test_a_store_must_be_able_to_give_records_away(memory_workshop):
 def test_wrong_options_are_refused(memory_workshop, option):
     with pytest.raises(ConfigError, match=option):
         memory_workshop.reconciler({}, **{option: -1})
+
+
+def test_a_wrong_duration_is_called_by_its_name(memory_workshop):
+    with pytest.raises(ConfigError, match=r"^older_than must be zero or more seconds; got -1$"):
+        memory_workshop.reconciler({}, older_than=-1)
+
+
+@pytest.mark.parametrize("name", ["", "  ", 7])
+def test_whoever_decides_has_a_name(memory_workshop, name):
+    with pytest.raises(ConfigError, match="who decides"):
+        memory_workshop.reconciler({}, name=name)
 
 
 def test_an_engine_that_was_given_stays_open(memory_workshop):

@@ -67,12 +67,45 @@ def test_abandoned_attempts_go_when_asked_and_held_ones_never(store_url):
         assert left == [False, True, True]
 
 
+@pytest.fixture
+def place(sqlite_url, request, monkeypatch):
+    """A store by its URL, or by the settings."""
+    if request.param == "url":
+        return sqlite_url
+    monkeypatch.setenv("SEMEL_URL", sqlite_url)
+    return None
+
+
+@pytest.fixture
+def stuck(sqlite_url):
+    """An attempt that was abandoned an hour ago."""
+    with closing(open_store(sqlite_url)) as store:
+        store.claim(ClaimRequest(Identity("orders", "a"), OWNER, None, 600.0, 600.0))
+        store.renew(Identity("orders", "a"), OWNER, -3600.0)
+
+
+@pytest.mark.usefixtures("stuck")
+@pytest.mark.parametrize("place", ["url", "settings"], indirect=True)
+def test_a_store_is_found_by_its_url_or_by_the_settings(place):
+    assert health(place).oldest >= 3600
+    assert purge(place, abandoned_after=60) == 1
+    assert health(place).oldest is None
+
+
+@pytest.mark.usefixtures("stuck")
+@pytest.mark.parametrize("place", ["url", "settings"], indirect=True)
+async def test_a_store_is_found_by_its_url_or_by_the_settings_in_asyncio(place):
+    assert (await health_async(place)).oldest >= 3600
+    assert await purge_async(place, abandoned_after=60) == 1
+    assert (await health_async(place)).oldest is None
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("batch", 0), ("pause", -1), ("abandoned_after", 0), ("max_seconds", 0)],
 )
 def test_wrong_options_of_a_purge_are_refused(option, value):
-    with pytest.raises(ConfigError, match=option):
+    with pytest.raises(ConfigError, match=f"^{option} must be"):
         purge(MemoryStore(), **{option: value})
 
 
@@ -144,6 +177,11 @@ def test_health_tells_how_long_the_oldest_has_been_stuck():
     clock.advance(190)
     assert health(store).alert is True
     assert health(store, alert_after=301).alert is False
+
+
+def test_health_says_which_of_its_arguments_is_wrong():
+    with pytest.raises(ConfigError, match="^alert_after must be"):
+        health(MemoryStore(), alert_after="5m")
 
 
 async def test_health_awaited():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from engines.facade import never
@@ -30,6 +32,20 @@ def test_a_person_says_that_it_failed(workshop):
     assert isinstance(decide(workshop, "a", Failed("not at the bank", False)), Resolved)
     with pytest.raises(PreviousFailure, match="not at the bank"):
         workshop.engine.execute("a", never, scope="orders")
+
+
+@pytest.mark.parametrize(
+    "resolution", [Succeeded(1), Failed("no", False), Failed("no", True)], ids=repr
+)
+def test_a_person_may_say_how_long_the_outcome_is_kept(memory_workshop, resolution):
+    identity = memory_workshop.abandon("a")
+    decide(memory_workshop, "a", resolution, ttl=timedelta(days=7))
+    assert 604_000 < memory_workshop.record(identity).remaining <= 604_800
+    identity = memory_workshop.abandon("b")
+    decide(memory_workshop, "b", resolution)
+    assert memory_workshop.record(identity).remaining <= 86_400
+    with pytest.raises(ConfigError, match=r"^ttl must be"):
+        decide(memory_workshop, "a", resolution, ttl=0)
 
 
 def test_there_must_be_something_to_decide(workshop):

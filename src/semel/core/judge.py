@@ -104,7 +104,7 @@ def claim(  # noqa: C901 - one line of the law is one branch
 
 
 def renew(stored: Record | None, ask: RenewRequest, now: float) -> Record | None:
-    """Extend the owner's lease; lease 0 parks it: abandoned from now on. None = refused."""
+    """Extend the owner's lease; 0 parks it from now on, less that long ago. None = refused."""
     if not _running(stored, ask.owner):
         return None
     return replace(stored, lease_until=now + ask.lease, updated_at=now, now=now)

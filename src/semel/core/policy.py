@@ -184,10 +184,10 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of
     if name in CHOICES:
         return _choice(name, value)
     if name in POSITIVE:
-        return seconds(name, value)
+        return seconds(f"policy field {name}", value)
     match name:
         case "wait_timeout":
-            return value if value is None else seconds(name, value, zero=True)
+            return value if value is None else seconds(f"policy field {name}", value, zero=True)
         case "max_attempts":
             return value if value is None else _whole(name, value, at_least=1)
         case "max_result_bytes":
@@ -220,11 +220,11 @@ def seconds(name: str, value: Any, *, zero: bool = False) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(name, value, "a number of seconds or a timedelta")
+        raise _refusal(name, value, "a number of seconds or a timedelta")
     if value < 0 or (value == 0 and not zero):
-        raise _wrong(name, value, "zero or more seconds" if zero else "more than zero seconds")
+        raise _refusal(name, value, "zero or more seconds" if zero else "more than zero seconds")
     if value > LONGEST:
-        raise _wrong(name, value, "at most 100 years")
+        raise _refusal(name, value, "at most 100 years")
     return float(value)
 
 
@@ -252,5 +252,9 @@ def _exception_types(value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _wrong(name: str, value: Any, expected: str) -> ConfigError:
+    return _refusal(f"policy field {name}", value, expected)
+
+
+def _refusal(what: str, value: Any, expected: str) -> ConfigError:
     shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
-    return ConfigError(f"policy field {name} must be {expected}; got {shown[:80]}")
+    return ConfigError(f"{what} must be {expected}; got {shown[:80]}")

@@ -10,21 +10,23 @@ import inspect
 import logging
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record, State
 from semel.engine.setup import Setup
-from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.errors import ConfigError, StoreError
 from semel.repair.audit import Audit
 from semel.repair.cases import Cases
 from semel.repair.decisions import Decision, GaveUp, Resolved, ResolverFailed, Unresolved
-from semel.repair.desk import Desk, Settled
+from semel.repair.desk import Desk
 from semel.repair.outcomes import AsyncResolver, Failed, Resolution, Succeeded, Unknown
 from semel.repair.steps import Consult, Steps, ask
 from semel.stores.urls import whole_number
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +43,18 @@ class Report(Struct, frozen=True, kw_only=True):
     moved_on: int = 0
     """Records that had ended, or had an owner again, before they could be adopted."""
     errors: int = 0
-    """Records that the store could not give or take; they are tried again."""
+    """Records that the store could not give or take; the next run tries them again."""
     waiting: int = 0
-    """Records that this reconciler leaves to a person by now."""
+    """Records that this reconciler leaves to a person, and that nobody has decided yet."""
 
     @property
     def resolved(self) -> int:
         """How many outcomes were stored."""
         return sum(isinstance(decision, Resolved) for decision in self.decisions)
+
+
+class Unanswered(Unknown, frozen=True):
+    """The resolver failed: nobody knows, and somebody should look at it."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -89,16 +95,13 @@ class Casework:
         """Look into what is stuck, and into what was left open before."""
         again = self._cases.due(monotonic())
         found = yield from (self._scanned() if full else self._listed())
+        errors = yield from self._close_what_was_decided(found)
         decisions = self._without_resolver(found)
-        due = [record.identity for record in found if self._is_ready(record)]
-        moved_on = errors = 0
+        due = [self._cases.open(record).identity for record in found if self._is_ready(record)]
+        moved_on = 0
         for identity in dict.fromkeys([*again, *due]):
-            try:
-                made = yield from self._look_into(identity)
-            except StoreUnavailable:
-                raise
-            except StoreError as error:  # this record's own trouble: the others go on
-                self._desk.store_failed(identity, error)
+            made = yield from self._tolerant(identity, self._look_into(identity))
+            if made is None:
                 errors += 1
             else:
                 moved_on += not made
@@ -107,8 +110,16 @@ class Casework:
             decisions=tuple(decisions),
             moved_on=moved_on,
             errors=errors,
-            waiting=self._cases.waiting(),
+            waiting=len(self._cases.waiting()),
         )
+
+    def _tolerant(self, identity: Identity, steps: Steps[T]) -> Steps[T | None]:
+        """Let one record's trouble with the store, whatever it is, leave the others alone."""
+        try:
+            return (yield from steps)
+        except StoreError as error:
+            self._desk.store_failed(identity, error)
+            return None
 
     # --- finding -------------------------------------------------------------------------
 
@@ -155,49 +166,67 @@ class Casework:
                 self._desk.tell(decisions[-1])
         return decisions
 
+    # --- what a person had to decide -----------------------------------------------------
+
+    def _close_what_was_decided(self, found: list[Record]) -> Steps[int]:
+        """Forget cases that somebody else has decided; tells how many could not be looked at."""
+        errors = 0
+        listed = {record.identity for record in found}
+        for identity in self._cases.waiting():
+            if identity not in listed:
+                over = yield from self._tolerant(identity, self._close_if_over(identity))
+                errors += over is None
+        return errors
+
+    def _close_if_over(self, identity: Identity) -> Steps[bool]:
+        record = yield ask(self._desk.store.get, identity)
+        over = self._cases.is_over(record)
+        if over:
+            self._cases.close(identity)
+        return over
+
     # --- deciding ------------------------------------------------------------------------
 
     def _look_into(self, identity: Identity) -> Steps[list[Decision]]:
         """Resolve one record; no decisions = there was nothing to decide any more."""
-        failures: list[str] = []
-
-        def decide(record: Record) -> Steps[Resolution]:
-            return self._consulted(record, failures)
-
-        settled = yield from self._desk.settle(identity, decide)
-        match settled:
-            case Settled(record, Unknown(reason), stored=True):
-                made = self._left_open(record, reason, failed=bool(failures))
-            case Settled(record, Succeeded() | Failed() as resolution, stored):
-                self._cases.close(identity)
-                made = [self._desk.decision(record, resolution, stored=stored)]
-            case _:  # somebody else has it by now
-                self._cases.close(identity)
-                made = []
+        sent = monotonic()
+        record = yield from self._desk.adopt(identity)
+        if record is None:  # somebody else has it, perhaps only for a while
+            yield from self._close_if_over(identity)
+            return []
+        resolution = yield from self._consulted(record)
+        if isinstance(resolution, Unknown):
+            age = record.now - self._cases.open(record).abandoned_at + monotonic() - sent
+            if not (yield from self._desk.give_back(record, age)):
+                yield from self._close_if_over(identity)
+                return []
+            made = self._left_open(record, resolution)
+        else:
+            stored = yield from self._desk.write(record, resolution)
+            self._cases.close(identity)
+            made = [self._desk.decision(record, resolution, stored=stored)]
         for decision in made:
             self._desk.tell(decision)
         return made
 
-    def _left_open(self, record: Record, reason: str, *, failed: bool) -> list[Decision]:
+    def _left_open(self, record: Record, unknown: Unknown) -> list[Decision]:
         tries, last = self._cases.tried(record, monotonic())
-        kind = ResolverFailed if failed else Unresolved
-        made = [self._desk.made(kind, record, reason=reason, tries=tries)]
+        kind = ResolverFailed if isinstance(unknown, Unanswered) else Unresolved
+        made = [self._desk.made(kind, record, reason=unknown.reason, tries=tries)]
         if last:
             made.append(self._desk.made(GaveUp, record, tries=tries))
         return made
 
-    def _consulted(self, record: Record, failures: list[str]) -> Steps[Resolution]:
+    def _consulted(self, record: Record) -> Steps[Resolution]:
         """Ask the resolver; one that fails does not know."""
         try:
             answer = yield Consult(self._resolvers[record.scope], record)
         except Exception as error:
             logger.exception("the resolver of %s failed", record.scope)
-            failures.append(type(error).__name__)
-            return Unknown(type(error).__name__)
+            return Unanswered(type(error).__name__)
         if isinstance(answer, Succeeded | Failed | Unknown):
             return answer
-        failures.append(type(answer).__name__)
-        return Unknown(f"the resolver gave {type(answer).__name__}, which is no resolution")
+        return Unanswered(f"the resolver gave {type(answer).__name__}, which is no resolution")
 
 
 def _checked(resolvers: object, *, asynchronous: bool) -> dict[str, AsyncResolver]:

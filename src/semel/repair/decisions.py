@@ -44,7 +44,7 @@ class Overtaken(Decision, frozen=True, kw_only=True):
 
 
 class Unresolved(Decision, frozen=True, kw_only=True):
-    """Nobody knows yet what happened; the record is as it was."""
+    """Nobody knows yet what happened; the attempt stays abandoned, and held if it was."""
 
     level = logging.WARNING
     reason: str

@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 from semel import events
 from semel.core.codec import encode_failure
-from semel.core.policy import seconds
+from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record
 from semel.core.results import keep
 from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.repair.audit import Audit, log_audit
 from semel.repair.decisions import Decision, Overtaken, Resolved, Verdict
-from semel.repair.outcomes import Failed, Resolution, ResolvedFailure, Succeeded, Unknown
+from semel.repair.outcomes import Failed, ResolvedFailure, Succeeded
 from semel.repair.steps import Ask, Steps, ask
 from semel.stores.base import Repairing, Scannable
 
@@ -29,15 +28,6 @@ logger = logging.getLogger(__name__)
 
 LEASE = 60.0
 """Seconds that a resolver has; after that the record counts as abandoned again."""
-
-
-class Settled(NamedTuple):
-    """What became of one adopted record."""
-
-    record: Record
-    resolution: Resolution
-    stored: bool
-    """False: somebody else owns the record by now, and this outcome was refused."""
 
 
 class Desk:
@@ -48,16 +38,20 @@ class Desk:
         engine: Setup[Any],
         *,
         name: str | None = None,
-        lease: float = LEASE,
+        lease: Duration = LEASE,
+        ttl: Duration | None = None,
         audit: Audit | None = None,
     ) -> None:
         if not isinstance(engine._store, Repairing) or not isinstance(engine._store, Scannable):
             raise ConfigError(
                 f"{type(engine._store).__name__} cannot list and adopt abandoned records"
             )
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise ConfigError(f"name must tell who decides; got {name!r}")
         self._engine = engine
         self._name = name
         self._lease = seconds("lease", lease)
+        self._ttl = None if ttl is None else seconds("ttl", ttl)
         self._audit = log_audit if audit is None else audit
 
     @property
@@ -71,19 +65,26 @@ class Desk:
         place = f"{socket.gethostname()}:{os.getpid()}"
         return place if self._name is None else f"{self._name}@{place}"
 
-    def settle(
-        self, identity: Identity, decide: Callable[[Record], Steps[Resolution]]
-    ) -> Steps[Settled | None]:
-        """Adopt a record and write what is decided; None = there is nothing to decide any more."""
-        owner = self._engine._owners.next()
-        record = yield ask(self.store.adopt, identity, owner, self._lease)
-        if record is None:
-            return None
-        resolution = yield from decide(record)
-        stored = yield self._writing(record, resolution)
-        return Settled(record, resolution, stored)
+    def adopt(self, identity: Identity) -> Steps[Record | None]:
+        """Become the owner of an abandoned attempt; None = there is nothing to decide any more."""
+        record: Record | None = yield ask(
+            self.store.adopt, identity, self._engine._owners.next(), self._lease
+        )
+        return record
 
-    def _writing(self, record: Record, resolution: Resolution) -> Ask:
+    def give_back(self, record: Record, abandoned_for: float) -> Steps[bool]:
+        """Leave an adopted attempt abandoned, as it has been for so long; False as in `write`."""
+        # At least 0: what is given back is no longer ours.
+        lease = -max(0.0, abandoned_for)
+        stored: bool = yield ask(self.store.renew, record.identity, record.owner, lease)
+        return stored
+
+    def write(self, record: Record, resolution: Succeeded | Failed) -> Steps[bool]:
+        """Write the outcome of an adopted attempt; False = somebody else owns it by now."""
+        stored: bool = yield self._writing(record, resolution)
+        return stored
+
+    def _writing(self, record: Record, resolution: Succeeded | Failed) -> Ask:
         rules = self._engine._rules(record.scope)
         store, identity, owner = self.store, record.identity, record.owner
         match resolution:
@@ -95,8 +96,10 @@ class Desk:
                             identity=identity, number=record.number, reason=kept.problem
                         )
                     )
-                return ask(store.complete, identity, owner, kept.encoded, rules.ttl)
+                ttl = rules.ttl if self._ttl is None else self._ttl
+                return ask(store.complete, identity, owner, kept.encoded, ttl)
             case Failed(error, retryable):
+                usual = rules.failed_ttl if retryable else rules.ttl
                 return ask(
                     store.fail,
                     identity,
@@ -104,10 +107,8 @@ class Desk:
                     encode_failure(ResolvedFailure(error)),
                     retryable=retryable,
                     keep_fingerprint=True,
-                    ttl=rules.failed_ttl if retryable else rules.ttl,
+                    ttl=usual if self._ttl is None else self._ttl,
                 )
-            case Unknown():
-                return ask(store.renew, identity, owner, 0.0)
             case _:
                 assert_never(resolution)
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from semel.core.policy import Duration, seconds
-from semel.repair.places import store_of
+from semel.repair.places import listing, listing_async
 from semel.repair.steps import Steps, ask, run, run_async
 from semel.stores.base import Counts
 
@@ -20,23 +20,29 @@ class Health(Struct, frozen=True):
 
     counts: Counts
     oldest: float | None
-    """Seconds since the lease of the oldest abandoned attempt ended; None = nothing is stuck."""
+    """Seconds since the oldest abandoned attempt was abandoned; None = nothing is stuck.
+
+    Resolvers that found nothing out do not make it younger.
+    """
     alert: bool
     """Something has been stuck for too long."""
 
 
 def health(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
-    """Look at a store, or at the store of an engine."""
-    return run(_looked_at(place, seconds("alert_after", alert_after, zero=True)))
+    """Look at a store: one at hand, an engine's, or by its URL (None: from the settings)."""
+    patience = seconds("alert_after", alert_after, zero=True)
+    with listing(place) as store:
+        return run(_looked_at(store, patience))
 
 
 async def health_async(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
     """`health`, awaited."""
-    return await run_async(_looked_at(place, seconds("alert_after", alert_after, zero=True)))
+    patience = seconds("alert_after", alert_after, zero=True)
+    async with listing_async(place) as store:
+        return await run_async(_looked_at(store, patience))
 
 
-def _looked_at(place: Any, alert_after: float) -> Steps[Health]:
-    store = store_of(place)
+def _looked_at(store: Any, alert_after: float) -> Steps[Health]:
     counts = yield ask(store.counts)
     stuck = yield ask(store.stuck, limit=1)
     oldest = max((record.now - record.lease_until for record in stuck), default=None)

@@ -30,7 +30,7 @@ class Failed(Struct, frozen=True):
 
 
 class Unknown(Struct, frozen=True):
-    """It cannot be told, or not yet; the record is left as it was."""
+    """It cannot be told, or not yet: the attempt stays abandoned, and held if it was."""
 
     reason: str = ""
 

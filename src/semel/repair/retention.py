@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from semel.core.policy import Duration, seconds
-from semel.repair.places import store_of
+from semel.repair.places import listing, listing_async
 from semel.repair.steps import Pause, Steps, ask, run, run_async
 from semel.stores.urls import whole_number
 
@@ -27,21 +27,22 @@ def purge(
     abandoned_after: Duration | None = None,
     max_seconds: Duration | None = None,
 ) -> int:
-    """Remove expired records of a store, or of an engine's store; tells how many went.
+    """Remove expired records of a store, an engine's store or a URL; tells how many went.
 
-    With `abandoned_after`, also attempts abandoned that long ago which nobody holds. Live and held
+    With None the store is the settings'. With `abandoned_after`, also attempts abandoned that long ago which nobody holds. Live and held
     records are never removed. It ends with the first batch that is not full, or after
     `max_seconds`.
     """
-    return run(
-        _purged(
-            place,
-            batch=batch,
-            pause=pause,
-            abandoned_after=abandoned_after,
-            max_seconds=max_seconds,
+    with listing(place) as store:
+        return run(
+            _purged(
+                store,
+                batch=batch,
+                pause=pause,
+                abandoned_after=abandoned_after,
+                max_seconds=max_seconds,
+            )
         )
-    )
 
 
 async def purge_async(
@@ -53,26 +54,27 @@ async def purge_async(
     max_seconds: Duration | None = None,
 ) -> int:
     """`purge`, awaited."""
-    return await run_async(
-        _purged(
-            place,
-            batch=batch,
-            pause=pause,
-            abandoned_after=abandoned_after,
-            max_seconds=max_seconds,
+    async with listing_async(place) as store:
+        return await run_async(
+            _purged(
+                store,
+                batch=batch,
+                pause=pause,
+                abandoned_after=abandoned_after,
+                max_seconds=max_seconds,
+            )
         )
-    )
 
 
 def _purged(
-    place: Any,
+    store: Any,
     *,
     batch: int,
     pause: Duration,
     abandoned_after: Duration | None,
     max_seconds: Duration | None,
 ) -> Steps[int]:
-    store, limit = store_of(place), whole_number("batch", batch)
+    limit = whole_number("batch", batch)
     after = None if abandoned_after is None else seconds("abandoned_after", abandoned_after)
     rest = seconds("pause", pause, zero=True)
     end = None if max_seconds is None else monotonic() + seconds("max_seconds", max_seconds)

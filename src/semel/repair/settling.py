@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from semel.aio import AsyncIdempotency
-from semel.core.records import Record
+from semel.core.policy import Duration
 from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.repair.audit import Audit
 from semel.repair.decisions import Decision
 from semel.repair.desk import Desk
-from semel.repair.outcomes import Failed, Resolution, Succeeded
+from semel.repair.outcomes import Failed, Succeeded
 from semel.repair.steps import Steps, run, run_async
 from semel.sync import Idempotency
 
@@ -22,11 +22,15 @@ def settle(
     resolution: Succeeded | Failed,
     *,
     scope: str = "default",
+    ttl: Duration | None = None,
     name: str | None = None,
     audit: Audit | None = None,
 ) -> Decision | None:
-    """Decide what became of an abandoned attempt; None = the key has none."""
-    return run(_settled(idempotency, key, resolution, scope=scope, name=name, audit=audit))
+    """Decide what became of an abandoned attempt; None = the key has none.
+
+    The outcome is kept for `ttl`, or as long as the engine's policy of the scope says.
+    """
+    return run(_settled(idempotency, key, resolution, scope=scope, ttl=ttl, name=name, audit=audit))
 
 
 async def settle_async(
@@ -35,12 +39,13 @@ async def settle_async(
     resolution: Succeeded | Failed,
     *,
     scope: str = "default",
+    ttl: Duration | None = None,
     name: str | None = None,
     audit: Audit | None = None,
 ) -> Decision | None:
     """`settle`, awaited."""
     return await run_async(
-        _settled(idempotency, key, resolution, scope=scope, name=name, audit=audit)
+        _settled(idempotency, key, resolution, scope=scope, ttl=ttl, name=name, audit=audit)
     )
 
 
@@ -50,6 +55,7 @@ def _settled(
     resolution: Succeeded | Failed,
     *,
     scope: str,
+    ttl: Duration | None,
     name: str | None,
     audit: Audit | None,
 ) -> Steps[Decision | None]:
@@ -57,15 +63,11 @@ def _settled(
         raise ConfigError(
             f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
         )
-    desk = Desk(engine, name=name, audit=audit)
-
-    def decide(_: Record) -> Steps[Resolution]:
-        yield from ()
-        return resolution
-
-    settled = yield from desk.settle(engine._identity(key, scope), decide)
-    if settled is None:
+    desk = Desk(engine, name=name, ttl=ttl, audit=audit)
+    record = yield from desk.adopt(engine._identity(key, scope))
+    if record is None:
         return None
-    decision = desk.decision(settled.record, resolution, stored=settled.stored)
+    stored = yield from desk.write(record, resolution)
+    decision = desk.decision(record, resolution, stored=stored)
     desk.tell(decision)
     return decision

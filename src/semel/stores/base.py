@@ -42,7 +42,11 @@ class Store(Protocol):
         ...
 
     def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
-        """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
+        """Extend the lease from now; 0 parks the attempt (abandoned from now on).
+
+        A lease below 0 parks it too, as abandoned that long ago: a resolver that found nothing out
+        gives the attempt back with its age.
+        """
         ...
 
     def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:

@@ -122,6 +122,24 @@ class RepairContract(StoreUnderTest):
         assert repairing.claim(ask(CARL)) == Abandoned(1)
         assert repairing.adopt(KEY, CARL, LONG) is not None
 
+    @pytest.mark.parametrize("hold", [False, True])
+    def test_a_resolver_that_does_not_know_gives_the_attempt_back_with_its_age(
+        self, repairing: StoreDriver, hold: bool
+    ) -> None:
+        repairing.claim(ask(ANNA, hold=hold))
+        park(repairing)
+        repairing.adopt(KEY, BERT, LONG)
+        assert repairing.renew(KEY, BERT, -LONG / 2) is True
+        record = record_of(repairing)
+        assert record.abandoned is True
+        assert record.lease_until is not None
+        assert record.now - record.lease_until >= LONG / 2
+        if repairing.offers(Scannable):
+            (stuck,) = repairing.stuck(older_than=LONG / 2)
+            assert stuck.identity == KEY
+            assert repairing.stuck(older_than=LONG) == []
+        assert repairing.adopt(KEY, CARL, LONG) is not None
+
     def test_there_is_nothing_to_adopt_where_nothing_runs(
         self, repairing: StoreDriver, sleep: Sleep
     ) -> None:

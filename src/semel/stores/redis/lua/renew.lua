@@ -1,4 +1,4 @@
--- ARGV: owner, lease (us); lease 0 parks the attempt: abandoned from now on
+-- ARGV: owner, lease (us); 0 parks the attempt: abandoned from now on, below 0: that long ago
 
 local now = clock()
 local record = read()
