@@ -144,9 +144,9 @@ def test_a_first_claim_makes_a_record():
         (ended(), ask(fingerprint=None), Finished(State.SUCCEEDED, RESULT, 3, 77, 60)),
         (ended(State.FAILED), ask(), Finished(State.FAILED, RESULT, 3, 77, 60)),
         # busy
-        (running(), ask(hold=True, max_attempts=1), Busy(30.0)),
-        (running(), ask(BERT, BLUE, replace=True), Busy(30.0)),
-        (running(fingerprint=None), ask(BERT, BLUE), Busy(30.0)),
+        (running(), ask(hold=True, max_attempts=1), Busy(30.0, ANNA)),
+        (running(), ask(BERT, BLUE, replace=True), Busy(30.0, ANNA)),
+        (running(fingerprint=None), ask(BERT, BLUE), Busy(30.0, ANNA)),
         # held
         (abandoned(hold=True), ask(max_attempts=1), Abandoned(3)),
         (abandoned(), ask(hold=True, max_attempts=1), Abandoned(3)),

@@ -4,6 +4,7 @@
 engines read alike. What is here never decides anything about an operation.
 
     sleep        wait for some seconds
+    Polling      waits for a store that cannot tell when something changed
     finished     what a function gave, awaited where it must be
     background   let a step end after its caller is gone (a thread does it at once)
     heed         notice a cancellation (counted by `cancellations`) that a driver swallowed

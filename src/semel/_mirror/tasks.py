@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
 from semel.errors import ConfigError
@@ -60,6 +60,24 @@ def finished(given: Awaitable[T]) -> Awaitable[T]:
 
 async def _ready(value: T) -> T:
     return value
+
+
+class Polling:
+    """How to wait for a store that cannot tell: sleep, and ask again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was asked of the store."""
+
+    def pause(self, planned: float) -> float:
+        """Nobody will tell, so it is asked as often as planned."""
+        return planned
+
+    async def wait(self, seconds: float) -> None:
+        """Sleep."""
+        await sleep(seconds)
 
 
 class Home:

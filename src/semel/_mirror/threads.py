@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from types import CoroutineType
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
 from semel.errors import ConfigError
@@ -44,6 +44,24 @@ def finished(value: T) -> T:
             "or use an AsyncIdempotency"
         )
     return value
+
+
+class Polling:
+    """How to wait for a store that cannot tell: sleep, and ask again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was asked of the store."""
+
+    def pause(self, planned: float) -> float:
+        """Nobody will tell, so it is asked as often as planned."""
+        return planned
+
+    def wait(self, seconds: float) -> None:
+        """Sleep."""
+        sleep(seconds)
 
 
 class Home:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, assert_never, cast
 
 from semel._mirror.seats import LATE, LEAD
 from semel._mirror.tasks import (
+    Polling,
     background,
     cancellations,
     finished,
@@ -30,10 +31,12 @@ from semel.core.records import Claimed, CompleteRequest, Finished
 from semel.engine.call import (
     SAVE_PATIENCE,
     Call,
+    heard,
     pauses,
 )
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
+from semel.stores.base import AsyncNotifying, AsyncWatch
 from semel.transactions.inside import warn_inside
 
 T = TypeVar("T")
@@ -90,13 +93,19 @@ class AsyncRunner(AsyncKeeper):
         self._remember(call, answer)
         return self._replayed(call, answer, waited=waited)
 
-    async def _claim(  # noqa: C901 - every answer of a store, in one place
-        self, call: Call, end: float
-    ) -> tuple[Attempt | Finished, bool]:
-        """Ask the store until it gives the operation or its outcome; tells if that took waiting."""
+    async def _claim(self, call: Call, end: float) -> tuple[Attempt | Finished, bool]:
+        """Become the one that runs, or get the outcome; tells if that took waiting."""
+        answer = await self._ask(call)
+        if isinstance(answer, Wait):
+            return await self._wait(call, answer, end), True
+        return answer, False
+
+    async def _ask(  # noqa: C901 - every answer of a store, in one place
+        self, call: Call
+    ) -> Attempt | Finished | Wait:
+        """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
-        waits = pauses(call.rules)
-        waited, before = False, cancellations()
+        before = cancellations()
         while True:
             sent = monotonic()
             try:
@@ -118,19 +127,36 @@ class AsyncRunner(AsyncKeeper):
             step = decide(answer, call.rules)
             match step:
                 case Run(claimed=claimed):
-                    return self._started(call, ask.owner, claimed, sent), waited
+                    return self._started(call, ask.owner, claimed, sent)
                 case Replay(finished=finished):
-                    return finished, waited
+                    return finished
                 case Refuse(error=error):
                     self._refuse(call, error)
-                case Wait(retry_after=retry_after):
-                    left = end - monotonic()
-                    if left <= 0:
-                        self._out_of_patience(call, retry_after)
-                    waited = True
-                    await sleep(min(next(waits), retry_after, left))
+                case Wait():
+                    return step
                 case _:
                     assert_never(step)
+
+    async def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
+        """Ask again when something may have changed, until there is an answer."""
+        waits = pauses(call.rules)
+        left = self._left(call, busy, end)
+        with self._watched(call) as watch:
+            while True:
+                pause = watch.pause(next(waits))
+                ended = await watch.wait(min(pause, busy.retry_after, left))
+                known = heard(ended, busy, call)
+                if known is not None:
+                    return self._judged(call, known)
+                answer = await self._ask(call)
+                if not isinstance(answer, Wait):
+                    return answer
+                busy, left = answer, self._left(call, answer, end)
+
+    def _watched(self, call: Call) -> AsyncWatch:
+        if isinstance(self._store, AsyncNotifying):
+            return self._store.watch(call.identity)
+        return Polling()
 
     # --- the end of one call -------------------------------------------------------------
 

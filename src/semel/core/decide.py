@@ -52,6 +52,8 @@ class Wait(Struct, frozen=True):
     """Ask again, at the latest when the running attempt's lease ends."""
 
     retry_after: float
+    owner: bytes | None = None
+    """Whose end is waited for, where that is known."""
 
 
 class Refuse(Struct, frozen=True):
@@ -75,10 +77,10 @@ def decide(claim: Claim, rules: Rules) -> Step:
             if rules.duplicate == "reject":
                 return Refuse(DuplicateRequest(rules.message or ""))
             return Replay(claim)
-        case Busy(retry_after=retry_after):
+        case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
                 return Refuse(ConcurrentRequest(rules.message or "", retry_after=retry_after))
-            return Wait(retry_after)
+            return Wait(retry_after, owner)
         case Mismatch(superseded=superseded):
             return Refuse(PayloadMismatch(superseded=superseded))
         case Abandoned(number=number):

@@ -95,7 +95,7 @@ def claim(  # noqa: C901 - one line of the law is one branch
         return _finished(record, now), None
     if record.state is State.PROCESSING:
         if record.lease_until is not None and record.lease_until > now:
-            return Busy(record.lease_until - now), None
+            return Busy(record.lease_until - now, record.owner), None
         if record.hold or ask.hold:
             return Abandoned(record.number), None
     if ask.max_attempts is not None and record.number >= ask.max_attempts:

@@ -130,6 +130,8 @@ class Busy(Struct, frozen=True):
     """Another attempt is running; its lease ends in `retry_after` seconds unless renewed."""
 
     retry_after: float
+    owner: bytes | None = None
+    """Who runs it, so that its end can be told from another's; None where that is not known."""
 
 
 class Mismatch(Struct, frozen=True):
@@ -152,6 +154,17 @@ class Exhausted(Struct, frozen=True):
 
 
 Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
+
+
+# --- what a store may tell a caller that waits -------------------------------------------
+
+
+class Ended(Struct, frozen=True):
+    """The attempt of this owner has ended for good, as a wake-up told it."""
+
+    owner: bytes
+    fingerprint: bytes | None
+    finished: Finished
 
 
 # --- what a caller may ask ---------------------------------------------------------------

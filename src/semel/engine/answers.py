@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from semel import events
 from semel.attempts import Attempt
-from semel.core.decide import Refuse, decide, out_of_patience
+from semel.core.decide import Refuse, Wait, decide, out_of_patience
 from semel.core.leases import Lease
 from semel.core.records import Claimed, CompleteRequest, Encoded, Finished, Identity, State
 from semel.core.results import Kept, keep, read
@@ -85,6 +85,20 @@ class Answers(Setup[S]):
 
     def _out_of_patience(self, call: Call, retry_after: float) -> NoReturn:
         self._refuse(call, out_of_patience(call.rules, retry_after))
+
+    def _left(self, call: Call, busy: Wait, end: float) -> float:
+        """How many seconds this call may still wait."""
+        left = end - monotonic()
+        if left <= 0:
+            self._out_of_patience(call, busy.retry_after)
+        return left
+
+    def _judged(self, call: Call, known: Finished) -> Finished:
+        """Give an outcome that was heard of, if this call may have it."""
+        step = decide(known, call.rules)
+        if isinstance(step, Refuse):
+            self._refuse(call, step.error)
+        return known
 
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
         """The claim could not be made: fail, or run unprotected and say so loudly."""

@@ -8,8 +8,9 @@ from random import random
 from msgspec import Struct
 from msgspec.structs import replace
 
+from semel.core.decide import Wait
 from semel.core.policy import Rules
-from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.records import ClaimRequest, Encoded, Ended, Finished, Identity
 from semel.core.results import keep
 from semel.errors import SerializationError, StoreError
 
@@ -70,6 +71,19 @@ def pauses(rules: Rules) -> Iterator[float]:
     while True:
         yield pause * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
         pause = min(pause * 2, rules.wait_interval_max)
+
+
+def heard(ended: Ended | None, busy: Wait, call: Call) -> Finished | None:
+    """What a wake-up answers this call with; None = only the store can.
+
+    It counts only as the end of the very attempt that the store said was running: then the store's
+    judgement of the payload still holds, and no stale or foreign message can be taken for it.
+    """
+    if ended is None or ended.owner != busy.owner or call.rules.replace:
+        return None
+    if None not in (ended.fingerprint, call.fingerprint) and ended.fingerprint != call.fingerprint:
+        return None
+    return ended.finished
 
 
 def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:

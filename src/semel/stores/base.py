@@ -10,13 +10,12 @@ What every store promises (proved by `semel.testing.StoreContract`):
 - A store that cannot answer raises `StoreUnavailable` (or `StoreFull`), never a driver's error.
 
 Optional capabilities are small Protocols of their own; the engines use what a store offers.
-`Notifying` is defined, for stores to come: no store offers it and no engine asks for it yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -25,6 +24,7 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    Ended,
     Identity,
     PutRequest,
     Record,
@@ -247,12 +247,48 @@ class Diagnosing(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Hears of one record's end while the `with` block lasts; entering it sends at most a request.
+
+    It never raises: where nothing can be heard, `wait` only sleeps.
+    """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def pause(self, planned: float) -> float:
+        """How long to wait at most before the store is asked again, where polling would `planned`.
+
+        Longer where a wake-up is to be expected: asking again is only a safety net then.
+        """
+        ...
+
+    def wait(self, seconds: float) -> Ended | None:
+        """Sleep so long, or until the record may have changed; what it became, if that was told.
+
+        It also ends when the watch begins to hear, because what happened before that was not heard.
+        """
+        ...
+
+
+class AsyncWatch(Protocol):
+    """`Watch`, awaited."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def pause(self, planned: float) -> float: ...
+    async def wait(self, seconds: float) -> Ended | None: ...
+
+
 @runtime_checkable
 class Notifying(Protocol):
-    """A store that could wake a waiter before its next poll: defined, for stores to come."""
+    """A store that wakes those who wait for a running attempt, instead of letting them poll.
 
-    def wait(self, identity: Identity, timeout: float) -> bool:
-        """Sleep until the record may have changed; False when the time ran out."""
+    A claim that is answered Busy notes in the record that somebody waits; what ends or parks a
+    record with that note sends a wake-up. So a waiter watches, then claims again, then waits.
+    """
+
+    def watch(self, identity: Identity) -> Watch:
+        """Listen for the end of the record's running attempt."""
         ...
 
 
@@ -260,7 +296,7 @@ class Notifying(Protocol):
 class AsyncNotifying(Protocol):
     """`Notifying`, awaited."""
 
-    async def wait(self, identity: Identity, timeout: float) -> bool: ...
+    def watch(self, identity: Identity) -> AsyncWatch: ...
 
 
 class Transactional(Protocol):

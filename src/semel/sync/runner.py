@@ -14,6 +14,7 @@ from typing import TypeVar, assert_never, cast
 
 from semel._mirror.seats import LATE, LEAD
 from semel._mirror.threads import (
+    Polling,
     background,
     cancellations,
     finished,
@@ -28,10 +29,12 @@ from semel.core.records import Claimed, CompleteRequest, Finished
 from semel.engine.call import (
     SAVE_PATIENCE,
     Call,
+    heard,
     pauses,
 )
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
+from semel.stores.base import Notifying, Watch
 from semel.sync.keeping import Keeper
 from semel.transactions.inside import warn_inside
 
@@ -89,13 +92,19 @@ class Runner(Keeper):
         self._remember(call, answer)
         return self._replayed(call, answer, waited=waited)
 
-    def _claim(  # noqa: C901 - every answer of a store, in one place
-        self, call: Call, end: float
-    ) -> tuple[Attempt | Finished, bool]:
-        """Ask the store until it gives the operation or its outcome; tells if that took waiting."""
+    def _claim(self, call: Call, end: float) -> tuple[Attempt | Finished, bool]:
+        """Become the one that runs, or get the outcome; tells if that took waiting."""
+        answer = self._ask(call)
+        if isinstance(answer, Wait):
+            return self._wait(call, answer, end), True
+        return answer, False
+
+    def _ask(  # noqa: C901 - every answer of a store, in one place
+        self, call: Call
+    ) -> Attempt | Finished | Wait:
+        """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
-        waits = pauses(call.rules)
-        waited, before = False, cancellations()
+        before = cancellations()
         while True:
             sent = monotonic()
             try:
@@ -117,19 +126,36 @@ class Runner(Keeper):
             step = decide(answer, call.rules)
             match step:
                 case Run(claimed=claimed):
-                    return self._started(call, ask.owner, claimed, sent), waited
+                    return self._started(call, ask.owner, claimed, sent)
                 case Replay(finished=finished):
-                    return finished, waited
+                    return finished
                 case Refuse(error=error):
                     self._refuse(call, error)
-                case Wait(retry_after=retry_after):
-                    left = end - monotonic()
-                    if left <= 0:
-                        self._out_of_patience(call, retry_after)
-                    waited = True
-                    sleep(min(next(waits), retry_after, left))
+                case Wait():
+                    return step
                 case _:
                     assert_never(step)
+
+    def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
+        """Ask again when something may have changed, until there is an answer."""
+        waits = pauses(call.rules)
+        left = self._left(call, busy, end)
+        with self._watched(call) as watch:
+            while True:
+                pause = watch.pause(next(waits))
+                ended = watch.wait(min(pause, busy.retry_after, left))
+                known = heard(ended, busy, call)
+                if known is not None:
+                    return self._judged(call, known)
+                answer = self._ask(call)
+                if not isinstance(answer, Wait):
+                    return answer
+                busy, left = answer, self._left(call, answer, end)
+
+    def _watched(self, call: Call) -> Watch:
+        if isinstance(self._store, Notifying):
+            return self._store.watch(call.identity)
+        return Polling()
 
     # --- the end of one call -------------------------------------------------------------
 
