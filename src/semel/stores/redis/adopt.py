@@ -17,7 +17,7 @@ from semel.stores.redis.aio_cluster import AsyncClusterTransport
 from semel.stores.redis.aio_transport import AsyncServerTransport, AsyncTransport
 from semel.stores.redis.clients import async_opener, connection_limit, opener
 from semel.stores.redis.cluster import ClusterTransport
-from semel.stores.redis.gate import AsyncGate, Gate
+from semel.stores.redis.gate import Gate
 from semel.stores.redis.transport import ServerTransport, Transport
 
 
@@ -56,9 +56,8 @@ def connect_async(url: str, timeout: float, options: dict[str, Any]) -> AsyncTra
     """The transport to the servers that a URL names, for asyncio."""
     address = parse_url(url)
     client = async_opener(address, timeout, options)()
-    gate = AsyncGate(connection_limit(address, options), timeout, address.where)
     kind = AsyncClusterTransport if address.kind is Kind.CLUSTER else AsyncServerTransport
-    return kind(client, address.where, timeout, gate=gate, owned=True)
+    return kind(client, address.where, timeout, owned=True)
 
 
 def _server_name(client: Any) -> str:

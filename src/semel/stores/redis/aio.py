@@ -63,7 +63,8 @@ class AsyncRedisStore:
 
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
-        return await self._transport.call(self._verbs.renew(RenewRequest(identity, owner, lease)))
+        ask = RenewRequest(identity, owner, lease)
+        return await self._transport.call(self._verbs.renew(ask), urgent=True)
 
     async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the success of this owner's attempt; False when it was replaced."""
@@ -132,7 +133,8 @@ class AsyncRedisStore:
 
     async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew`, many in one round trip."""
-        return await self._transport.call_many([self._verbs.renew(ask) for ask in asks])
+        calls = [self._verbs.renew(ask) for ask in asks]
+        return await self._transport.call_many(calls, urgent=True)
 
     async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get`, many in one round trip."""

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.asyncio.cluster import ClusterNode, PipelineCommand
+from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis.aio_transport import AsyncTransport, scan_step
 from semel.stores.redis.cluster import PAUSE
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
-from semel.stores.redis.scripts import Argument
-from semel.stores.redis.transport import RAW
+from semel.stores.redis.line import Lane, Line
+from semel.stores.redis.scripts import packed
+
+_ASKING = packed(("ASKING",))
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -30,12 +32,18 @@ class AsyncClusterTransport(AsyncTransport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
+        self._lanes_of: dict[tuple[str, bool], Lane[_Node]] = {}
+
+    def _open_line(self, *, urgent: bool) -> Line | None:  # noqa: ARG002 - there is no one line
+        return None
 
     def _may_redirect(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
         return lambda: time.monotonic() < deadline
 
-    async def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+    async def _exchange(
+        self, attempts: Sequence[Attempt], *, urgent: bool
+    ) -> list[Reply | Exception]:
         await self._client.initialize()
         replies: list[Reply | Exception] = [None] * len(attempts)
         by_node: dict[str, tuple[ClusterNode, list[int]]] = {}
@@ -48,7 +56,8 @@ class AsyncClusterTransport(AsyncTransport):
                 by_node.setdefault(node.name, (node, []))[1].append(position)
 
         async def ask(node: ClusterNode, positions: list[int]) -> None:
-            answers = await _ask_node(node, [attempts[position] for position in positions])
+            asked = [attempts[position] for position in positions]
+            answers = await _ask_node(self._lane(node, urgent=urgent), asked)
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer
 
@@ -77,6 +86,16 @@ class AsyncClusterTransport(AsyncTransport):
             self._newcomers[attempt.node] = ClusterNode(*attempt.node, **settings)
         return self._newcomers[attempt.node]
 
+    def _lane(self, node: ClusterNode, *, urgent: bool = False) -> Lane[_Node]:
+        lane = self._lanes_of.get((node.name, urgent))
+        if lane is None or lane.source.node is not node:
+            # A new map may bring a new object for a node, and close the old one.
+            lane = self._lanes_of[node.name, urgent] = Lane(_Node(node), self._timeout / 2)
+        return lane
+
+    def _lanes(self) -> list[Lane[Any]]:
+        return list(self._lanes_of.values())
+
     async def _read_map(self) -> None:
         # If the map cannot be read now either, the error we have says more.
         with contextlib.suppress(*DRIVER_ERRORS):
@@ -95,27 +114,45 @@ class AsyncClusterTransport(AsyncTransport):
         async with self._turn():
             await self._client.initialize()
             found = self._client.get_node(node_name=node)
-            return (0, []) if found is None else await scan_step(found, cursor, pattern, count)
+            if found is None:
+                return 0, []
+            return await scan_step(await self._lane(found).open(), cursor, pattern, count)
 
     async def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""
+        await super().close()
         for node in self._newcomers.values():
             await node.disconnect()
-        await super().close()
 
 
-async def _ask_node(node: ClusterNode, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-    commands: list[PipelineCommand] = []
+class _Node:
+    """A node of redis-py's cluster client as a source of connections."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self.node = node
+
+    async def borrow(self) -> Any:
+        connection = self.node.acquire_connection()
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it so
+        except BaseException:
+            self.node.release(connection)
+            raise
+        return connection
+
+    async def give_back(self, connection: Any) -> None:
+        self.node.release(connection)
+
+
+async def _ask_node(lane: Lane[_Node], attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+    commands: list[bytes] = []
     for attempt in attempts:
         if attempt.asking:
-            commands.append(_command("ASKING"))
-        commands.append(_command(*attempt.command))
+            commands.append(_ASKING)
+        commands.append(packed(attempt.command))
     try:
-        await node.execute_pipeline(commands)
+        replies = await (await lane.open()).exchange(commands)
     except DRIVER_ERRORS as error:
         return [error] * len(attempts)
-    return [command.result for command in commands if command.args[0] != "ASKING"]
-
-
-def _command(*args: Argument) -> PipelineCommand:
-    return PipelineCommand(0, *args, **RAW)
+    pairs = zip(commands, replies, strict=True)
+    return [reply for command, reply in pairs if command is not _ASKING]

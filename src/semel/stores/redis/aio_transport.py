@@ -1,4 +1,8 @@
-"""Carries calls to the servers and replies back, for asyncio: the twin of `transport`."""
+"""Carries calls to the servers and replies back, for asyncio: the twin of `transport`.
+
+All tasks share one line to a server; renewals have one of their own, so that a flood of calls
+cannot make running attempts lose their leases.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from time import monotonic
 from typing import Any, TypeVar
 
-from redis.exceptions import ResponseError
+from redis import exceptions as driver
 
-from semel.errors import ConfigError, StoreError
+from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
-from semel.stores.redis.scripts import Call
-from semel.stores.redis.transport import RAW
+from semel.stores.redis.line import Lane, Line
+from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
+from semel.stores.redis.scripts import Call, packed
 
 Answer = TypeVar("Answer")
 
@@ -24,37 +29,43 @@ Answer = TypeVar("Answer")
 class AsyncTransport(ABC):
     """What every kind of server has in common."""
 
-    def __init__(
-        self,
-        client: Any,
-        where: str,
-        timeout: float,
-        *,
-        gate: AbstractAsyncContextManager[None] | None = None,
-        owned: bool = False,
-    ) -> None:
+    def __init__(self, client: Any, where: str, timeout: float, *, owned: bool = False) -> None:
         self.where = where
         self._client = client
         self._timeout = timeout
-        self._gate = contextlib.nullcontext() if gate is None else gate
         self._owned = owned
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def call(self, call: Call[Answer]) -> Answer:
-        """One call, one answer."""
-        return certain((await self.call_many((call,)))[0])
+    async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
+        """One call, one answer. An urgent one does not queue behind the others."""
+        line = self._open_line(urgent=urgent)
+        if line is None or self._loop is not asyncio.get_running_loop():
+            return certain((await self.call_many((call,), urgent=urgent))[0])
+        begun = monotonic()
+        try:
+            reply = await line.ask(packed(call.command(with_text=False)))
+            if not isinstance(reply, Exception):
+                return call.read(reply)
+        except (driver.ConnectionError, driver.TimeoutError):
+            pass
+        # It did not simply answer: the long way, from the start, knows what to do then.
+        answers = await self.call_many((call,), urgent=urgent, spent=monotonic() - begun)
+        return certain(answers[0])
 
-    async def call_many(self, calls: Sequence[Call[Answer]]) -> list[Answer | StoreError]:
+    async def call_many(
+        self, calls: Sequence[Call[Answer]], *, urgent: bool = False, spent: float = 0.0
+    ) -> list[Answer | StoreError]:
         """Many calls in one round trip (per node); each has its own answer."""
         if not calls:
             return []
-        async with self._turn():
-            replies = await self._deliver(calls)
+        async with self._turn(spent):
+            replies = await self._deliver(calls, urgent=urgent)
         return answers_to(calls, replies, self.where)
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One caller's turn: on the right loop, through the gate, within the timeout."""
+    async def _turn(self, spent: float = 0.0) -> AsyncIterator[None]:
+        """One caller's turn: on the right loop, within the timeout."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -62,15 +73,19 @@ class AsyncTransport(ABC):
             raise ConfigError(
                 f"the store at {self.where} belongs to another event loop; open one per loop"
             )
+        if self._closed:
+            raise StoreUnavailable(f"the store at {self.where} was closed")
         with translated(self.where):
-            async with self._gate, asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout - spent):
                 yield
 
-    async def _deliver(self, calls: Sequence[Call[Any]]) -> list[Reply | Exception]:
+    async def _deliver(
+        self, calls: Sequence[Call[Any]], *, urgent: bool
+    ) -> list[Reply | Exception]:
         delivery = deliver(calls, self._may_redirect())
         attempts = next(delivery)
         while True:
-            replies = await self._exchange(attempts)
+            replies = await self._exchange(attempts, urgent=urgent)
             try:
                 attempts = delivery.send(replies)
             except StopIteration as done:
@@ -78,14 +93,27 @@ class AsyncTransport(ABC):
                 return answers
 
     @abstractmethod
+    def _open_line(self, *, urgent: bool) -> Line | None:
+        """The line that every call of this kind takes, if it is open."""
+
+    @abstractmethod
     def _may_redirect(self) -> Callable[[], bool]: ...
 
     @abstractmethod
-    async def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+    async def _exchange(
+        self, attempts: Sequence[Attempt], *, urgent: bool
+    ) -> list[Reply | Exception]:
         """Send one round trip."""
+
+    @abstractmethod
+    def _lanes(self) -> list[Lane[Any]]:
+        """Every lane that was ever used."""
 
     async def close(self) -> None:
         """Close what was opened for this transport; a client of the application stays open."""
+        self._closed = True
+        for lane in self._lanes():
+            await lane.close()
         if self._owned:
             for client in clients_of(self._client):
                 await client.aclose()
@@ -104,20 +132,51 @@ class AsyncTransport(ABC):
 class AsyncServerTransport(AsyncTransport):
     """One server, or the primary that Sentinel names."""
 
+    def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
+        super().__init__(client, where, timeout, **more)
+        pool = _Pool(client.connection_pool)
+        self._calls, self._renewals = Lane(pool, timeout / 2), Lane(pool, timeout / 2)
+        self._follows_the_primary = follows_the_primary(client)
+
+    def _open_line(self, *, urgent: bool) -> Line | None:
+        return (self._renewals if urgent else self._calls).line
+
     def _may_redirect(self) -> Callable[[], bool]:
         return never
 
-    async def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        if len(attempts) == 1:  # a pipeline of one costs twice a plain command
+    def _lanes(self) -> list[Lane[Any]]:
+        return [self._calls, self._renewals]
+
+    async def _exchange(
+        self, attempts: Sequence[Attempt], *, urgent: bool
+    ) -> list[Reply | Exception]:
+        lane = self._renewals if urgent else self._calls
+        commands = [packed(attempt.command) for attempt in attempts]
+        repeating = Repeating(self._timeout / 2)
+        while True:
             try:
-                return [await self._client.execute_command(*attempts[0].command, **RAW)]
-            except ResponseError as error:
-                return [error]
-        pipeline = self._client.pipeline(transaction=False)
-        for attempt in attempts:
-            pipeline.execute_command(*attempt.command, **RAW)
-        replies: list[Reply | Exception] = await pipeline.execute(raise_on_error=False)
+                return await self._ask(lane, commands)
+            except (driver.ConnectionError, driver.TimeoutError, OSError) as error:
+                await asyncio.sleep(repeating.pause_after(error))
+
+    async def _ask(self, lane: Lane[Any], commands: Sequence[bytes]) -> list[Reply | Exception]:
+        line = await self._line_of(lane)
+        replies = await line.exchange(commands)
+        unfit = unfit_server(replies)
+        if unfit is not None:
+            # Whoever connects anew may be led to a better one, or find this one ready.
+            line.end(unfit)
+            if self._follows_the_primary or unfit in replies:
+                raise unfit
         return replies
+
+    async def _line_of(self, lane: Lane[Any]) -> Line:
+        try:
+            return await lane.open()
+        except driver.MaxConnectionsError:
+            if self._calls.line is None:
+                raise
+            return self._calls.line  # the application's pool has no second connection to spare
 
     async def nodes(self) -> list[str]:
         """There is one, and it needs no name."""
@@ -132,13 +191,26 @@ class AsyncServerTransport(AsyncTransport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         async with self._turn():
-            return await scan_step(self._client, cursor, pattern, count)
+            return await scan_step(await self._calls.open(), cursor, pattern, count)
 
 
-async def scan_step(
-    client: Any, cursor: int, pattern: bytes, count: int
-) -> tuple[int, list[bytes]]:
+class _Pool:
+    """A pool of redis-py's as a source of connections."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    async def borrow(self) -> Any:
+        return await self._pool.get_connection()
+
+    async def give_back(self, connection: Any) -> None:
+        await self._pool.release(connection)
+
+
+async def scan_step(line: Line, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
     """One SCAN command."""
-    command = ("SCAN", cursor, "MATCH", pattern, "COUNT", count)
-    following, keys = await client.execute_command(*command, **RAW)
+    reply = await line.ask(packed(("SCAN", cursor, "MATCH", pattern, "COUNT", count)))
+    if isinstance(reply, Exception):
+        raise reply
+    following, keys = reply
     return int(following), list(keys)

@@ -45,7 +45,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
 
 
-def _backoff(seconds: float) -> EqualJitterBackoff:
+def backoff(seconds: float) -> EqualJitterBackoff:
+    """Growing pauses for whoever repeats for so many seconds."""
     # The last pause must not take what is left of the time.
     return EqualJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
 
@@ -54,7 +55,7 @@ class RetryWithin(Retry):
     """Repeats a command while there is time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(_backoff(seconds), _REPEATS)
+        super().__init__(backoff(seconds), _REPEATS)
         self._seconds = seconds
 
     def __deepcopy__(self, _memo: object) -> RetryWithin:
@@ -75,7 +76,7 @@ class AsyncRetryWithin(AsyncRetry):
     """Repeats a command while there is time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(_backoff(seconds), _REPEATS)
+        super().__init__(backoff(seconds), _REPEATS)
         self._seconds = seconds
 
     def __deepcopy__(self, _memo: object) -> AsyncRetryWithin:
@@ -108,7 +109,7 @@ def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> C
             nodes = [new_node(host, port) for host, port in address.hosts]
             # The transport repeats by itself, with an eye on the time.
             return lambda: redis.RedisCluster(
-                startup_nodes=nodes, retry=Retry(_backoff(timeout), 1), **settings.both
+                startup_nodes=nodes, retry=Retry(backoff(timeout), 1), **settings.both
             )
         case Kind.SENTINEL:
             settings.check(redis.Redis)
@@ -131,7 +132,7 @@ def async_opener(
             settings.check(redis.asyncio.RedisCluster)
             nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
             return lambda: redis.asyncio.RedisCluster(
-                startup_nodes=nodes, retry=AsyncRetry(_backoff(timeout), 1), **settings.both
+                startup_nodes=nodes, retry=AsyncRetry(backoff(timeout), 1), **settings.both
             )
         case Kind.SENTINEL:
             settings.check(redis.asyncio.Redis)

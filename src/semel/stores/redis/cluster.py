@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from redis.exceptions import MovedError
 
@@ -18,7 +19,8 @@ from semel.stores.redis.clients import new_node
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
 from semel.stores.redis.scripts import Argument
-from semel.stores.redis.transport import Transport, pipelined, scan_step
+from semel.stores.redis.transport import Transport, scan_step
+from semel.stores.redis.wires import Wires
 
 PAUSE = 0.05
 """Between a lost node and the next look at the cluster's map."""
@@ -37,6 +39,8 @@ class ClusterTransport(Transport):
         self._client: Any = None
         self._lock = threading.Lock()
         self._newcomers: dict[Address, Any] = {}
+        self._wires_of: WeakKeyDictionary[Any, Wires] = WeakKeyDictionary()
+        """By the pool of a node: a new map may bring a new pool."""
 
     @property
     def client(self) -> Any:
@@ -89,11 +93,15 @@ class ClusterTransport(Transport):
                 commands.append(("ASKING",))
             commands.append(attempt.command)
         try:
-            replies = pipelined(self.client.get_redis_connection(node), commands)
+            replies = self._wires(node).exchange(commands)
         except DRIVER_ERRORS as error:
             return [error] * len(attempts)
         pairs = zip(commands, replies, strict=True)
         return [reply for command, reply in pairs if command[0] != "ASKING"]
+
+    def _wires(self, node: Any) -> Wires:
+        pool = self.client.get_redis_connection(node).connection_pool
+        return self._wires_of.setdefault(pool, Wires(pool, keep=self._owned))
 
     def _read_map(self) -> None:
         # If the map cannot be read now either, the error we have says more.
@@ -111,10 +119,13 @@ class ClusterTransport(Transport):
             found = self.client.get_node(node_name=node)
             if found is None:
                 return 0, []
-            return scan_step(self.client.get_redis_connection(found), cursor, pattern, count)
+            return scan_step(self._wires(found), cursor, pattern, count)
 
     def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""
+        self._closed = True
+        for wires in tuple(self._wires_of.values()):
+            wires.drop()
         for node in self._newcomers.values():
             self.client.get_redis_connection(node).close()
         if self._owned and self._client is not None:

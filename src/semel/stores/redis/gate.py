@@ -7,7 +7,6 @@ client that semel opened itself.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from types import TracebackType
@@ -16,7 +15,7 @@ from semel.errors import StoreUnavailable
 
 
 class Gate:
-    """The gate for threads: a context manager around one exchange with the server."""
+    """A context manager around one exchange with the server."""
 
     def __init__(self, places: int, timeout: float, where: str) -> None:
         self._places = places
@@ -35,34 +34,6 @@ class Gate:
             raise _full(self._places, self._timeout, self._where)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._free.release()
-
-
-class AsyncGate:
-    """The gate for asyncio."""
-
-    def __init__(self, places: int, timeout: float, where: str) -> None:
-        self._places = places
-        self._timeout = timeout
-        self._where = where
-        self._free = asyncio.BoundedSemaphore(places)
-
-    async def __aenter__(self) -> None:
-        if not self._free.locked():
-            await self._free.acquire()  # a place is free: no need for a timer
-            return
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._free.acquire()
-        except TimeoutError:
-            raise _full(self._places, self._timeout, self._where) from None
-
-    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,

@@ -11,11 +11,18 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
+from hiredis import pack_command
 from msgspec import Struct
 from msgspec.structs import replace
 
 Answer = TypeVar("Answer")
 Argument = bytes | str | int
+
+
+def packed(command: tuple[Argument, ...]) -> bytes:
+    """Write a command the way a server reads it."""
+    wire: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub says one argument
+    return wire
 
 
 class Script(Struct, frozen=True):

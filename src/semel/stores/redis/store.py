@@ -60,7 +60,8 @@ class RedisStore:
 
     def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
-        return self._transport.call(self._verbs.renew(RenewRequest(identity, owner, lease)))
+        ask = RenewRequest(identity, owner, lease)
+        return self._transport.call(self._verbs.renew(ask), urgent=True)
 
     def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the success of this owner's attempt; False when it was replaced."""
@@ -129,7 +130,8 @@ class RedisStore:
 
     def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew`, many in one round trip."""
-        return self._transport.call_many([self._verbs.renew(ask) for ask in asks])
+        calls = [self._verbs.renew(ask) for ask in asks]
+        return self._transport.call_many(calls, urgent=True)
 
     def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get`, many in one round trip."""

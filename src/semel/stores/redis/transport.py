@@ -1,30 +1,30 @@
 """Carries calls to the servers and replies back, for threads.
 
 This module sends. `call` and `call_many` are the whole seam between the store and redis-py: what
-is sent again, and why, is decided in `delivery`; what errors mean is said in `failures`.
+is sent again, and why, is decided in `delivery` and `repeating`; what errors mean is said in
+`failures`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from redis.client import NEVER_DECODE
-from redis.exceptions import ResponseError
+from redis import exceptions as driver
 
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
+from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
 from semel.stores.redis.scripts import Argument, Call
+from semel.stores.redis.wires import Wires
 
 Answer = TypeVar("Answer")
-
-RAW: dict[str, Any] = {NEVER_DECODE: True}
-"""Records are bytes: a client with decode_responses=True must not try to read them as text."""
 
 
 class Transport(ABC):
@@ -42,24 +42,29 @@ class Transport(ABC):
         self._timeout = timeout
         self._gate = contextlib.nullcontext() if gate is None else gate
         self._owned = owned
+        self._closed = False
 
-    def call(self, call: Call[Answer]) -> Answer:
-        """One call, one answer."""
-        return certain(self.call_many((call,))[0])
+    def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
+        """One call, one answer. An urgent one does not wait at the gate."""
+        return certain(self.call_many((call,), urgent=urgent)[0])
 
-    def call_many(self, calls: Sequence[Call[Answer]]) -> list[Answer | StoreError]:
+    def call_many(
+        self, calls: Sequence[Call[Answer]], *, urgent: bool = False
+    ) -> list[Answer | StoreError]:
         """Many calls in one round trip (per node); each has its own answer."""
         if not calls:
             return []
+        if self._closed:
+            raise StoreUnavailable(f"the store at {self.where} was closed")
         with translated(self.where):
-            replies = self._deliver(calls)
+            replies = self._deliver(calls, urgent=urgent)
         return answers_to(calls, replies, self.where)
 
-    def _deliver(self, calls: Sequence[Call[Any]]) -> list[Reply | Exception]:
+    def _deliver(self, calls: Sequence[Call[Any]], *, urgent: bool) -> list[Reply | Exception]:
         delivery = deliver(calls, self._may_redirect())
         attempts = next(delivery)
         try:
-            with self._gate:
+            with contextlib.nullcontext() if urgent else self._gate:
                 while True:
                     attempts = delivery.send(self._exchange(attempts))
         except StopIteration as done:
@@ -92,20 +97,35 @@ class ServerTransport(Transport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
         self._client = client
+        self._wires = Wires(client.connection_pool, keep=self._owned)
+        self._follows_the_primary = follows_the_primary(client)
 
     def _may_redirect(self) -> Callable[[], bool]:
         return never
 
     def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        if len(attempts) == 1:  # a pipeline of one costs twice a plain command
+        commands = [attempt.command for attempt in attempts]
+        repeating = Repeating(self._timeout / 2)
+        while True:
             try:
-                return [self._client.execute_command(*attempts[0].command, **RAW)]
-            except ResponseError as error:
-                return [error]
-        return pipelined(self._client, [attempt.command for attempt in attempts])
+                return self._ask(commands)
+            except (driver.ConnectionError, driver.TimeoutError, OSError) as error:
+                time.sleep(repeating.pause_after(error))
+
+    def _ask(self, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | Exception]:
+        replies = self._wires.exchange(commands)
+        unfit = unfit_server(replies)
+        if unfit is not None:
+            # Whoever connects anew may be led to a better one, or find this one ready.
+            self._wires.drop()
+            if self._follows_the_primary or unfit in replies:
+                raise unfit
+        return replies
 
     def close(self) -> None:
         """Close the client if it is ours."""
+        self._closed = True
+        self._wires.drop()
         if self._owned:
             for client in clients_of(self._client):
                 client.close()
@@ -123,20 +143,13 @@ class ServerTransport(Transport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         with translated(self.where), self._gate:
-            return scan_step(self._client, cursor, pattern, count)
+            return scan_step(self._wires, cursor, pattern, count)
 
 
-def pipelined(client: Any, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | Exception]:
-    """Send commands in one round trip to one server."""
-    pipeline = client.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command, **RAW)
-    replies: list[Reply | Exception] = pipeline.execute(raise_on_error=False)
-    return replies
-
-
-def scan_step(client: Any, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
+def scan_step(wires: Wires, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
     """One SCAN command."""
-    command = ("SCAN", cursor, "MATCH", pattern, "COUNT", count)
-    following, keys = client.execute_command(*command, **RAW)
+    [reply] = wires.exchange([("SCAN", cursor, "MATCH", pattern, "COUNT", count)])
+    if isinstance(reply, Exception):
+        raise reply
+    following, keys = reply
     return int(following), list(keys)

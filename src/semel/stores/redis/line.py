@@ -1,0 +1,203 @@
+"""One connection, many tasks: commands leave as they come, replies return in their order.
+
+redis-py's cost is its command layer, not its connection. So a line lets redis-py connect (TLS,
+login, Sentinel, unix sockets are its business) and then takes the connection's stream over:
+
+- An idle line sends at once. While replies are outstanding, the commands of one turn of the event
+  loop leave in one write.
+- Replies are read by hiredis and belong to the commands in the order in which these were sent; a
+  caller that was cancelled leaves its place, and its reply is dropped.
+- A line repeats nothing. When it breaks, or its oldest command has waited too long, everyone who
+  waits is told; what is sent again is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from hiredis import PushNotification, Reader
+from redis._parsers.base import BaseParser
+from redis.exceptions import ConnectionError as LineBroken
+from redis.exceptions import InvalidResponse
+from redis.exceptions import TimeoutError as LineSilent
+
+_NOT_YET: Final = object()
+
+LOOKS_PER_PATIENCE = 4
+"""How often a line looks at its oldest command while it may run out of patience."""
+
+Reply = Any
+
+
+class Line(asyncio.Protocol):
+    """The commands of many tasks on one connection of redis-py's."""
+
+    def __init__(self, connection: Any, patience: float) -> None:
+        self.connection = connection
+        self.broken: LineBroken | LineSilent | None = None
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
+        """The commands on their way: who waits for the reply, and since when."""
+        self._outbox: list[bytes] = []
+        self._alarm: asyncio.TimerHandle | None = None
+        self._reader = Reader(
+            protocolError=InvalidResponse,
+            replyError=BaseParser.parse_error,
+            notEnoughData=_NOT_YET,
+        )
+        # redis-py has no public way under its command layer; `semel[redis]` pins what is tested.
+        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001
+        self._stream: Any = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+
+    def ask(self, command: bytes) -> asyncio.Future[Reply]:
+        """Send a command; an error that the server answers is a reply, too."""
+        answer = self._loop.create_future()
+        waiting = self._waiting
+        if self.broken is not None:
+            answer.set_exception(self.broken)
+            return answer
+        if waiting:
+            if not self._outbox:
+                self._loop.call_soon(self._send)
+            self._outbox.append(command)
+        else:
+            self._transport.write(command)
+        waiting.append((answer, monotonic()))
+        if self._alarm is None:
+            self._watch()
+        return answer
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Reply]:
+        """Send commands next to each other; a reply for each."""
+        answers = [self.ask(command) for command in commands]
+        try:
+            return [await answer for answer in answers]
+        finally:
+            for answer in answers:
+                # Cancelled, or told of the break by the first of them: the others have no reader.
+                answer.cancel() if not answer.done() else answer.exception()
+
+    def end(self, error: LineBroken | LineSilent) -> None:
+        """Break the line, and tell everyone who waits."""
+        if self.broken is None:
+            self.broken = error
+            self._transport.abort()
+            self._tell(error)
+
+    def _send(self) -> None:
+        commands, self._outbox = self._outbox, []
+        self._transport.write(b"".join(commands))
+
+    def data_received(self, data: bytes) -> None:
+        """Give each reply to the command it belongs to."""
+        reader, waiting = self._reader, self._waiting
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not _NOT_YET:
+                if type(reply) is PushNotification:
+                    continue  # news of the server (RESP3) that nobody asked for
+                answer, _ = waiting.popleft()
+                if not answer.done():
+                    answer.set_result(reply)
+        except (InvalidResponse, IndexError) as garbled:
+            self.end(LineBroken(f"the server's replies cannot be read: {garbled}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everyone who waits, and redis-py, which may wait for the end of its stream."""
+        self.end(LineBroken(f"connection lost: {exc}" if exc else "Connection closed by server."))
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._stream.connection_lost(exc)
+
+    def _tell(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for answer, _ in waiting:
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _watch(self) -> None:
+        self._alarm = self._loop.call_later(self._patience / LOOKS_PER_PATIENCE, self._look)
+
+    def _look(self) -> None:
+        """Replies come in order: when the oldest is overdue, so is the line."""
+        self._alarm = None
+        if self._waiting:
+            if monotonic() - self._waiting[0][1] >= self._patience:
+                self.end(LineSilent("Timeout reading from the server"))
+            else:
+                self._watch()
+
+
+class Source(Protocol):
+    """Where connections come from: a pool of redis-py's, or a node of its cluster."""
+
+    async def borrow(self) -> Any:
+        """Give a connection that is connected."""
+        ...
+
+    async def give_back(self, connection: Any) -> None:
+        """Take back a connection that was closed."""
+        ...
+
+
+S = TypeVar("S", bound=Source)
+
+
+class Lane(Generic[S]):
+    """Keeps one line open: whoever finds none opens it for all who come meanwhile."""
+
+    def __init__(self, source: S, patience: float) -> None:
+        self.source = source
+        self._patience = patience
+        self._line: Line | None = None
+        self._opening: asyncio.Task[Line] | None = None
+
+    @property
+    def line(self) -> Line | None:
+        """The line, if it is open."""
+        line = self._line
+        return line if line is not None and line.broken is None else None
+
+    async def open(self) -> Line:
+        """Give the line, opened if need be; a failure to open is told to all who wait for it."""
+        line = self.line
+        if line is not None:
+            return line
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        # Shielded: one who leaves must not take the line from those who stay.
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Line:
+        # Twice: redis-py's own patience must end first, because it knows the reason.
+        async with asyncio.timeout(2 * self._patience):
+            await self._release()
+            connection = await self.source.borrow()
+        self._line = Line(connection, self._patience)
+        return self._line
+
+    def _opened(self, opening: asyncio.Task[Line]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # told to those who wait; if nobody does any more, to nobody
+
+    async def _release(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.end(LineBroken("the store was closed"))
+            await line.connection.disconnect(nowait=True)
+            await self.source.give_back(line.connection)
+
+    async def close(self) -> None:
+        """Close the line and give its connection back."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
+        await self._release()

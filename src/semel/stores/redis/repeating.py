@@ -1,0 +1,57 @@
+"""Whether, and after which pause, an exchange that failed is made again.
+
+This module decides. It sends nothing and waits for nothing. Every script may be run twice with
+the same answer, so repeating is always safe; it ends with half of the caller's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    MaxConnectionsError,
+    ReadOnlyError,
+)
+from redis.exceptions import ConnectionError as Disconnected
+
+from semel.stores.redis.clients import backoff
+
+
+_HOPELESS = (AuthenticationError, AuthorizationError, MaxConnectionsError)
+"""A wrong password stays wrong; the application's pool is not waited for behind its back."""
+
+
+class Repeating:
+    """The patience of one exchange."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = monotonic() + seconds
+        self._backoff = backoff(seconds)
+        self._failures = 0
+
+    def pause_after(self, error: Exception) -> float:
+        """Give the seconds until the next try; raises the error when there is none."""
+        if isinstance(error, _HOPELESS) or monotonic() >= self._deadline:
+            raise error
+        self._failures += 1
+        pause: float = self._backoff.compute(self._failures)
+        return pause
+
+
+def follows_the_primary(client: Any) -> bool:
+    """Whether connecting anew leads to another server after a failover."""
+    return getattr(client.connection_pool, "is_master", False)
+
+
+def unfit_server(replies: Sequence[Any]) -> Disconnected | None:
+    """What to tell a connection whose server takes no writes, or no commands at all."""
+    for reply in replies:
+        if isinstance(reply, ReadOnlyError):
+            return Disconnected("The previous primary is now a replica")
+        if isinstance(reply, Disconnected):  # still loading, or too many clients
+            return reply
+    return None

@@ -1,0 +1,74 @@
+"""Speaks to one server over redis-py's connections, under its command layer, for threads.
+
+redis-py's cost is its command layer and its pool, not its connection. So commands are packed here,
+and connections of a client that is ours stay here between two exchanges: the last one used is the
+next one taken. A client of the application lends its connections for one exchange each.
+
+Whether an idle connection is still alive is not asked before each use: every script may be run
+twice, so an exchange that finds it closed is simply made again on a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from semel.stores.redis.delivery import Reply
+from semel.stores.redis.scripts import Argument, packed
+
+
+class Wires:
+    """The connections to one server."""
+
+    def __init__(self, pool: Any, *, keep: bool) -> None:
+        self._pool = pool
+        self._keep = keep
+        self._begin()
+
+    def _begin(self) -> None:
+        self._idle: list[Any] = []
+        self._pid = os.getpid()
+
+    def exchange(self, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | Exception]:
+        """Send commands in one round trip; an error that the server answers is a reply, too."""
+        connection = self._take()
+        try:
+            connection.send_packed_command([b"".join(map(packed, commands))])
+            replies = [_reply(connection) for _ in commands]
+        except BaseException:
+            # Half a round trip may be on its way: nobody else must read the rest of it.
+            self.drop(connection)
+            raise
+        self._give_back(connection)
+        return replies
+
+    def drop(self, connection: Any = None) -> None:
+        """Close this connection and those that are idle: what broke one may have broken all."""
+        idle, self._idle = self._idle, []
+        for each in idle if connection is None else [*idle, connection]:
+            each.disconnect()
+            self._pool.release(each)
+
+    def _take(self) -> Any:
+        if self._pid != os.getpid():
+            self._begin()  # forked: these connections are the parent's
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._pool.get_connection()
+
+    def _give_back(self, connection: Any) -> None:
+        if self._keep:
+            self._idle.append(connection)
+        else:
+            self._pool.release(connection)
+
+
+def _reply(connection: Any) -> Reply | Exception:
+    try:
+        return connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
