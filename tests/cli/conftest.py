@@ -98,12 +98,16 @@ def empty_folder(tmp_path, monkeypatch) -> None:
 @pytest.fixture(params=["sqlite", "redis"])
 def semel(request, capsys) -> Iterator[Terminal]:
     """The command on each store in turn."""
-    return Terminal(request.getfixturevalue(f"{request.param}_url"), capsys)
+    if request.param == "sqlite":
+        return request.getfixturevalue("semel_sqlite")
+    return Terminal(request.getfixturevalue("redis_url"), capsys)
 
 
 @pytest.fixture
 def semel_sqlite(sqlite_url, capsys) -> Terminal:
     """The command on one store, for what has nothing to do with its kind."""
+    with closing(open_store(sqlite_url)) as store:
+        store.migrate()
     return Terminal(sqlite_url, capsys)
 
 

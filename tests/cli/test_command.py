@@ -47,6 +47,12 @@ def test_the_version_is_told(semel_sqlite):
         ("--url", "nothing://here", "list"),
         ("show", "orders", "a key with spaces"),
         ("--config", "missing.toml", "list"),
+        ("purge", "--every", "0"),
+        ("purge", "--abandoned-after", "0s"),
+        ("resolve", "orders", "a", "--succeeded", "1", "--ttl", "0"),
+        ("resolve", "orders", "a", "--succeeded", "1", "--by", ""),
+        ("resolve", "orders", "a", "--failed", " "),
+        ("reconcile", "--resolvers", "a:b", "--name", ""),
     ],
 )
 def test_wrong_usage_is_exit_code_2(semel_sqlite, words):
@@ -64,19 +70,97 @@ def test_a_store_that_cannot_be_reached_is_exit_code_1(semel_sqlite):
 def test_settings_come_from_the_environment_a_file_or_the_options(semel_sqlite, monkeypatch):
     semel_sqlite.succeed("order:1")
     url = semel_sqlite.url
-    assert "order:1" not in semel_sqlite("list").out
+    assert "no SQLite database" in semel_sqlite("list").err, "the default is a file of its own"
     Path("semel.toml").write_text(f'url = "{url}"\n')
     assert "order:1" in semel_sqlite("list").out
     Path("semel.toml").rename("other.toml")
     assert "order:1" in semel_sqlite("--config", "other.toml", "list").out
     assert "order:1" in semel_sqlite("list", "--config", "other.toml").out
     assert "order:1" in semel_sqlite("list", "--url", url).out
-    assert "order:1" not in semel_sqlite("list").out, "the named file was for one command"
+    assert semel_sqlite("list").code == 2, "the named file was for one command"
     monkeypatch.setenv("SEMEL_URL", url)
     assert "order:1" in semel_sqlite("list").out
     assert "order:1" not in semel_sqlite("--prefix", "other:", "list").out
     monkeypatch.setenv("SEMEL_CONFIG", "other.toml")
     assert "order:1" in semel_sqlite("--config", "other.toml", "list").out
+
+
+COMMANDS = [
+    ("list",),
+    ("show", "orders", "a"),
+    ("stuck",),
+    ("counts",),
+    ("forget", "orders", "a"),
+    ("resolve", "orders", "a", "--failed", "no"),
+    ("purge",),
+    ("reconcile", "--resolvers", "somewhere:resolvers"),
+    ("doctor",),
+]
+
+
+@pytest.fixture
+def somewhere():
+    Path("somewhere.py").write_text("resolvers = {}\n")
+
+
+@pytest.mark.usefixtures("somewhere")
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_mistyped_path_is_said_and_makes_no_file(semel_sqlite, words):
+    before = set(Path().iterdir())
+    said = semel_sqlite("--url", "sqlite:///smel.db", *words)
+    assert (said.code, said.out) == (2, "")
+    assert f"there is no SQLite database {Path('smel.db').absolute()}" in said.err
+    assert {path for path in set(Path().iterdir()) - before if path.suffix == ".db"} == set()
+
+
+@pytest.mark.usefixtures("somewhere")
+@pytest.mark.parametrize("words", [*COMMANDS, ("migrate",)], ids=lambda words: words[0])
+def test_a_store_in_memory_has_nothing_to_show(semel_sqlite, words):
+    said = semel_sqlite("--url", "memory://", *words)
+    assert (said.code, said.out) == (2, "")
+    assert "memory://" in said.err
+
+
+def test_a_mistyped_path_behind_redis_is_said_too(semel_sqlite, redis_url):
+    Path("semel.toml").write_text(f'url = "{redis_url}"\nbehind = "sqlite:///smel.db"\n')
+    said = semel_sqlite("counts")
+    assert said.code == 2
+    assert "there is no SQLite database" in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('url = "nothing://here"', "no store knows the scheme"),
+        ('url = "sqlite:///smel.db"', "no SQLite database"),
+        ('url = "memory://"', "memory://"),
+        ("ulr = 1", "did you mean url"),
+        ("url = ", "not valid TOML"),
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "migrate"])
+def test_an_error_in_the_named_file_names_it(semel_sqlite, text, complaint, command):
+    Path("other.toml").write_text(text)
+    said = semel_sqlite("--config", "other.toml", command)
+    if "smel.db" in text and command == "migrate":
+        assert said.code == 0, "a new database is what it is for"
+        return
+    assert said.code == 2
+    assert "other.toml: " in said.err
+    assert complaint in said.err
+
+
+def test_a_file_that_is_missing_is_told_by_its_option(semel_sqlite):
+    said = semel_sqlite("--config", "missing.toml", "list")
+    assert said.err == "semel: --config: there is no file missing.toml\n"
+
+
+def test_the_named_file_is_not_blamed_for_another_url(semel_sqlite, monkeypatch):
+    Path("other.toml").write_text("")
+    words = ("--config", "other.toml", "list")
+    assert "other.toml" not in semel_sqlite("--url", "nothing://here", *words).err
+    monkeypatch.setenv("SEMEL_URL", "nothing://here")
+    assert "other.toml" not in semel_sqlite(*words).err
 
 
 def test_a_store_that_cannot_list_is_said(semel_sqlite, plain_url):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,26 @@ def test_resolve_as_failed_and_retryable(semel):
     semel.on_store("resolve", "orders", "order:1", "--failed", "never sent", "--retryable")
     with Idempotency(semel.url) as engine:
         assert engine.execute("order:1", lambda: "ran", scope="orders") == "ran"
+
+
+@pytest.mark.parametrize("outcome", [("--succeeded", "1"), ("--failed", "no", "--retryable")])
+def test_resolve_says_how_long_the_outcome_is_kept(semel, outcome):
+    semel.abandon("order:1")
+    assert semel.on_store("resolve", "orders", "order:1", *outcome, "--ttl", "7d").code == 0
+    assert 604_000 < semel.get("order:1").remaining <= 604_800
+
+
+def test_resolve_keeps_the_outcome_as_the_settings_say(semel):
+    Path("semel.toml").write_text('[scopes.orders]\nttl = "30d"\n')
+    semel.abandon("order:1")
+    assert semel.on_store("resolve", "orders", "order:1", "--succeeded", "1").code == 0
+    assert semel.get("order:1").remaining > 29 * 86_400
+
+
+def test_a_text_that_is_no_json_gets_a_hint(semel_sqlite):
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", "--succeeded", "ch_42")
+    assert said.code == 2
+    assert """--succeeded '"ch_42"'""" in said.err
 
 
 def test_there_is_nothing_to_resolve_where_nothing_is_stuck(semel):

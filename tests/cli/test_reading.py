@@ -31,11 +31,11 @@ def test_list_shows_every_record_with_its_state(filled):
     assert said.code == 0
     assert said.lines[0] == ["SCOPE", "KEY", "STATE", "ATTEMPT", "HELD", "AGE", "LEFT"]
     assert {line[1]: (line[0], line[2], line[4]) for line in said.lines[1:]} == {
-        "order:1": ("orders", "succeeded", "no"),
-        "order:2": ("orders", "succeeded", "no"),
-        "parcel:1": ("parcels", "succeeded", "no"),
-        "order:3": ("orders", "failed", "no"),
-        "order:4": ("orders", "retryable", "no"),
+        "order:1": ("orders", "succeeded", "-"),
+        "order:2": ("orders", "succeeded", "-"),
+        "parcel:1": ("parcels", "succeeded", "-"),
+        "order:3": ("orders", "failed", "-"),
+        "order:4": ("orders", "retryable", "-"),
         "order:5": ("orders", "abandoned", "yes"),
         "order:6": ("orders", "processing", "no"),
     }
@@ -45,7 +45,28 @@ def test_list_shows_every_record_with_its_state(filled):
 def test_list_can_be_narrowed(filled):
     assert keys(filled.on_store("list", "--scope", "parcels")) == ["parcel:1"]
     assert keys(filled.on_store("list", "--prefix", "order:1")) == ["order:1"]
-    assert keys(filled.on_store("list", "--state", "failed")) == ["order:3", "order:4"]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("processing", ["order:6"]),
+        ("abandoned", ["order:5"]),
+        ("succeeded", ["order:1", "order:2", "parcel:1"]),
+        ("failed", ["order:3"]),
+        ("retryable", ["order:4"]),
+    ],
+)
+def test_list_knows_every_state_that_it_shows(filled, state, expected):
+    said = filled.on_store("list", "--state", state)
+    assert keys(said) == expected
+    assert {line[2] for line in said.lines[1:]} == {state}
+    assert len(filled.on_store("list", "--state", state, "--limit", "1").lines) == 2
+
+
+def test_held_is_told_of_what_runs(filled):
+    shown = {each["key"]: each["held"] for each in filled.on_store("list", "--json").data}
+    assert (shown["order:1"], shown["order:5"], shown["order:6"]) == (None, True, False)
 
 
 def test_list_says_when_there_is_more(filled):
@@ -102,7 +123,9 @@ def test_show_of_nothing_is_said(semel):
 
 
 def test_stuck_is_found_by_the_exit_code(semel):
-    assert semel.on_store("stuck", "--older-than", "0").code == 0
+    nothing = semel.on_store("stuck")
+    assert (nothing.code, nothing.out) == (0, "nothing is stuck (--older-than 5m0s)\n")
+    assert semel.on_store("stuck", "--json").data == []
     semel.abandon("order:1")
     assert semel.on_store("stuck").code == 0, "not for five minutes yet"
     said = semel.on_store("stuck", "--older-than", "0s")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +18,6 @@ from engines.facade import wait_until
 from semel import State
 from semel.core.records import Encoded, Identity
 from semel.stores.registry import open_store
-from semel.stores.sql.sqlite import SQLiteStore
 
 RESOLVERS = """
 from semel.repair import Failed, Succeeded, Unknown
@@ -106,11 +106,39 @@ def test_a_store_without_tables_has_nothing_to_migrate(redis_url, semel_sqlite):
     )
 
 
-def test_migrations_are_run_or_shown(semel_sqlite, monkeypatch):
-    monkeypatch.setattr(SQLiteStore, "migrate", lambda _: 3, raising=False)
-    monkeypatch.setattr(SQLiteStore, "migration", lambda _: "CREATE TABLE ...", raising=False)
-    assert semel_sqlite.on_store("migrate").out.strip() == "the table is at version 3"
-    assert semel_sqlite.on_store("migrate", "--print").out.strip() == "CREATE TABLE ..."
+def test_migrate_makes_the_table_of_a_new_sqlite_database(semel_sqlite):
+    words = ("--url", "sqlite:///new.db?table=payments", "migrate")
+    for _ in range(2):  # safe to repeat
+        assert semel_sqlite(*words).out.strip() == "the table is at version 1"
+    with contextlib.closing(sqlite3.connect("new.db")) as database:
+        found = database.execute("SELECT table_name, version FROM semel_schema").fetchall()
+        assert found == [("payments", 1)]
+        assert database.execute("SELECT count(*) FROM payments").fetchone() == (0,)
+    assert semel_sqlite("--url", "sqlite:///new.db?table=payments", "doctor").code == 0
+
+
+def test_what_migrate_prints_makes_the_same_table(semel_sqlite):
+    said = semel_sqlite("--url", "sqlite:///by-hand.db?table=payments", "migrate", "--print")
+    assert not Path("by-hand.db").exists(), "it runs nothing"
+    with contextlib.closing(sqlite3.connect("by-hand.db")) as database:
+        database.executescript(said.out)
+    semel_sqlite("--url", "sqlite:///by-semel.db?table=payments", "migrate")
+
+    def schema(path):
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            rows = database.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+            return [(name, sql and " ".join(sql.split())) for name, sql in rows]
+
+    assert schema("by-hand.db") == schema("by-semel.db")
+    assert semel_sqlite("--url", "sqlite:///by-hand.db?table=payments", "doctor").code == 0
+
+
+def test_of_two_tiers_the_one_behind_is_migrated(semel_sqlite):
+    Path("semel.toml").write_text(
+        'url = "redis://127.0.0.1:1/0"\nbehind = "sqlite:///behind.db"\n'  # no Redis is needed
+    )
+    assert semel_sqlite("migrate").out.strip() == "the table is at version 1"
+    assert Path("behind.db").exists()
 
 
 # --- again and again ---------------------------------------------------------------------

@@ -262,10 +262,81 @@ def test_a_table_may_name_its_schema(tmp_path):
         assert update_if_version(connection, "main.accounts", 7, 3, {"note": "x"}) == Applied(4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"version": 9}])
+@pytest.mark.parametrize("changes", [{}, {"version": 9}, {"note": "x", "VERSION": 9}])
 def test_a_change_must_change_something_else_than_the_version(changes):
-    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(ConfigError):
-        VersionGuard("t").update(connection, 1, 1, changes)
+    with pytest.raises(ConfigError, match=r"^changes must"):
+        VersionGuard("t").update(None, 1, 1, changes)
+
+
+@pytest.mark.parametrize("name", ["id", "ID"])
+def test_the_id_of_a_row_is_not_changed(name):
+    refused = rf"^changes must not hold {name}: the guard compares it$"
+    with pytest.raises(ConfigError, match=refused):
+        VersionGuard("t").update(None, 1, 1, {"note": "x", name: 9})
+    with pytest.raises(ConfigError, match=refused):
+        FLOW.transition(None, 1, "paid", changes={name: 9})
+
+
+def test_the_state_is_changed_by_the_transition_alone():
+    with pytest.raises(ConfigError, match="must not hold state"):
+        FLOW.transition(None, 1, "paid", changes={"state": "shipped"})
+
+
+def test_one_column_cannot_be_the_id_and_the_guard():
+    with pytest.raises(ConfigError, match="id cannot be"):
+        VersionGuard("t", version_column="ID", id_column="id")
+
+
+# --- wrong arguments are called by their names -------------------------------------------
+
+
+@pytest.mark.parametrize("version", [None, "3", 3.0, True])
+def test_a_version_is_a_whole_number(version):
+    with pytest.raises(ConfigError, match=r"^expected_version must be a whole number, not"):
+        VersionGuard("t").update(None, 1, version, {"note": "x"})
+
+
+@pytest.mark.parametrize("changes", ["note", ["note"], 5])
+def test_changes_are_a_mapping(changes):
+    with pytest.raises(ConfigError, match=r"^changes must be a mapping from column to value, not"):
+        VersionGuard("t").update(None, 1, 1, changes)
+    with pytest.raises(ConfigError, match=r"^changes must be a mapping"):
+        FLOW.transition(None, 1, "paid", changes=changes)
+
+
+def test_a_row_has_an_id():
+    with pytest.raises(ConfigError, match=r"^row_id must be"):
+        VersionGuard("t").update(None, None, 1, {"note": "x"})
+
+
+@pytest.mark.parametrize("transitions", [None, {}, [("paid", "new")], "paid"])
+def test_transitions_are_a_mapping(transitions):
+    with pytest.raises(ConfigError, match=r"^transitions must be a mapping"):
+        StateGuard("t", transitions)
+
+
+@pytest.mark.parametrize("target", [None, "", 5, ["paid"]])
+def test_a_target_is_the_name_of_a_state(target):
+    with pytest.raises(ConfigError, match=r"^target must be the name of a state, not"):
+        FLOW.transition(None, 1, target)
+    with pytest.raises(ConfigError, match=r"^target must be"):
+        transition(None, "t", 1, "new", target)
+
+
+@pytest.mark.parametrize("source", [None, "", 5, ["new", 5], {"new", ""}])
+def test_a_source_is_the_name_of_a_state_or_several(source):
+    with pytest.raises(ConfigError, match=r"^source of 'paid' must be"):
+        transition(None, "t", 1, source, "paid")
+
+
+def test_a_mistyped_state_is_refused_where_all_are_known():
+    states = ["new", "paid", "shipped"]
+    StateGuard("t", {"paid": {"new"}, "shipped": "paid"}, states=states)
+    for wrong in ({"paid": {"nwe"}}, {"piad": {"new"}}):
+        with pytest.raises(ConfigError, match="is not among the states new, paid, shipped"):
+            StateGuard("t", wrong, states=states)
+    with pytest.raises(ConfigError, match=r"^states must be"):
+        StateGuard("t", {"paid": "new"}, states=5)
 
 
 @pytest.mark.parametrize("sources", [(), {"paid"}, ["new", "paid"], "paid"])
@@ -336,6 +407,15 @@ def test_a_transition_with_other_changes_is_a_conflict(connection):
     assert FLOW.transition(connection, 7, "paid", changes=by_card) == Applied("paid")
     assert FLOW.transition(connection, 7, "paid", changes=by_card) == AlreadyApplied("paid")
     assert FLOW.transition(connection, 7, "paid", changes={"note": "cash"}) == Conflict("paid")
+
+
+def test_the_database_compares_what_a_transition_has_changed(connection):
+    """A text that became a decimal is the value that was written."""
+    dear = {"amount": "2.50", "note": None}
+    assert FLOW.transition(connection, 7, "paid", changes=dear) == Applied("paid")
+    assert FLOW.transition(connection, 7, "paid", changes=dear) == AlreadyApplied("paid")
+    cheap = {"amount": "2.00", "note": None}
+    assert FLOW.transition(connection, 7, "paid", changes=cheap) == Conflict("paid")
 
 
 def test_rows_may_come_as_dictionaries():

@@ -180,7 +180,7 @@ def test_health_tells_how_long_the_oldest_has_been_stuck():
 
 
 def test_health_says_which_of_its_arguments_is_wrong():
-    with pytest.raises(ConfigError, match="^alert_after must be"):
+    with pytest.raises(ConfigError, match=r"^alert_after must be"):
         health(MemoryStore(), alert_after="5m")
 
 

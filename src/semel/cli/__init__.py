@@ -6,7 +6,8 @@
     doctor     is everything as it should be?
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
-2 the command or the settings are wrong.
+2 the command or the settings are wrong. The reference of the command line has them command by
+command.
 """
 
 from __future__ import annotations

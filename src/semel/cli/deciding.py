@@ -38,6 +38,7 @@ def resolve(options: Namespace) -> int:
             options.key,
             resolution,
             scope=options.scope,
+            ttl=options.ttl,
             name=getpass.getuser() if options.by is None else options.by,
             audit=audit_of(options),
         )
@@ -68,7 +69,10 @@ def _resolution(options: Namespace) -> Succeeded | Failed:
     try:
         return Succeeded(msgspec.json.decode(options.succeeded))
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise ConfigError(f"--succeeded takes the result as JSON: {error}") from error
+        raise ConfigError(
+            f"--succeeded takes the result as JSON: {error}; "
+            """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
+        ) from error
 
 
 def _why_not(record: Record | None) -> str:

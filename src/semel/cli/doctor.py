@@ -55,10 +55,7 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     )
     if settings.disabled:
         yield Finding("warning", "settings", "idempotency is disabled: every call runs unprotected")
-    if scheme == "memory":
-        yield Finding("warning", "store", "memory:// ends with the process; this one is empty")
-    else:
-        yield Finding("ok", "store", f"{scheme}, prefix {settings.prefix}")
+    yield Finding("ok", "store", f"{scheme}, prefix {settings.prefix}")
 
 
 def _store(engine: Idempotency) -> Iterator[Finding]:

@@ -1,4 +1,8 @@
-"""Opens the engine that the options and the settings describe."""
+"""Opens the engine that the options and the settings describe.
+
+A command looks at what others have written. A store that can only be empty, because it is of this
+process or because opening it would make it, is refused: it would look healthy.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,44 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET
 
 from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
-from semel.stores.base import Scannable
+from semel.stores.base import Scannable, Store
+from semel.stores.registry import open_store
+from semel.stores.urls import split_url
 from semel.sync import Idempotency
 
 CONFIG = "SEMEL_CONFIG"
+URL = "SEMEL_URL"
 
 
 @contextmanager
 def opened(options: Namespace) -> Iterator[Idempotency]:
     """Give the engine, and close it afterwards."""
-    with configured(options):
+    settings = found_settings(options)
+    with configured(options), _naming_the_file(options):
+        for url in (settings.url, settings.behind):
+            if url is not None:
+                _refuse_what_can_only_be_empty(url)
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
     with engine:
         yield engine
+
+
+def deciding_store(options: Namespace) -> Store:
+    """Open the store that decides, which of two tiers is the one behind; it may be new."""
+    settings = found_settings(options)
+    url = settings.url if settings.behind is None else settings.behind
+    with configured(options), _naming_the_file(options):
+        _refuse_memory(str(url))
+        return open_store(str(url), prefix=settings.prefix)
 
 
 def found_settings(options: Namespace) -> Settings:
@@ -41,6 +62,8 @@ def configured(options: Namespace) -> Iterator[None]:
     """Let the settings be read from the file that was named."""
     before = os.environ.get(CONFIG)
     if options.config is not None:
+        if not Path(options.config).is_file():
+            raise ConfigError(f"--config: there is no file {options.config}")
         os.environ[CONFIG] = options.config
     try:
         yield
@@ -51,8 +74,36 @@ def configured(options: Namespace) -> Iterator[None]:
             os.environ.pop(CONFIG, None)
 
 
+@contextmanager
+def _naming_the_file(options: Namespace) -> Iterator[None]:
+    """Tell which file a store's URL came from, when it is of no use."""
+    try:
+        yield
+    except ConfigError as error:
+        if options.config is None or options.url is not None or URL in os.environ:
+            raise
+        raise ConfigError(f"{options.config}: {error}") from error
+
+
 def listing_of(engine: Idempotency) -> Any:
     """Give the engine's store, if it can list its records."""
     if not isinstance(engine._store, Scannable):
         raise ConfigError(f"{type(engine._store).__name__} cannot list its records")
     return engine._store
+
+
+def _refuse_what_can_only_be_empty(url: str) -> None:
+    _refuse_memory(url)
+    if url.startswith("sqlite:///"):
+        address, _ = split_url(url)
+        path = Path(address[1:])
+        if not path.exists():
+            raise ConfigError(
+                f"there is no SQLite database {path.absolute()}: is the path right? The first call "
+                "of a program makes it, or semel migrate"
+            )
+
+
+def _refuse_memory(url: str) -> None:
+    if url.startswith("memory:"):
+        raise ConfigError("memory:// is of one process: a command can see nothing of another's")

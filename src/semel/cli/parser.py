@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Callable
 
 from semel import __version__
-from semel.cli import deciding, doctor, reading, upkeep
+from semel.cli import deciding, doctor, reading, showing, upkeep
 from semel.core.keys import KeyGenerator
 from semel.core.layers import parse_duration
-from semel.core.records import State
 from semel.errors import ConfigError
 
 _EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
@@ -51,7 +50,7 @@ def _reading(command: _Command) -> None:
     made = command("list", reading.list_records, "list records")
     made.add_argument("--scope")
     made.add_argument("--prefix", default="", help="the beginning of the key")
-    made.add_argument("--state", choices=[state.name.lower() for state in State])
+    made.add_argument("--state", choices=list(showing.STATES))
     made.add_argument("--limit", type=_whole, default=100, metavar="N")
     _json(made, result=True)
     made = command("show", reading.show, "show one record")
@@ -72,25 +71,30 @@ def _deciding(command: _Command) -> None:
     _identity(made)
     outcome = made.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--succeeded", metavar="JSON", help="it happened, with this result")
-    outcome.add_argument("--failed", metavar="TEXT", help="it did not happen, for this reason")
+    outcome.add_argument(
+        "--failed", type=_text, metavar="TEXT", help="it did not happen, for this reason"
+    )
     made.add_argument("--retryable", action="store_true", help="... and it may run again")
-    made.add_argument("--by", metavar="NAME", help="who decides; else the user's name")
+    made.add_argument(
+        "--ttl", type=_positive, metavar="3d", help="keep the outcome so long; else as in settings"
+    )
+    made.add_argument("--by", type=_text, metavar="NAME", help="who decides; else the user's name")
     _audit(made)
 
 
 def _upkeep(command: _Command) -> None:
     made = command("purge", upkeep.purge_records, "remove expired records, in small batches")
-    made.add_argument("--abandoned-after", type=_duration, metavar="7d")
+    made.add_argument("--abandoned-after", type=_positive, metavar="7d")
     made.add_argument("--batch", type=_whole, default=1000, metavar="N")
     made.add_argument("--pause", type=_duration, default=0.05, metavar="50ms")
-    made.add_argument("--every", type=_duration, metavar="1h", help="do not end; do it again")
+    made.add_argument("--every", type=_positive, metavar="1h", help="do not end; do it again")
     made = command("reconcile", upkeep.reconcile, "let resolvers look into what is stuck")
     made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")
     made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
     made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
     made.add_argument("--full", action="store_true", help="read every record, trust no index")
-    made.add_argument("--name", help="who decides, in the audit trail")
-    made.add_argument("--every", type=_duration, metavar="1m", help="do not end; do it again")
+    made.add_argument("--name", type=_text, help="who decides, in the audit trail")
+    made.add_argument("--every", type=_positive, metavar="1m", help="do not end; do it again")
     _audit(made)
     made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
     made.add_argument("--print", action="store_true", help="show the SQL, and run nothing")
@@ -121,6 +125,19 @@ def _duration(text: str) -> float:
         return parse_duration(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> float:
+    seconds = _duration(text)
+    if seconds == 0:
+        raise argparse.ArgumentTypeError("must be longer than 0 seconds")
+    return seconds
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def _whole(text: str) -> int:

@@ -12,14 +12,14 @@ from msgspec.structs import asdict
 
 from semel.cli import showing
 from semel.cli.opening import listing_of, opened
-from semel.core.records import Record, State
+from semel.core.records import Record
 from semel.sync import Idempotency
 
 PAGE = 500
 
 
 def list_records(options: Namespace) -> int:
-    """List records by scope, beginning of the key and state."""
+    """List records by scope, beginning of the key and state, as the column tells it."""
     with opened(options) as engine:
         records = list(islice(_all(engine, options), options.limit + 1))
         _print(engine, records[: options.limit], options)
@@ -30,13 +30,15 @@ def list_records(options: Namespace) -> int:
 
 def _all(engine: Idempotency, options: Namespace) -> Iterator[Record]:
     store, cursor = listing_of(engine), None
-    state = None if options.state is None else State[options.state.upper()]
+    stored = None if options.state is None else showing.STATES[options.state]
     limit = min(PAGE, options.limit + 1)
     while True:
         page = store.scan(
-            scope=options.scope, prefix=options.prefix, state=state, limit=limit, cursor=cursor
+            scope=options.scope, prefix=options.prefix, state=stored, limit=limit, cursor=cursor
         )
-        yield from page.records
+        for record in page.records:
+            if options.state is None or showing.state_of(record) == options.state:
+                yield record
         cursor = page.cursor
         if cursor is None:
             return
@@ -46,7 +48,10 @@ def stuck(options: Namespace) -> int:
     """List abandoned attempts; the exit code says whether there are any."""
     with opened(options) as engine:
         found = listing_of(engine).stuck(older_than=options.older_than, limit=options.limit)
-        _print(engine, found, options)
+        if found or options.json:
+            _print(engine, found, options)
+        else:
+            print(f"nothing is stuck (--older-than {showing.duration(options.older_than)})")
     return 1 if found else 0
 
 

@@ -15,6 +15,15 @@ from semel.core.results import read
 from semel.errors import ResultUnavailable
 from semel.sync import Idempotency
 
+STATES: dict[str, State] = {
+    "processing": State.PROCESSING,
+    "abandoned": State.PROCESSING,
+    "succeeded": State.SUCCEEDED,
+    "failed": State.FAILED,
+    "retryable": State.FAILED,
+}
+"""The states as an operator sees them, see `state_of`, and what is stored for each."""
+
 COLUMNS: tuple[str, ...] = ("SCOPE", "KEY", "STATE", "ATTEMPT", "HELD", "AGE", "LEFT")
 
 
@@ -27,6 +36,11 @@ def state_of(record: Record) -> str:
     return record.state.name.lower()
 
 
+def held(record: Record) -> bool | None:
+    """Tell whether an attempt waits for somebody to decide, once abandoned; None = it has ended."""
+    return record.hold if record.state is State.PROCESSING else None
+
+
 def row(record: Record) -> tuple[str, ...]:
     """Give a record as one line of `COLUMNS`."""
     ends = record.expires_at if record.lease_until is None else record.lease_until
@@ -35,7 +49,7 @@ def row(record: Record) -> tuple[str, ...]:
         record.key,
         state_of(record),
         str(record.number),
-        "yes" if record.hold else "no",
+        {True: "yes", False: "no", None: "-"}[held(record)],
         duration(record.now - record.created_at),
         "-" if ends is None else duration(ends - record.now),
     )
@@ -51,7 +65,7 @@ def fields(record: Record) -> dict[str, Any]:
         "state": state_of(record),
         "attempt": record.number,
         "fence": record.fence,
-        "held": record.hold,
+        "held": held(record),
         "owner": record.owner.hex(),
         "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
         "created_at": moment(record.created_at),

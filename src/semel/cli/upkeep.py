@@ -8,11 +8,12 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from semel.cli.deciding import audit_of
-from semel.cli.opening import opened
+from semel.cli.opening import deciding_store, opened
 from semel.errors import ConfigError, StoreError
 from semel.repair import GaveUp, Reconciler, Report, Unresolved, purge
 from semel.stores.base import Migrating
@@ -56,8 +57,7 @@ def reconcile(options: Namespace) -> int:
 
 def migrate(options: Namespace) -> int:
     """Make the tables of the store, or bring them up to date."""
-    with opened(options) as engine:
-        store = engine._store
+    with closing(deciding_store(options)) as store:
         if not isinstance(store, Migrating):
             print("this store makes what it needs by itself: nothing to migrate")
         elif options.print:

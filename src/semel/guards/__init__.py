@@ -1,15 +1,7 @@
 """Logical idempotency: compare-and-set updates that need no record. See `updates`."""
 
-from semel.guards.updates import (
-    AlreadyApplied,
-    Applied,
-    Conflict,
-    Guarded,
-    StateGuard,
-    VersionGuard,
-    transition,
-    update_if_version,
-)
+from semel.guards.rows import AlreadyApplied, Applied, Conflict, Guarded
+from semel.guards.updates import StateGuard, VersionGuard, transition, update_if_version
 
 __all__ = [
     "AlreadyApplied",

@@ -29,9 +29,9 @@ def purge(
 ) -> int:
     """Remove expired records of a store, an engine's store or a URL; tells how many went.
 
-    With None the store is the settings'. With `abandoned_after`, also attempts abandoned that long ago which nobody holds. Live and held
-    records are never removed. It ends with the first batch that is not full, or after
-    `max_seconds`.
+    With None the store is the settings'. With `abandoned_after`, also attempts abandoned that long
+    ago which nobody holds. Live and held records are never removed. It ends with the first batch
+    that is not full, or after `max_seconds`.
     """
     with listing(place) as store:
         return run(

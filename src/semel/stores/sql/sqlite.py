@@ -21,7 +21,7 @@ from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
 from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
 from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Verbs
+from semel.stores.sql.verbs import Operation, Verbs
 from semel.stores.sql.writing import Writer
 from semel.stores.urls import merge_options, positive_seconds, split_url
 
@@ -70,7 +70,16 @@ class SQLiteStore(SQLStore):
             source = GivenSource(connection, records, timeout=timeout)
         else:
             raise ConfigError("an SQLite store takes a path or a connection, one of them")
+        self._records = records
         super().__init__(Verbs(records), Combiner(Session(source), timeout))
+
+    def migrate(self) -> int:
+        """Make the table, as any first call does too, and return its version."""
+        return self._run(Operation(self._records.version, peek=True))
+
+    def migration(self) -> str:
+        """Write what makes the table in an empty file, for a person to read and run."""
+        return self._records.script()
 
 
 class AsyncSQLiteStore(AsyncSQLStore):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from inspect import cleandoc
 
 from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
@@ -55,6 +56,16 @@ class SQLiteTable:
         self._read = f"SELECT {_LIST} FROM {name} WHERE identity = ?"  # noqa: S608 - checked above
         self._save = _upsert(name)
         self._delete = f"DELETE FROM {name} WHERE identity = ?"  # noqa: S608 - checked above
+
+    def version(self) -> Verb[int]:
+        """Read the version of the table, which opening the file has made."""
+        reply = yield Statement(READ_VERSION, (self.name,), writes=False)
+        return int(reply.rows[0][0])
+
+    def script(self) -> str:
+        """Write what makes the table in an empty file, for a person to read and run."""
+        noted = WRITE_VERSION.replace("?, ?", f"'{self.name}', {SCHEMA_VERSION}")
+        return "".join(f"{cleandoc(text)};\n\n" for text in (CREATE_VERSIONS, *self.create, noted))
 
     def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
         """Read the record as stored, and the store's time once the answer is there."""
