@@ -11,13 +11,12 @@ when something crashed. This module holds the public names and imports no driver
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from msgspec import UNSET
 
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt, Outcome, current_attempt
 from semel.core.codec import Codec, register_type
+from semel.core.encryption import EncryptedCodec
 from semel.core.keys import KeyGenerator, derive_key, new_key
 from semel.core.policy import Policy
 from semel.core.records import Record, State
@@ -46,9 +45,6 @@ from semel.errors import (
 from semel.events import Event
 from semel.stores.registry import open_async_store, open_store
 from semel.sync import Idempotency
-
-if TYPE_CHECKING:
-    from semel.core.encryption import EncryptedCodec
 
 __version__ = "0.1.0"
 
@@ -99,12 +95,3 @@ __all__ = [
     "register_type",
     "run",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # EncryptedCodec brings cryptography along: only for those who ask for it.
-    if name == "EncryptedCodec":
-        from semel.core.encryption import EncryptedCodec  # noqa: PLC0415
-
-        return EncryptedCodec
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

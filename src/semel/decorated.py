@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from msgspec import UNSET
 
@@ -22,6 +22,10 @@ from semel.errors import ConfigError, InvalidKey
 Binding: TypeAlias = Literal["function", "class", "static"]
 KeySource: TypeAlias = str | Callable[..., str] | None
 PayloadSource: TypeAlias = str | Sequence[str] | Callable[..., object] | None
+
+
+class Unknown(TypedDict):
+    """Options that nobody knows, so that type checkers allow none."""
 
 
 class Arrived(NamedTuple):

@@ -87,7 +87,12 @@ def test_production_takes_a_real_store_or_one_that_the_code_brings(load):
     ("files", "environ", "overrides", "preset"),
     [
         ({"semel.toml": 'preset = "development"'}, {}, {}, "development"),
-        ({"semel.toml": 'preset = "development"'}, {"SEMEL_ENV": "staging"}, {}, "development"),
+        (
+            {"semel.toml": 'preset = "development"', "semel.staging.toml": ""},
+            {"SEMEL_ENV": "staging"},
+            {},
+            "development",
+        ),
         ({"semel.toml": 'preset = "development"'}, {"SEMEL_ENV": "test"}, {}, "test"),
         ({"semel.toml": 'preset = "development"'}, {"SEMEL_ENV": "default"}, {}, "default"),
         (
@@ -125,7 +130,7 @@ SOURCES = [
     ],
 )
 def test_each_source_wins_over_the_ones_before_it(load, count, url, ttl):
-    given = {"files": {}, "environ": {"SEMEL_ENV": "ci"}, "overrides": {}}
+    given = {"files": {"semel.ci.toml": ""}, "environ": {"SEMEL_ENV": "ci"}, "overrides": {}}
     for kind, content in SOURCES[:count]:
         given[kind].update(content)
     settings = load(given["files"], given["environ"], **given["overrides"])
@@ -148,6 +153,24 @@ def test_sources_are_laid_over_each_other_field_by_field(load):
     assert callable(orders.failure)
     assert settings.scopes["mail"] == Policy.preset("message")
     assert settings.scopes["jobs"] == Policy.job()
+
+
+@pytest.mark.parametrize(
+    ("count", "source"),
+    [
+        (0, "preset: url"),
+        (1, "semel.toml: url"),
+        (2, "semel.ci.toml: url"),
+        (3, "SEMEL_URL"),
+        (4, "code: url"),
+    ],
+)
+def test_the_settings_tell_where_each_comes_from(load, count, source):
+    given = {"files": {"semel.ci.toml": ""}, "environ": {"SEMEL_ENV": "ci"}, "overrides": {}}
+    for kind, content in SOURCES[:count]:
+        given[kind].update(content)
+    settings = load(given["files"], given["environ"], **given["overrides"])
+    assert settings.sources == {"url": source}
 
 
 def test_an_explicit_value_equal_to_the_default_still_wins(load):
@@ -356,6 +379,22 @@ def test_an_unquoted_scope_with_a_dot_is_explained(problems):
 @pytest.mark.parametrize("name", ["../etc", "a/b", "a b", ".", 5])
 def test_an_environment_name_cannot_lead_out_of_the_folder(problems, name):
     assert problems(environment=name) == ["SEMEL_ENV: a name is made of letters, digits, _ and -"]
+
+
+@pytest.mark.parametrize("files", [{}, {"semel.toml": "", "semel.production.toml": ""}])
+def test_an_environment_that_nobody_knows_is_refused(problems, files):
+    (line,) = problems(files, {"SEMEL_ENV": "prodution"})
+    assert line == (
+        "SEMEL_ENV: 'prodution' is not known: there is no file semel.prodution.toml, "
+        "and presets are default, development, test, production"
+    )
+
+
+def test_the_file_of_an_environment_is_looked_for_beside_the_base_file(problems, tmp_path):
+    (tmp_path / "semel.ci.toml").touch()
+    (tmp_path / "shop.toml").touch()
+    (line,) = problems(environ={"SEMEL_ENV": "ci", "SEMEL_CONFIG": "shop.toml"})
+    assert "there is no file shop.ci.toml" in line
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "٣", "9" * 5000])

@@ -211,6 +211,30 @@ def test_an_engine_that_is_set_up_wrong_is_never_made(kind, args, options, words
         ENGINES[kind](*args, **options)
 
 
+def test_an_unknown_option_is_refused_by_the_name_that_was_called(kind):
+    name = ENGINES[kind].__name__
+    with refused(TypeError, f"{name}() got an unexpected keyword argument 'retention'"):
+        ENGINES[kind]("memory://", retention=5)
+
+
+class Claiming:
+    """A store that was begun and not finished."""
+
+    def claim(self, ask):
+        raise AssertionError
+
+    close = None
+
+
+def test_a_store_that_is_not_whole_is_refused_with_the_verbs_it_lacks(kind):
+    with refused(
+        ConfigError,
+        "Claiming is not a whole store: it cannot renew, complete, fail, get, put, touch, forget,"
+        " close",
+    ):
+        ENGINES[kind](Claiming())
+
+
 def test_a_store_of_the_other_kind_is_refused():
     with refused(ConfigError, "for an async one use AsyncIdempotency"):
         Idempotency(open_async_store("memory://"))
@@ -238,7 +262,7 @@ except semel.ConfigError as error:
     [
         ("redis", "redis", "semel.Idempotency('redis://localhost')"),
         ("redis", "redis", "semel.AsyncIdempotency('redis://localhost')"),
-        ("cryptography", "encryption", "semel.EncryptedCodec"),
+        ("cryptography", "encryption", "semel.EncryptedCodec(keys={'a': b'k' * 16}, primary='a')"),
     ],
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, extra, use):
@@ -247,6 +271,15 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, ext
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert f"needs the package {package}: pip install 'semel[{extra}]'" in done.stdout
+
+
+def test_every_name_of_semel_is_there_without_any_extra():
+    use = "from semel import *; print(hasattr(semel, 'EncryptedCodec'), EncryptedCodec.__name__)"
+    script = WITHOUT.format(package="cryptography", use=use)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "EncryptedCodec"]
 
 
 # --- stores that cannot do their work ------------------------------------------------------

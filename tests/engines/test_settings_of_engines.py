@@ -167,6 +167,29 @@ def test_wrong_settings_are_named_all_at_once(kind, monkeypatch):
     assert "SEMEL_LEESE: is not known; did you mean SEMEL_LEASE?" in str(refusal.value)
 
 
+def test_a_wrong_url_is_named_with_its_source_and_not_shown(kind, monkeypatch, folder):
+    (folder / "semel.toml").write_text('url = "nosql://me:hunter2@host"')
+    with pytest.raises(ConfigError, match=r"^semel\.toml: url: no store knows the scheme") as shown:
+        ENGINES[kind]()
+    assert "hunter2" not in str(shown.value)
+    monkeypatch.setenv("SEMEL_URL", "hunter2")
+    with pytest.raises(ConfigError, match=r"^SEMEL_URL: a store URL looks like") as shown:
+        ENGINES[kind]()
+    assert "hunter2" not in str(shown.value)
+
+
+def test_a_wrong_url_in_the_code_needs_no_source(kind, monkeypatch):
+    monkeypatch.setenv("SEMEL_URL", "memory://")
+    with pytest.raises(ConfigError, match=r"^no store knows the scheme nosql"):
+        ENGINES[kind]("nosql://host")
+
+
+def test_two_stores_of_which_one_is_wrong_are_named_both(kind, monkeypatch):
+    monkeypatch.setenv("SEMEL_BEHIND", "nosql://host")
+    with pytest.raises(ConfigError, match=r"^code: url, SEMEL_BEHIND: .*nosql"):
+        ENGINES[kind]("redis://localhost")
+
+
 @pytest.mark.parametrize("say", ["environment", "file"])
 def test_production_refuses_memory_and_a_missing_url(kind, monkeypatch, folder, say):
     if say == "environment":

@@ -12,6 +12,7 @@ from typing import assert_type
 
 import semel
 from semel import AsyncIdempotency, Attempt, Idempotency, Outcome, Policy, Record
+from semel.core.policy import Failure
 from semel.sync.marks import Marks
 
 
@@ -113,7 +114,10 @@ def of_the_module() -> None:
         assert_type(attempt, Attempt)
 
 
-def judge(error: BaseException) -> semel.core.policy.Failure:
+semel.exectue  # type: ignore[attr-defined]  # noqa: B018 - a name that is not there
+
+
+def judge(error: BaseException) -> Failure:
     return "final"
 
 

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from semel.core.codec import Codec, JsonCodec
 from semel.errors import ConfigError, SerializationError
 
-try:
-    from cryptography.exceptions import InvalidTag
+if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "EncryptedCodec needs the package cryptography: pip install 'semel[encryption]'"
-    ) from missing
 
 KEY_LENGTHS: Final = (16, 24, 32)
 NONCE_BYTES: Final = 12
@@ -38,7 +33,8 @@ class EncryptedCodec:
     ) -> None:
         self._inner: Codec = JsonCodec() if inner is None else inner
         self.name = f"aesgcm/1+{self._inner.name}"
-        self._ciphers = {_key_id(name): _cipher(name, key) for name, key in keys.items()}
+        aes_gcm, self._invalid_tag = _cryptography()
+        self._ciphers = {_key_id(name): aes_gcm(_checked(name, key)) for name, key in keys.items()}
         self._primary = _key_id(primary)
         if self._primary not in self._ciphers:
             raise ConfigError(f"the primary key {primary!r} is not among the keys")
@@ -63,12 +59,27 @@ class EncryptedCodec:
             raise SerializationError("the stored result was encrypted with a key not known here")
         try:
             plain = cipher.decrypt(nonce, sealed, self._associated(key_id, context))
-        except (InvalidTag, ValueError):  # ValueError: cut so short that not even a tag is left
+        except (
+            self._invalid_tag,
+            ValueError,
+        ):  # ValueError: cut so short that not even a tag is left
             raise SerializationError("the stored result could not be decrypted") from None
         return self._inner.decode(plain, context, hint)
 
     def _associated(self, key_id: bytes, context: bytes) -> bytes:
         return _prefixed(self.name.encode()) + _prefixed(key_id) + context
+
+
+def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
+    """Import what only those who encrypt need, so that the name alone needs nothing."""
+    try:
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - see above
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise ConfigError(
+            "EncryptedCodec needs the package cryptography: pip install 'semel[encryption]'"
+        ) from missing
+    return AESGCM, InvalidTag
 
 
 def _key_id(name: str) -> bytes:
@@ -78,10 +89,10 @@ def _key_id(name: str) -> bytes:
     return encoded
 
 
-def _cipher(name: str, key: bytes) -> AESGCM:
+def _checked(name: str, key: bytes) -> bytes:
     if len(key) not in KEY_LENGTHS:
         raise ConfigError(f"key {name!r} has {len(key)} bytes; AES takes 16, 24 or 32")
-    return AESGCM(key)
+    return key
 
 
 def _prefixed(part: bytes) -> bytes:

@@ -56,6 +56,13 @@ class Layer(NamedTuple):
     top: dict[str, Any]
     policy: dict[str, Any]
     scopes: dict[str, dict[str, Any]]
+    sources: dict[str, str]
+    """Where each of `top` is said, for errors."""
+
+    @classmethod
+    def empty(cls) -> Layer:
+        """Begin a layer that says nothing yet."""
+        return cls({}, {}, {}, {})
 
 
 class LayerReader:
@@ -64,16 +71,16 @@ class LayerReader:
     def __init__(self) -> None:
         self.problems: list[str] = []
 
-    def file(self, path: Path, *, required: bool) -> Layer:
-        """Read a TOML file; one that is not there says nothing, unless it is required."""
+    def file(self, path: Path, *, if_missing: str | None) -> Layer:
+        """Read a TOML file; `if_missing` is the problem if it is not there, None if it may."""
         import tomllib  # noqa: PLC0415  only here: `import semel` must stay cheap
 
         table: dict[str, Any] = {}
         try:
             table = tomllib.loads(path.read_text("utf-8"))
         except FileNotFoundError:
-            if required:
-                self.problems.append(f"{VARIABLE_PREFIX}CONFIG: there is no file {path}")
+            if if_missing is not None:
+                self.problems.append(if_missing)
         except OSError as error:
             self.problems.append(f"{path.name}: cannot be read: {error.strerror}")
         except ValueError as error:  # not TOML (the error tells the line), or not UTF-8
@@ -82,11 +89,12 @@ class LayerReader:
 
     def variables(self, environ: Mapping[str, str]) -> Layer:
         """Read variables as `own_variables` gives them."""
-        layer = Layer({}, {}, {})
+        layer = Layer.empty()
         for variable, text in environ.items():
             name = variable.removeprefix(VARIABLE_PREFIX).lower()
             if name in _TOP_VARIABLES:
                 self._keep(layer.top, _TOP, name, _from_text(name, text), variable)
+                layer.sources[name] = variable
             elif name in POLICY_NAMES:
                 self._keep(layer.policy, _POLICY, name, _from_text(name, text), variable)
             else:
@@ -96,7 +104,7 @@ class LayerReader:
 
     def table(self, source: str, table: Mapping[str, Any]) -> Layer:
         """Read the settings of a file, of a preset, or of the code."""
-        layer = Layer({}, {}, {})
+        layer = Layer.empty()
         for name, value in table.items():
             where = f"{source}: {name}"
             if name == "policy":
@@ -105,6 +113,7 @@ class LayerReader:
                 layer.scopes.update(self._scopes(where, value))
             elif name in _TOP:
                 self._keep(layer.top, _TOP, name, value, where)
+                layer.sources[name] = where
             else:
                 self._unknown(where, name, [*_TOP, "policy", "scopes"])
         return layer

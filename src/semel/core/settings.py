@@ -23,6 +23,8 @@ from semel.errors import ConfigError
 
 FILE_NAME = "semel.toml"
 DEFAULT_ENVIRONMENT = "default"
+CODE = "code"
+"""The source of what the program itself says."""
 
 _ENVIRONMENT_NAME = re.compile(r"[\w-]+")
 """It becomes part of a file's name, so it must not lead out of the folder."""
@@ -43,6 +45,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     preset: str = "default"
     disabled: bool = False
     """True: calls run unprotected; for tests."""
+    sources: dict[str, str] = {}
+    """Where `url` and the others are said, for errors: `SEMEL_URL`, `semel.toml: url`."""
 
 
 def load_settings(
@@ -62,12 +66,14 @@ def load_settings(
         environment = DEFAULT_ENVIRONMENT
     folder = Path() if directory is None else directory
     base = folder / (FILE_NAME if config is None else config)
+    no_base = None if config is None else f"SEMEL_CONFIG: there is no file {base}"
+    own = base.parent / f"{base.stem}.{environment}.toml"
 
     layers = [
-        reader.file(base, required=config is not None),
-        reader.file(base.parent / f"{base.stem}.{environment}.toml", required=False),
+        reader.file(base, if_missing=no_base),
+        reader.file(own, if_missing=_unknown_environment(environment, own)),
         reader.variables(variables),
-        reader.table("code", overrides),
+        reader.table(CODE, overrides),
     ]
     preset = _choose_preset(named, layers)
     settings = _merge([reader.table("preset", PRESETS[preset]), *layers])
@@ -79,6 +85,17 @@ def load_settings(
         environment=environment,
         policy=Policy(**settings.policy),
         scopes={scope: Policy(**fields) for scope, fields in settings.scopes.items()},
+        sources=settings.sources,
+    )
+
+
+def _unknown_environment(name: str, file: Path) -> str | None:
+    """Say what is wrong with a name that changes nothing: it may be a typing error."""
+    if name in PRESETS:
+        return None
+    known = ", ".join(PRESETS)
+    return (
+        f"SEMEL_ENV: {name!r} is not known: there is no file {file.name}, and presets are {known}"
     )
 
 
@@ -91,10 +108,11 @@ def _choose_preset(environment: str | None, layers: list[Layer]) -> str:
 
 
 def _merge(layers: Iterable[Layer]) -> Layer:
-    merged = Layer({}, {}, {})
+    merged = Layer.empty()
     for layer in layers:
         merged.top.update(layer.top)
         merged.policy.update(layer.policy)
+        merged.sources.update(layer.sources)
         for scope, fields in layer.scopes.items():
             merged.scopes.setdefault(scope, {}).update(fields)
     return merged

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from msgspec import UNSET, UnsetType
@@ -24,9 +24,11 @@ from semel.core.keys import KeyRules, OwnerIds
 from semel.core.leases import Leases
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.records import Identity
-from semel.core.settings import load_settings
+from semel.core.settings import CODE, Settings, load_settings
 from semel.core.switch import bypassed
+from semel.decorated import Unknown
 from semel.engine.call import Call
+from semel.engine.given import check_options, checked_store
 from semel.errors import ConfigError, NestedCall, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -63,8 +65,12 @@ class Setup(ABC, Generic[S]):
         codecs: Sequence[Codec] = (),
         cache: int = 0,
         cache_ttl: Duration = 60.0,
+        **unknown: Unpack[Unknown],
     ) -> None:
-        _check_options(policy, scopes, hooks, codecs, cache)
+        if unknown:  # Python itself would name this class, which users do not know
+            named = f"{type(self).__name__}() got an unexpected keyword argument"
+            raise TypeError(f"{named} {min(unknown)!r}")
+        check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {"prefix": prefix, "key_pattern": key_pattern}
         if url_or_store is not None:
             written["url"] = url_or_store if isinstance(url_or_store, str) else None
@@ -87,6 +93,7 @@ class Setup(ABC, Generic[S]):
         self._cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
         self._closed = False
         self._opening: Opening | None = None
+        self._store: S
         if url_or_store is None or isinstance(url_or_store, str):
             self._opening = Opening(
                 url=cast("str", settings.url),
@@ -95,9 +102,9 @@ class Setup(ABC, Generic[S]):
             )
             if settings.behind is not None:
                 self._opening["behind"] = settings.behind
-            self._store = self._open(self._opening)
+            self._store = self._open_as_set(self._opening, settings)
         else:
-            self._store = self._accepted(url_or_store)
+            self._store = checked_store(url_or_store, asynchronous=self._asynchronous)
         self._reset()
         _engines.add(self)
 
@@ -120,20 +127,15 @@ class Setup(ABC, Generic[S]):
             self._cache.clear()
         self._reset()
 
-    def _accepted(self, store: S) -> S:
-        claim = getattr(store, "claim", None)
-        if claim is None:
-            raise ConfigError(
-                "a store URL or a store object is needed (a client goes into its store, such as "
-                f"RedisStore(client)); got {type(store).__name__}"
-            )
-        if inspect.iscoroutinefunction(claim) is not self._asynchronous:
-            raise ConfigError(
-                "AsyncIdempotency needs an async store; for one for threads use Idempotency"
-                if self._asynchronous
-                else "Idempotency needs a store for threads; for an async one use AsyncIdempotency"
-            )
-        return store
+    def _open_as_set(self, opening: Opening, settings: Settings) -> S:
+        """Open the store; an error names the settings that say which, unless the code does."""
+        try:
+            return self._open(opening)
+        except ConfigError as error:
+            said = [settings.sources[name] for name in ("url", "behind") if name in opening]
+            if said == [f"{CODE}: url"]:
+                raise
+            raise ConfigError(f"{', '.join(said)}: {error}") from error
 
     # --- preparing a call ----------------------------------------------------------------
 
@@ -212,23 +214,6 @@ class Setup(ABC, Generic[S]):
             # Two attempts that wait for each other's keys must not hang for ever.
             return rules.lease
         return rules.wait_timeout
-
-
-def _check_options(
-    policy: object, scopes: object, hooks: object, codecs: object, cache: object
-) -> None:
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
-    if scopes is not None and not (
-        isinstance(scopes, Mapping) and all(isinstance(item, Policy) for item in scopes.values())
-    ):
-        raise ConfigError("scopes must be a mapping from scope to Policy")
-    if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
-        raise ConfigError("hooks must be a sequence of callables that take an event")
-    if not isinstance(codecs, Sequence) or not all(hasattr(item, "decode") for item in codecs):
-        raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
-    if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
-        raise ConfigError("cache must be the number of results to keep, 0 for none")
 
 
 _engines: WeakSet[Setup[Any]] = WeakSet()

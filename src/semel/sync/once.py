@@ -8,11 +8,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from semel.attempts import Outcome
 from semel.class_methods import bound_in_class_methods
-from semel.decorated import KeySource, PayloadSource, Plan
+from semel.decorated import KeySource, PayloadSource, Plan, Unknown
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +131,10 @@ class OnceDecorator:
         ttl: Duration | None = None,
         message: str | None = None,
         policy: Policy | None = None,
+        **unknown: Unpack[Unknown],
     ) -> None:
+        if unknown:  # Python itself would name this class, which users do not know
+            raise TypeError(f"once() got an unexpected keyword argument {min(unknown)!r}")
         self._engine = engine
         self._plan = functools.partial(
             Plan,

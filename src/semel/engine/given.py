@@ -1,0 +1,55 @@
+"""What the user gives to an engine, checked before it is used: options and store objects."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from semel.core.policy import Policy
+from semel.errors import ConfigError
+from semel.stores.base import Store
+
+S = TypeVar("S")
+
+STORE_VERBS = tuple(name for name in vars(Store) if not name.startswith("_"))
+
+
+def check_options(
+    policy: object, scopes: object, hooks: object, codecs: object, cache: object
+) -> None:
+    """Refuse options of the wrong kind."""
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
+    if scopes is not None and not (
+        isinstance(scopes, Mapping) and all(isinstance(item, Policy) for item in scopes.values())
+    ):
+        raise ConfigError("scopes must be a mapping from scope to Policy")
+    if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
+        raise ConfigError("hooks must be a sequence of callables that take an event")
+    if not isinstance(codecs, Sequence) or not all(hasattr(item, "decode") for item in codecs):
+        raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
+    if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
+        raise ConfigError("cache must be the number of results to keep, 0 for none")
+
+
+def checked_store(store: S, *, asynchronous: bool) -> S:
+    """Give the store back; what is none, or one of the other kind, is refused."""
+    claim = getattr(store, "claim", None)
+    if claim is None:
+        raise ConfigError(
+            "a store URL or a store object is needed (a client goes into its store, such as "
+            f"RedisStore(client)); got {type(store).__name__}"
+        )
+    missing = [verb for verb in STORE_VERBS if not callable(getattr(store, verb, None))]
+    if missing:
+        raise ConfigError(
+            f"{type(store).__name__} is not a whole store: it cannot {', '.join(missing)}"
+        )
+    if inspect.iscoroutinefunction(claim) is not asynchronous:
+        raise ConfigError(
+            "AsyncIdempotency needs an async store; for one for threads use Idempotency"
+            if asynchronous
+            else "Idempotency needs a store for threads; for an async one use AsyncIdempotency"
+        )
+    return store
