@@ -57,7 +57,7 @@ def test_nobody_is_shown_the_password():
         ("mysql://user:secret@host:port/semel", "cannot be read"),
         ("mysql://user:secret@host:99999/semel", "cannot be read"),
         ("mysql://user:secret@[host/semel", "cannot be read"),
-        ("mysql://user:secret/@host/semel", "cannot be read"),
+        ("mysql://user:secret/@host/semel", "written %40"),
         (URL + "?tabel=x", "does not know the option tabel"),
         (URL + "?table=a&table=b", "table twice"),
         (URL + "?table=semel_schema", "remembers versions"),

@@ -101,7 +101,7 @@ def test_an_unknown_option_by_name_is_refused():
     "url",
     [
         "postgresql://user:s3%zzcret@h/db",
-        "postgresql://user:s3@s3cret:x@h/db",
+        "postgresql://user:s3/s3cret:x@h/db",
         "postgresql://user:s3cret@[::1/db",
         "postgresql://user:s3cret@h:port/db",
     ],

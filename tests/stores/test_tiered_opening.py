@@ -119,6 +119,14 @@ def test_options_go_with_a_front_that_is_given_by_url():
         open_store(NOWHERE, behind="memory://", colour="red")
 
 
+@pytest.mark.parametrize("opener", [open_store, open_async_store])
+@pytest.mark.parametrize("name", ["front_ttl", "front_timeout"])
+@pytest.mark.parametrize("url", [NOWHERE, "sqlite:///semel.db"])
+def test_an_option_of_tiers_without_a_store_behind_says_what_is_missing(opener, name, url):
+    with pytest.raises(ConfigError, match=f"{name} goes with a store behind"):
+        opener(url, **{name: 5})
+
+
 @pytest.mark.parametrize("behind", [NOWHERE, open_redis(NOWHERE), open_async_redis(NOWHERE)])
 def test_redis_cannot_decide(behind):
     with pytest.raises(ConfigError, match="must not be Redis"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from semel.stores.base import AsyncStore, Store
 
@@ -44,6 +44,9 @@ BACKENDS = {
 TIERS = Backend("semel.stores.tiered", "redis")
 """Redis in front, another store behind: asked for by `behind`, not by a scheme."""
 
+TIER_OPTIONS = frozenset({"front_ttl", "front_timeout"})
+"""Options that mean nothing without a store behind."""
+
 ENTRY_POINT_GROUP = "semel.stores"
 
 
@@ -63,7 +66,7 @@ def open_store(
     """
     if behind is not None:
         options["behind"] = behind
-    opener: Callable[..., Store] = _opener(url, "open_store", tiers=behind is not None)
+    opener: Callable[..., Store] = _opener(url, "open_store", options)
     return opener(url, prefix=prefix, timeout=timeout, **options)
 
 
@@ -78,11 +81,11 @@ def open_async_store(
     """Open a store for asyncio: `open_async_store("redis://localhost")`. Connects on first use."""
     if behind is not None:
         options["behind"] = behind
-    opener: Callable[..., AsyncStore] = _opener(url, "open_async_store", tiers=behind is not None)
+    opener: Callable[..., AsyncStore] = _opener(url, "open_async_store", options)
     return opener(url, prefix=prefix, timeout=timeout, **options)
 
 
-def _opener(url: object, name: str, *, tiers: bool) -> Any:
+def _opener(url: object, name: str, options: Mapping[str, Any]) -> Any:
     if not isinstance(url, str) or "://" not in url:
         # Not the text itself: whatever it is, it may hold a password.
         shown = "a text without ://" if isinstance(url, str) else f"a {type(url).__name__}"
@@ -90,7 +93,13 @@ def _opener(url: object, name: str, *, tiers: bool) -> Any:
             f"a store URL looks like sqlite:///semel.db or redis://localhost:6379/0; got {shown}"
         )
     scheme = url.partition("://")[0]
-    backend = TIERS if tiers else BACKENDS.get(scheme)
+    backend = TIERS if "behind" in options else BACKENDS.get(scheme)
+    of_tiers = TIER_OPTIONS & set(options)
+    if of_tiers and backend is not TIERS:
+        raise ConfigError(
+            f"{min(of_tiers)} goes with a store behind: "
+            'open_store("redis://localhost", behind="postgresql://...")'
+        )
     if backend is None:
         return getattr(_third_party(scheme), name)
     try:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from semel.errors import ConfigError
+
+
+def check_login(url: str) -> None:
+    """Refuse an @ behind the address: what stands before it is probably half of a password.
+
+    Whatever is made of such a URL, a part of the password would be taken for a host, a database or
+    an option, and be shown in a message.
+    """
+    scheme, _, rest = url.partition("://")
+    address = re.split("[/?]", rest, maxsplit=1)[0]
+    if "@" in rest.removeprefix(address):
+        raise ConfigError(
+            f"@, /, ? and # in the password or the options of {scheme}:// are written "
+            "%40, %2F, %3F and %23"
+        )
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:

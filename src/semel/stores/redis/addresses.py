@@ -12,6 +12,7 @@ shows a password, not even one in a URL that could not be read.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -19,10 +20,12 @@ from urllib.parse import parse_qsl, unquote
 from msgspec import Struct
 
 from semel.errors import ConfigError
+from semel.stores.urls import check_login
 
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 _HIGHEST_PORT = 65535
+_NO_PORT = re.compile("[^:[]*:[0-9]*[^0-9,;]")
 
 
 class Kind(enum.Enum):
@@ -146,11 +149,11 @@ def parse_url(url: str) -> ServerAddress:
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     login, at, places = authority.rpartition("@")
-    if (kind is not Kind.UNIX and "@" in path) or ("@" in query and not at):
-        # Probably half of a password: it must not reach a message below.
+    check_login(f"{scheme}://{authority}?{query}" if kind is Kind.UNIX else url)
+    if kind is Kind.SINGLE and not at and _NO_PORT.match(places):
+        # Unnamed: it may be a login whose @ and host are missing.
         raise ConfigError(
-            f"@, /, ? and # in a {scheme}:// URL's password or options are written "
-            "%40, %2F, %3F and %23"
+            f"the port of {scheme}:// is not a number; write {scheme}://user:password@host:6379/0"
         )
     options = _query_options(query)
     if at:

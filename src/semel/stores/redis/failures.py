@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis import exceptions as driver
+from redis.sentinel import MasterNotFoundError
 
 from semel.errors import RecordUnreadable, StoreError, StoreFull, StoreUnavailable
 
@@ -36,6 +37,7 @@ _DISK = "{where} cannot write to its disk and refuses changes (MISCONF); make ro
 _NO_REPLICAS = "{where} has too few good replicas to accept writes"
 _NO_PRIMARY = "{where} has lost its primary; wait for the failover"
 _BUSY = "{where} is busy running somebody's script"
+_NO_SENTINEL = "no sentinel of {where} answers and knows a primary of that name"
 _CLIENTS = "{where} has reached its maxclients"
 _DATABASE = "{where} has no database of that number"
 _FOREIGN = "its key at {where} holds another type, so somebody else uses this prefix"
@@ -52,6 +54,7 @@ _BY_CLASS: tuple[tuple[type[Exception], type[StoreError], str], ...] = (
     (driver.SlotNotCoveredError, StoreUnavailable, _DOWN),
     (driver.AskError, StoreUnavailable, _REDIRECTED),  # a MovedError is one too
     (driver.TryAgainError, StoreUnavailable, _MOVING),
+    (MasterNotFoundError, StoreUnavailable, _NO_SENTINEL),  # its words are whole connections
     (driver.TimeoutError, StoreUnavailable, _SLOW),
     (TimeoutError, StoreUnavailable, _SLOW),
     (driver.RedisClusterException, StoreUnavailable, _NO_CLUSTER),

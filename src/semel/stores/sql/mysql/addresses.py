@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from msgspec import Struct
 
 from semel.errors import ConfigError
-from semel.stores.urls import merge_options, split_url, switch
+from semel.stores.urls import check_login, merge_options, split_url, switch
 
 PORT: Final = 3306
 
@@ -45,6 +45,7 @@ class Address(Struct, frozen=True, kw_only=True):
 def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
     """Part a URL, with the options given by name, into an address and the store's options."""
     scheme = url.partition("://")[0]
+    check_login(url)
     try:
         parts = urlsplit(url)
         port = parts.port or PORT

@@ -17,7 +17,7 @@ from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.errors import ConfigError
-from semel.stores.urls import switch, whole_number
+from semel.stores.urls import check_login, switch, whole_number
 
 STORE_OPTIONS: Final = frozenset(
     {"table", "schema", "columns", "partitions", "autocreate", "timeout"}
@@ -54,7 +54,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 def part(url: str) -> tuple[str, dict[str, str]]:
     """Part a URL into what libpq reads and the options that are ours."""
-    address, _, query = url.partition("?")
+    address, _, query = _with_login(url).partition("?")
     ours: dict[str, str] = {}
     theirs: list[str] = []
     for option in filter(None, query.split("&")):
@@ -74,7 +74,7 @@ def settings(url: str, options: Mapping[str, Any], timeout: float) -> Settings:
     """Check everything that can be checked without the server."""
     libpq = {name: value for name, value in options.items() if name not in POOL_OPTIONS}
     try:
-        parameters = conninfo_to_dict(make_conninfo(url, **libpq))
+        parameters = conninfo_to_dict(make_conninfo(_with_login(url), **libpq))
     except psycopg.ProgrammingError as error:
         # Without its cause: libpq repeats what it could not read, password and all.
         raise ConfigError(
@@ -102,6 +102,15 @@ def settings(url: str, options: Mapping[str, Any], timeout: float) -> Settings:
         max_size=most,
         prepare=switch("prepare", options.get("prepare", True)),
     )
+
+
+def _with_login(url: str) -> str:
+    """Let the last @ end the login, as in every other URL; libpq would take the first."""
+    check_login(url)
+    scheme, separator, rest = url.partition("://")
+    address, slash, path = rest.partition("/")
+    login, at, hosts = address.rpartition("@")
+    return f"{scheme}{separator}{login.replace('@', '%40')}{at}{hosts}{slash}{path}"
 
 
 def _place(parameters: Mapping[str, Any]) -> str:
