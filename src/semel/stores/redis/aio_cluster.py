@@ -12,13 +12,10 @@ from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis.aio_transport import AsyncTransport, scan_step
-from semel.stores.redis.cluster import PAUSE
+from semel.stores.redis.cluster import ASKING, PAUSE
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
 from semel.stores.redis.line import Lane, Line
-from semel.stores.redis.scripts import packed
-
-_ASKING = packed(("ASKING",))
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -148,11 +145,11 @@ async def _ask_node(lane: Lane[_Node], attempts: Sequence[Attempt]) -> list[Repl
     commands: list[bytes] = []
     for attempt in attempts:
         if attempt.asking:
-            commands.append(_ASKING)
-        commands.append(packed(attempt.command))
+            commands.append(ASKING)
+        commands.append(attempt.wire())
     try:
         replies = await (await lane.open()).exchange(commands)
     except DRIVER_ERRORS as error:
         return [error] * len(attempts)
     pairs = zip(commands, replies, strict=True)
-    return [reply for command, reply in pairs if command is not _ASKING]
+    return [reply for command, reply in pairs if command is not ASKING]

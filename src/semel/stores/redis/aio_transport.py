@@ -44,7 +44,7 @@ class AsyncTransport(ABC):
             return certain((await self.call_many((call,), urgent=urgent))[0])
         begun = monotonic()
         try:
-            reply = await line.ask(packed(call.command(with_text=False)))
+            reply = await line.ask(call.wire())
             if not isinstance(reply, Exception):
                 return call.read(reply)
         except (driver.ConnectionError, driver.TimeoutError):
@@ -151,7 +151,7 @@ class AsyncServerTransport(AsyncTransport):
         self, attempts: Sequence[Attempt], *, urgent: bool
     ) -> list[Reply | Exception]:
         lane = self._renewals if urgent else self._calls
-        commands = [packed(attempt.command) for attempt in attempts]
+        commands = [attempt.wire() for attempt in attempts]
         repeating = Repeating(self._timeout / 2)
         while True:
             try:

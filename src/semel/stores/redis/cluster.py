@@ -18,9 +18,11 @@ from redis.exceptions import MovedError
 from semel.stores.redis.clients import new_node
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
-from semel.stores.redis.scripts import Argument
+from semel.stores.redis.scripts import packed
 from semel.stores.redis.transport import Transport, scan_step
 from semel.stores.redis.wires import Wires
+
+ASKING = packed(("ASKING",))
 
 PAUSE = 0.05
 """Between a lost node and the next look at the cluster's map."""
@@ -87,17 +89,17 @@ class ClusterTransport(Transport):
         return self._newcomers.setdefault(attempt.node, new_node(*attempt.node))
 
     def _ask_node(self, node: Any, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        commands: list[tuple[Argument, ...]] = []
+        commands: list[bytes] = []
         for attempt in attempts:
             if attempt.asking:
-                commands.append(("ASKING",))
-            commands.append(attempt.command)
+                commands.append(ASKING)
+            commands.append(attempt.wire())
         try:
             replies = self._wires(node).exchange(commands)
         except DRIVER_ERRORS as error:
             return [error] * len(attempts)
         pairs = zip(commands, replies, strict=True)
-        return [reply for command, reply in pairs if command[0] != "ASKING"]
+        return [reply for command, reply in pairs if command is not ASKING]
 
     def _wires(self, node: Any) -> Wires:
         pool = self.client.get_redis_connection(node).connection_pool

@@ -23,7 +23,7 @@ from redis import exceptions as driver
 
 from semel.errors import StoreError
 from semel.stores.redis.failures import failure
-from semel.stores.redis.scripts import Argument, Call
+from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.verbs import granted
 
 Answer = TypeVar("Answer")
@@ -54,10 +54,9 @@ class Attempt(Struct, frozen=True):
     whole: Call[Any] | None = None
     """Set when the record goes alone: the call with both keys."""
 
-    @property
-    def command(self) -> tuple[Argument, ...]:
+    def wire(self) -> bytes:
         """What to send."""
-        return self.call.command(with_text=self.with_text)
+        return packed(self.call.command(with_text=True)) if self.with_text else self.call.wire()
 
 
 Delivery: TypeAlias = Generator[list[Attempt], Sequence[Reply | Exception], list[Reply | Exception]]

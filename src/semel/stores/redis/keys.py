@@ -2,15 +2,16 @@
 
 This module names keys. It touches no server.
 
-The bucket is the identity's digest mod 1024. Between braces it is what Redis Cluster hashes, so a
-record and the index of its bucket share a slot whatever braces the user's key holds; that is also
-why the prefix may have none. The index is `prefix{bucket}~leases`: a record goes on with a digit
-after the brace, so the two can never meet.
+The bucket is the identity's CRC-32 mod 1024: it spreads, and nothing more is asked of it. Between
+braces it is what Redis Cluster hashes, so a record and the index of its bucket share a slot
+whatever braces the user's key holds; that is also why the prefix may have none. The index is
+`prefix{bucket}~leases`: a record goes on with a digit after the brace, so the two can never meet.
 """
 
 from __future__ import annotations
 
 import re
+from zlib import crc32
 
 from semel.core.records import Identity
 from semel.errors import ConfigError
@@ -35,12 +36,14 @@ class KeyLayout:
 
     def record(self, identity: Identity) -> bytes:
         """The key of the record."""
-        return self._records[_bucket(identity)] + identity.encoded
+        encoded = identity.encoded
+        return self._records[crc32(encoded) % BUCKETS] + encoded
 
     def record_and_index(self, identity: Identity) -> tuple[bytes, bytes]:
         """The key of the record, and the key of the index of running leases beside it."""
-        bucket = _bucket(identity)
-        return self._records[bucket] + identity.encoded, self._indexes[bucket]
+        encoded = identity.encoded
+        bucket = crc32(encoded) % BUCKETS
+        return self._records[bucket] + encoded, self._indexes[bucket]
 
     def indexes(self) -> list[bytes]:
         """The keys of all indexes."""
@@ -73,10 +76,6 @@ def member_identity(encoded: bytes) -> Identity | None:
     if colon != ":":
         return None
     return Identity(scope, key[scope_length + 1 :])
-
-
-def _bucket(identity: Identity) -> int:
-    return int.from_bytes(identity.digest[-2:]) % BUCKETS
 
 
 def _escaped(text: str) -> str:

@@ -20,7 +20,6 @@ from redis.exceptions import ConnectionError as Disconnected
 
 from semel.stores.redis.clients import backoff
 
-
 _HOPELESS = (AuthenticationError, AuthorizationError, MaxConnectionsError)
 """A wrong password stays wrong; the application's pool is not waited for behind its back."""
 

@@ -21,7 +21,7 @@ from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
 from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
-from semel.stores.redis.scripts import Argument, Call
+from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.wires import Wires
 
 Answer = TypeVar("Answer")
@@ -104,7 +104,7 @@ class ServerTransport(Transport):
         return never
 
     def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        commands = [attempt.command for attempt in attempts]
+        commands = [attempt.wire() for attempt in attempts]
         repeating = Repeating(self._timeout / 2)
         while True:
             try:
@@ -112,7 +112,7 @@ class ServerTransport(Transport):
             except (driver.ConnectionError, driver.TimeoutError, OSError) as error:
                 time.sleep(repeating.pause_after(error))
 
-    def _ask(self, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | Exception]:
+    def _ask(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         replies = self._wires.exchange(commands)
         unfit = unfit_server(replies)
         if unfit is not None:
@@ -148,7 +148,7 @@ class ServerTransport(Transport):
 
 def scan_step(wires: Wires, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
     """One SCAN command."""
-    [reply] = wires.exchange([("SCAN", cursor, "MATCH", pattern, "COUNT", count)])
+    [reply] = wires.exchange([packed(("SCAN", cursor, "MATCH", pattern, "COUNT", count))])
     if isinstance(reply, Exception):
         raise reply
     following, keys = reply

@@ -7,7 +7,7 @@ store share every line of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from semel.core.records import (
@@ -33,7 +33,7 @@ from semel.stores.redis import scripts
 from semel.stores.redis.dangers import dangers
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import pack_outcome, unpack_record
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.scripts import Call, bulk
 
 LONGEST = 100 * 365 * 86400.0
 """No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
@@ -47,23 +47,20 @@ class Verbs:
 
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
-        lease = microseconds(ask.lease)
+        owner = _sized("owner", ask.owner, OWNER_BYTES)
+        fingerprint = (
+            b""
+            if ask.fingerprint is None
+            else _sized("fingerprint", ask.fingerprint, FINGERPRINT_BYTES)
+        )
+        terms, packed_terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
         return Call(
             scripts.CLAIM,
             self._keys.record_and_index(ask.identity),
-            (
-                _sized("owner", ask.owner, OWNER_BYTES),
-                b""
-                if ask.fingerprint is None
-                else _sized("fingerprint", ask.fingerprint, FINGERPRINT_BYTES),
-                lease,
-                milliseconds(ask.ttl),
-                int(ask.hold),
-                int(ask.replace),
-                "" if ask.max_attempts is None else ask.max_attempts,
-            ),
+            (owner, fingerprint, *terms),
             partial(_read_claim, ask.identity),
-            lease,
+            microseconds(ask.lease),
+            bulk(owner) + bulk(fingerprint) + packed_terms,
         )
 
     def renew(self, ask: RenewRequest) -> Call[bool]:
@@ -113,18 +110,15 @@ class Verbs:
         retryable: bool = False,
         keep_fingerprint: bool = True,
     ) -> Call[bool]:
+        outcome_bytes = pack_outcome(outcome)
+        terms, packed_terms = _end_terms(ttl, retryable, keep_fingerprint)
         return Call(
             scripts.END,
             self._keys.record_and_index(identity),
-            (
-                owner,
-                int(state),
-                pack_outcome(outcome),
-                milliseconds(ttl),
-                int(retryable),
-                int(keep_fingerprint),
-            ),
+            (owner, int(state), outcome_bytes, *terms),
             bool,
+            None,
+            b"%b$1\r\n%d\r\n%b%b" % (bulk(owner), state, bulk(outcome_bytes), packed_terms),
         )
 
     def get(self, identity: Identity) -> Call[Record | None]:
@@ -194,6 +188,37 @@ def granted(reply: Any) -> bool:
 _GRANTED = (b"claimed", b"adopted")
 
 
+# An application has few policies: what they make of a command is written once for each.
+
+
+@lru_cache(maxsize=256)
+def _terms(
+    lease: float,
+    ttl: float,
+    hold: bool,
+    replace: bool,
+    max_attempts: int | None,
+) -> tuple[tuple[int | str, ...], bytes]:
+    """The terms of a claim: as arguments, and as they are sent."""
+    attempts = "" if max_attempts is None else max_attempts
+    return _and_packed(microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts)
+
+
+@lru_cache(maxsize=256)
+def _end_terms(
+    ttl: float,
+    retryable: bool,
+    keep_fingerprint: bool,
+) -> tuple[tuple[int | str, ...], bytes]:
+    """The terms of an end: as arguments, and as they are sent."""
+    return _and_packed(milliseconds(ttl), int(retryable), int(keep_fingerprint))
+
+
+def _and_packed(*arguments: int | str) -> tuple[tuple[int | str, ...], bytes]:
+    return arguments, b"".join(bulk(str(argument).encode()) for argument in arguments)
+
+
+@lru_cache(maxsize=256)
 def microseconds(seconds: float) -> int:
     """Whole microseconds, never more than `LONGEST`."""
     return round(min(seconds, LONGEST) * 1e6)

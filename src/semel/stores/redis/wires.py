@@ -17,7 +17,6 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from semel.stores.redis.delivery import Reply
-from semel.stores.redis.scripts import Argument, packed
 
 
 class Wires:
@@ -32,11 +31,11 @@ class Wires:
         self._idle: list[Any] = []
         self._pid = os.getpid()
 
-    def exchange(self, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | Exception]:
+    def exchange(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         """Send commands in one round trip; an error that the server answers is a reply, too."""
         connection = self._take()
         try:
-            connection.send_packed_command([b"".join(map(packed, commands))])
+            connection.send_packed_command([b"".join(commands)])
             replies = [_reply(connection) for _ in commands]
         except BaseException:
             # Half a round trip may be on its way: nobody else must read the rest of it.
