@@ -107,6 +107,7 @@ def _postgresql(metadata: MetaData, name: str) -> tuple[Table, Table]:
         Column("lease_until", moment),
         Column("superseded", postgresql.ARRAY(LargeBinary), nullable=False),
         Column("takeover", Boolean, nullable=False),
+        Column("waited_for", Boolean, nullable=False),
         Column("format", SmallInteger, nullable=False),
     )
     columns = records.c

@@ -20,6 +20,8 @@ from semel.stores.sql.postgres.words import (
     PUTTABLE,
     SEEN,
     THIS,
+    WAKE,
+    WAKE_WITH_OUTCOME,
     Query,
     after,
     micros,
@@ -33,9 +35,14 @@ class Statements:
     def __init__(self, table: str, columns: Sequence[str]) -> None:
         self.claim = Query(_claim(table, columns), writes=True)
         self.put = Query(_put(table), writes=True)
-        self.renew = Query(
+        renewing = (
             f"UPDATE {table} AS r SET lease_until = {after('lease')}, updated_at = {NOW} "  # noqa: S608 - the name is checked, here and below
-            f"WHERE {THIS} AND {OWN}",
+            f"WHERE {THIS} AND {OWN}"
+        )
+        self.renew = Query(renewing, writes=True)
+        self.park = Query(f"{renewing} RETURNING {WAKE}", writes=True)
+        self.note_waiter = Query(
+            f"UPDATE {table} AS r SET waited_for = true WHERE {THIS} AND {OWN}",  # noqa: S608
             writes=True,
         )
         self.end = Query(_end(table), writes=True)
@@ -46,7 +53,7 @@ class Statements:
             writes=True,
         )
         self.forget = Query(
-            f"DELETE FROM {table} AS r WHERE {THIS} RETURNING NOT {GONE}",  # noqa: S608
+            f"DELETE FROM {table} AS r WHERE {THIS} RETURNING NOT {GONE}, {WAKE}",  # noqa: S608
             writes=True,
         )
         self.adopt = Query(_adopt(table), writes=True)
@@ -57,12 +64,15 @@ class Statements:
             "ORDER BY r.lease_until LIMIT :limit::bigint",
             writes=False,
         )
-        self.purge_expired = Query(_purge(table, f"r.expire_at <= {NOW}"), writes=True)
+        self.purge_expired = Query(
+            _purge(table, f"r.expire_at <= {NOW}", by="expire_at"), writes=True
+        )
         self.purge_abandoned = Query(
             _purge(
                 table,
                 f"r.status = {State.PROCESSING:d} AND NOT r.hold "
                 f"AND r.lease_until <= {after('since')}",
+                by="lease_until",
             ),
             writes=True,
         )
@@ -77,7 +87,7 @@ class Statements:
 
 
 def _claim(table: str, columns: Sequence[str]) -> str:
-    """Write the claim; the last column of its answer says whether it was given.
+    """Write the claim; the last columns of its answer say whether it was given, and more of it.
 
     The row is looked at first: a duplicate that gets nothing then locks nothing and writes
     nothing, so that replays of one key do not stand in line. Whether a row that changed meanwhile
@@ -96,13 +106,14 @@ def _claim(table: str, columns: Sequence[str]) -> str:
         ), written AS (
             INSERT INTO {table} AS r (
                 digest, prefix, idem_key, biz_type, payload_hash, status, created_at, updated_at,
-                retryable, owner, number, fence, hold, lease_until, superseded, takeover, format
+                retryable, owner, number, fence, hold, lease_until, superseded, takeover,
+                waited_for, format
                 {names}
             )
             SELECT
                 :digest::uuid, :prefix::text, :key::text, :scope::text, :fingerprint::bytea,
                 {State.PROCESSING:d}, {NOW}, {NOW}, false, :owner::bytea, 1, {micros(NOW)},
-                :hold::boolean, {after("lease")}, '{{}}'::bytea[], false, {FORMAT}
+                :hold::boolean, {after("lease")}, '{{}}'::bytea[], false, false, {FORMAT}
                 {values}
             WHERE NOT EXISTS (SELECT FROM found AS r WHERE NOT ({CLAIMABLE}))
             ON CONFLICT (digest) DO UPDATE SET
@@ -116,6 +127,7 @@ def _claim(table: str, columns: Sequence[str]) -> str:
                     WHEN {DIFFER} THEN r.superseded[{oldest}:] || r.payload_hash
                     ELSE r.superseded END,
                 takeover = NOT {OWN} AND r.status = {State.PROCESSING:d},
+                waited_for = r.waited_for AND r.status = {State.PROCESSING:d},
                 number = CASE
                     WHEN {OWN} THEN r.number WHEN {GONE} THEN 1 ELSE r.number + 1 END,
                 fence = CASE WHEN {OWN} THEN r.fence ELSE {NEXT_FENCE} END,
@@ -126,11 +138,12 @@ def _claim(table: str, columns: Sequence[str]) -> str:
                 lease_until = excluded.lease_until, format = excluded.format
                 {kept}
             WHERE {CLAIMABLE}
-            RETURNING {SEEN}, r.takeover, true
+            RETURNING {SEEN}, r.takeover, r.waited_for, true
         )
         SELECT * FROM written
         UNION ALL
-        SELECT {SEEN}, r.takeover, false FROM found AS r WHERE NOT EXISTS (SELECT FROM written)
+        SELECT {SEEN}, r.takeover, r.waited_for, false FROM found AS r
+        WHERE NOT EXISTS (SELECT FROM written)
     """  # noqa: S608 - the names are checked
 
 
@@ -145,17 +158,18 @@ def _put(table: str) -> str:
             INSERT INTO {table} AS r (
                 digest, prefix, idem_key, biz_type, status, result_payload, expire_at, created_at,
                 updated_at, codec, retryable, owner, number, fence, hold, superseded, takeover,
-                format
+                waited_for, format
             )
             SELECT
                 :digest::uuid, :prefix::text, :key::text, :scope::text, {State.SUCCEEDED:d},
                 :data::bytea, {after("ttl")}, {NOW}, {NOW}, :codec::text, false, :owner::bytea, 1,
-                {micros(NOW)}, false, '{{}}'::bytea[], false, {FORMAT}
+                {micros(NOW)}, false, '{{}}'::bytea[], false, false, {FORMAT}
             WHERE NOT EXISTS (SELECT FROM found)
             ON CONFLICT (digest) DO UPDATE SET
                 payload_hash = NULL,
                 superseded = CASE WHEN {GONE} THEN excluded.superseded ELSE r.superseded END,
                 takeover = false,
+                waited_for = false,
                 number = CASE WHEN {GONE} THEN 1 ELSE r.number + 1 END,
                 fence = {NEXT_FENCE},
                 hold = false,
@@ -190,6 +204,7 @@ def _end(table: str) -> str:
         UPDATE {table} AS r SET status = :state::smallint, lease_until = NULL, {changes}
         WHERE {THIS} AND r.owner = :owner
             AND ({running} OR (r.status = :state::smallint AND NOT {GONE}))
+        RETURNING {WAKE_WITH_OUTCOME}
     """  # noqa: S608 - the name is checked
 
 
@@ -218,11 +233,17 @@ def _page(table: str) -> str:
     """  # noqa: S608 - the name is checked
 
 
-def _purge(table: str, condition: str) -> str:
-    """Delete a small batch along an index; what somebody has locked is left for the next one."""
+def _purge(table: str, condition: str, by: str) -> str:
+    """Delete a small batch along an index; what somebody has locked is left for the next one.
+
+    In order: else the planner may read the table from its start, over all that went before. The
+    commit waits for no disk and no replica: a purge that a crash undoes is repeated by the next.
+    """
     return f"""
-        DELETE FROM {table} WHERE digest = ANY (ARRAY(
-            SELECT r.digest FROM {table} AS r WHERE r.prefix = :prefix AND {condition}
-            LIMIT :limit::bigint FOR UPDATE SKIP LOCKED
-        ))
+        DELETE FROM {table}
+        WHERE (SELECT set_config('synchronous_commit', 'off', true)) = 'off'
+            AND digest = ANY (ARRAY(
+                SELECT r.digest FROM {table} AS r WHERE r.prefix = :prefix AND {condition}
+                ORDER BY r.{by} LIMIT :limit::bigint FOR UPDATE SKIP LOCKED
+            ))
     """  # noqa: S608 - the name is checked

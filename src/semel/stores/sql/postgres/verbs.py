@@ -9,13 +9,14 @@ why; then it is sent again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from semel.core import judge
 from semel.core.records import (
+    Busy,
     Claim,
     Claimed,
     ClaimRequest,
@@ -29,11 +30,12 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.base import Counts, Page
-from semel.stores.paging import cursor_after, position
+from semel.stores.paging import position
+from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.postgres.statements import Statements
 from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import Row, seconds, to_record
-from semel.stores.sql.verbs import Reply, Statement, Verb, operation
+from semel.stores.sql.verbs import Statement, Verb, operation
 from semel.stores.urls import whole_number
 
 MOST_SENDINGS: Final = 100
@@ -49,11 +51,15 @@ single = partial(operation, peek=True)
 class PostgresVerbs:
     """The verbs of the store SPI, on one table, for the store of one prefix."""
 
-    def __init__(self, table: str, prefix: str, columns: OwnColumns) -> None:
+    def __init__(
+        self, table: str, prefix: str, columns: OwnColumns, waiting: Container[UUID] = ()
+    ) -> None:
+        """`waiting` has the digests of the records whose end somebody waits to hear of."""
         self._statements = Statements(table, tuple(columns))
         self._prefix = prefix
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._columns = columns
+        self._waiting = waiting
 
     @single()
     def claim(self, ask: ClaimRequest) -> Verb[Claim]:
@@ -70,21 +76,22 @@ class PostgresVerbs:
         )
         for _ in range(MOST_SENDINGS):
             reply = yield statement
-            for *row, takeover, written in reply.rows:
+            for *row, takeover, waited_for, written in reply.rows:
                 record = _record(row, ask.identity)
                 if written:
                     return Claimed(record.number, record.fence, takeover)
                 answer, _changed = judge.claim(record, ask, record.now)
-                if not isinstance(answer, Claimed):
+                if isinstance(answer, Claimed):
+                    continue
+                if (yield from self._noted(ask, answer, waited_for=waited_for)):
                     return answer
         raise _restless(ask.identity)
 
     @single()
     def renew(self, ask: RenewRequest) -> Verb[bool]:
         """Extend the owner's lease from now."""
-        reply = yield self._statements.renew(
-            **self._named(ask.identity), owner=ask.owner, lease=ask.lease
-        )
+        write = self._statements.renew if ask.lease > 0 else self._statements.park
+        reply = yield write(**self._named(ask.identity), owner=ask.owner, lease=ask.lease)
         return reply.changed > 0
 
     @single()
@@ -153,7 +160,7 @@ class PostgresVerbs:
     def forget(self, identity: Identity) -> Verb[bool]:
         """Remove the record, whatever its state."""
         reply = yield self._statements.forget(**self._named(identity))
-        return (True,) in reply.rows
+        return any(known for known, _ in reply.rows)
 
     @single()
     def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
@@ -182,15 +189,13 @@ class PostgresVerbs:
             after_scope=after_scope,
             limit=limit + 1,
         )
-        records = tuple(_records(reply)[:limit])
-        more = len(reply.rows) > limit
-        return Page(records, cursor_after(records[-1].identity) if more else None)
+        return page_of(reply.rows, limit)
 
     @single()
     def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
         """Abandoned records, oldest first."""
         reply = yield self._statements.stuck(prefix=self._prefix, since=-older_than, limit=limit)
-        return _records(reply)
+        return listed(reply.rows)
 
     @single()
     def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
@@ -232,9 +237,27 @@ class PostgresVerbs:
             keep_fingerprint=keep_fingerprint,
         )
 
+    def _noted(self, ask: ClaimRequest, answer: Claim, *, waited_for: bool) -> Verb[bool]:
+        """Note in the row that somebody waits here; False = it ended before that, unheard.
+
+        Only for those who wait: another duplicate that gets nothing writes nothing.
+        """
+        # Who asks for no lease is in a transaction of its own, and does not wait for a wake-up.
+        if waited_for or ask.lease <= 0 or not isinstance(answer, Busy):
+            return True
+        named = self._named(ask.identity)
+        if named["digest"] not in self._waiting:
+            return True
+        reply = yield self._statements.note_waiter(**named, owner=answer.owner)
+        return reply.changed > 0
+
+    def digest(self, identity: Identity) -> UUID:
+        """Give the primary key of a record."""
+        return UUID(bytes=hashlib.sha256(self._salt + identity.encoded).digest()[:16])
+
     def _named(self, identity: Identity) -> dict[str, Any]:
         return {
-            "digest": UUID(bytes=hashlib.sha256(self._salt + identity.encoded).digest()[:16]),
+            "digest": self.digest(identity),
             "prefix": self._prefix,
             "key": identity.key,
             "scope": identity.scope,
@@ -247,10 +270,6 @@ def _record(row: Row | list[Any], identity: Identity) -> Record:
     if record.identity != identity:
         raise StoreError("the digest of this key is taken by another key")
     return record
-
-
-def _records(reply: Reply) -> list[Record]:
-    return [to_record(tuple(columns), seconds(now)) for *columns, now in reply.rows]
 
 
 def _restless(identity: Identity) -> StoreUnavailable:

@@ -19,7 +19,7 @@ NOW: Final = "statement_timestamp()"
 
 TIMES: Final = frozenset({"expire_at", "created_at", "updated_at", "lease_until"})
 
-OURS: Final = frozenset({*COLUMNS, "digest", "prefix", "takeover"})
+OURS: Final = frozenset({*COLUMNS, "digest", "prefix", "takeover", "waited_for"})
 """Every column of the table that semel itself writes."""
 
 _PLACEHOLDER = re.compile(r"(?<!:):([a-z_][a-z0-9_]*)")
@@ -52,6 +52,36 @@ def after(seconds: str) -> str:
 _ROW = ", ".join(micros(f"r.{name}") if name in TIMES else f"r.{name}" for name in COLUMNS)
 SEEN = f"{_ROW}, {micros(NOW)}"
 """A row as `verbs` reads it: the columns of `rows`, then the time of the statement."""
+
+CHANNEL: Final = "semel_wakeup"
+"""Where wake-ups go. One channel for all keys: a listener needs no statement for each of them."""
+
+CARRIED: Final = 4096
+"""The longest result, in bytes, that goes along; a message holds 8,000 at most, as text."""
+
+_OUTCOME = ", ".join(
+    f"translate(encode({value}, 'base64'), chr(10), '')" if is_binary else value
+    for value, is_binary in {
+        "r.owner": True,
+        "r.payload_hash": True,
+        "r.status": False,
+        "r.number": False,
+        "r.fence": False,
+        f"extract(epoch FROM r.expire_at - {NOW})": False,
+        "r.codec": False,
+        "r.result_payload": True,
+    }.items()
+)
+
+WAKE = f"CASE WHEN r.waited_for THEN pg_notify('{CHANNEL}', r.digest::text) END"
+"""Tells those who wait that they should ask again."""
+
+WAKE_WITH_OUTCOME = f"""
+    CASE WHEN r.waited_for THEN pg_notify('{CHANNEL}', r.digest::text || CASE
+        WHEN NOT r.retryable AND octet_length(r.result_payload) <= {CARRIED}
+        THEN json_build_array({_OUTCOME})::text ELSE '' END) END
+"""
+"""Tells those who wait, with the outcome if it is final and small; `wakeups` reads it."""
 
 THIS = "r.digest = :digest AND r.idem_key = :key AND r.biz_type = :scope"
 GONE = f"(r.expire_at IS NOT NULL AND r.expire_at <= {NOW})"

@@ -33,6 +33,7 @@ CREATE TABLE idempotent_record (
     lease_until timestamptz,                    -- set while processing; past = abandoned
     superseded bytea[] NOT NULL,                -- replaced payload hashes
     takeover boolean NOT NULL,                  -- the attempt replaced an abandoned one
+    waited_for boolean NOT NULL,                -- its end is told by NOTIFY semel_wakeup
     format smallint NOT NULL
 ) /* PARTITION BY HASH (digest) */;
 
