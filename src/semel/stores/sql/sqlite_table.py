@@ -13,7 +13,8 @@ from inspect import cleandoc
 from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import Counts, Page
-from semel.stores.paging import cursor_after, position
+from semel.stores.paging import position
+from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import COLUMNS, MICROSECONDS, seconds, stamp, to_record, to_row
 from semel.stores.sql.verbs import Statement, Verb
@@ -113,9 +114,7 @@ class SQLiteTable:
             (*values, limit + 1),
             writes=False,
         )
-        records = tuple(to_record(row, now) for row in reply.rows[:limit])
-        more = len(reply.rows) > limit
-        return Page(records, cursor_after(records[-1].identity) if more else None)
+        return page_of([(*row, stamp(now)) for row in reply.rows], limit)
 
     def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
         """Read the index of leases from its old end."""
@@ -126,21 +125,22 @@ class SQLiteTable:
             (self._prefix, stamp(now - older_than), limit),
             writes=False,
         )
-        return [to_record(row, now) for row in reply.rows]
+        return listed((*row, stamp(now)) for row in reply.rows)
 
     def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
         """Delete along the indexes, in one small batch."""
         now = self._now()
-        may_go = f"SELECT identity FROM {self.name} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - checked above
+        # By rowid, which each index holds: the record is looked up once, where it is deleted.
+        may_go = f"SELECT rowid FROM {self.name} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - checked above
         values: list[object] = [stamp(now), self._prefix]
         if abandoned_after is not None:
             may_go += (
-                f" UNION ALL SELECT identity FROM {self.name} "  # noqa: S608 - checked above
+                f" UNION ALL SELECT rowid FROM {self.name} "  # noqa: S608 - checked above
                 "WHERE status = 0 AND hold = 0 AND prefix = ? AND lease_until <= ?"
             )
             values.extend((self._prefix, stamp(now - abandoned_after)))
         reply = yield Statement(
-            f"DELETE FROM {self.name} WHERE identity IN ({may_go} LIMIT ?)",  # noqa: S608 - checked above
+            f"DELETE FROM {self.name} WHERE rowid IN ({may_go} LIMIT ?)",  # noqa: S608 - checked above
             (*values, limit),
             writes=True,
         )

@@ -9,11 +9,12 @@ from typing import Final
 
 from semel.core.records import Record, State
 from semel.stores.base import Counts, Page
-from semel.stores.paging import cursor_after, position
+from semel.stores.paging import position
+from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.mysql.table import READ_COLUMNS, READ_NOW, MySQLTable
 from semel.stores.sql.ranges import behind
-from semel.stores.sql.rows import COLUMNS, seconds, stamp, to_record
-from semel.stores.sql.verbs import Reply, Statement, Verb
+from semel.stores.sql.rows import stamp
+from semel.stores.sql.verbs import Statement, Verb
 from semel.stores.urls import whole_number
 
 PURGED_AT_ONCE: Final = 100
@@ -56,10 +57,7 @@ class Listing:
             (*values, limit + 1),
             writes=False,
         )
-        records = tuple(_records(reply))
-        more = len(records) > limit
-        kept = records[:limit]
-        return Page(kept, cursor_after(kept[-1].identity) if more else None)
+        return page_of(reply.rows, limit)
 
     def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
         """Read the index of leases from its old end; a record that has ended has no lease."""
@@ -69,7 +67,7 @@ class Listing:
             (self._table.prefix, stamp(older_than), limit),
             writes=False,
         )
-        return _records(reply)
+        return listed(reply.rows)
 
     def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
         """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
@@ -115,7 +113,3 @@ class Listing:
             writes=False,
         )
         return Counts(*reply.rows[0])
-
-
-def _records(reply: Reply) -> list[Record]:
-    return [to_record(row[: len(COLUMNS)], seconds(row[len(COLUMNS)])) for row in reply.rows]

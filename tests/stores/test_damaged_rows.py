@@ -1,0 +1,121 @@
+"""One row that cannot be read: the others are listed, it is named by its digest, and it can go."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+import pymysql
+import pytest
+
+from semel import Idempotency, open_async_store, open_store
+from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.errors import RecordUnreadable
+from semel.testing import StoreDriver
+
+RESULT = Encoded("json", b"1")
+KEYS = [Identity("orders", key) for key in "abcde"]
+BAD = KEYS[2]
+PAGES = {10: ["abde"], 3: ["ab", "de"], 1: ["a", "b", "", "d", "e"]}
+DAMAGES = {"status = 7": "row is damaged", "format = 9": "newer version"}
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+def url(request) -> str:
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture(params=[open_store, open_async_store])
+def store(request, url):
+    with contextlib.closing(StoreDriver(request.param(url))) as driver:
+        yield driver
+
+
+@pytest.fixture(params=DAMAGES)
+def damage(request) -> str:
+    return request.param
+
+
+def run(url: str, sql: str) -> None:
+    """Run a statement behind the store's back."""
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "sqlite":
+            connection = sqlite3.connect(parts.path.removeprefix("/"))
+        case "postgresql":
+            connection = psycopg.connect(url)
+        case _:
+            connection = pymysql.connect(
+                host=parts.hostname,
+                port=parts.port,
+                user=parts.username,
+                password=unquote(parts.password),
+                database=parts.path[1:],
+            )
+    with contextlib.closing(connection):
+        connection.cursor().execute(sql)
+        connection.commit()
+
+
+def spoil(url: str, damage: str) -> None:
+    run(url, f"UPDATE idempotent_record SET {damage} WHERE idem_key = '{BAD.key}'")  # noqa: S608 - ours
+
+
+def fill(store) -> None:
+    for number, identity in enumerate(KEYS):
+        assert store.put(identity, RESULT, 600, owner=number.to_bytes(12))
+
+
+def pages(store, limit: int) -> list[list[str]]:
+    found, cursor = [], None
+    while True:
+        page = store.scan(limit=limit, cursor=cursor)
+        found.append([record.identity.key for record in page.records])
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+@pytest.mark.parametrize("limit", PAGES)
+def test_a_listing_leaves_it_out_and_goes_on(store, url, damage, caplog, limit):
+    fill(store)
+    spoil(url, damage)
+    assert pages(store, limit) == [list(page) for page in PAGES[limit]]
+    assert BAD.digest.hex() in caplog.text
+    assert DAMAGES[damage] in caplog.text
+
+
+def test_it_does_not_hide_other_stuck_records(store, url, caplog):
+    for number, identity in enumerate(KEYS):
+        owner = number.to_bytes(12)
+        store.claim(ClaimRequest(identity, owner, None, 600.0, 600.0))
+        assert store.renew(identity, owner, 0.0)
+    spoil(url, "format = 9")
+    assert {record.identity.key for record in store.stuck()} == set("abde")
+    assert BAD.digest.hex() in caplog.text
+
+
+def test_it_is_refused_by_name_until_it_is_forgotten(store, url, damage):
+    fill(store)
+    spoil(url, damage)
+    with pytest.raises(RecordUnreadable, match=DAMAGES[damage]):
+        store.get(BAD)
+    assert store.forget(BAD)
+    assert not store.forget(BAD)
+    assert store.get(BAD) is None
+    assert store.put(BAD, RESULT, 600, owner=b"again".ljust(12))
+
+
+def test_many_are_forgotten_with_it(store, url, damage):
+    fill(store)
+    spoil(url, damage)
+    assert store.forget_many(KEYS) == [True] * len(KEYS)
+
+
+def test_an_engine_lists_the_others(url):
+    with contextlib.closing(open_store(url)) as store:
+        fill(store)
+        spoil(url, "format = 9")
+        assert [record.identity.key for record in Idempotency(store).records()] == list("abde")
