@@ -371,25 +371,27 @@ def test_something_that_is_no_connection_is_refused():
     [("numeric", "acme_db"), ("named", "acme_db.driver"), ("qmark", "acme_db.driver")],
 )
 def test_every_paramstyle_is_spoken(tmp_path, monkeypatch, paramstyle, module):
-    """sqlite3 understands three styles: it stands for drivers that know only one of them."""
+    """sqlite3 stands for drivers that know only one style."""
     monkeypatch.setitem(sys.modules, "acme_db", SimpleNamespace())
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(paramstyle=paramstyle))
+
+    class Cursor(sqlite3.Cursor):
+        def execute(self, sql, values=()):
+            if paramstyle == "numeric":  # sqlite3 takes numbers for names, and warns of a sequence
+                values = {f"{number}": value for number, value in enumerate(values, 1)}
+            return super().execute(sql, values)
 
     class Connection:
         __module__ = module
 
-        def __init__(self):
-            self.inner = sqlite3.connect(tmp_path / "business.db")
-
         def cursor(self):
-            return self.inner.cursor()
+            return inner.cursor(Cursor)
 
-    connection = Connection()
-    connection.inner.execute(TABLE)
-    connection.inner.execute(ROW)
-    assert update(connection, 3, note="x") == Applied(4)
-    assert update(connection, 3, note="x") == AlreadyApplied(4)
-    connection.inner.close()
+    with closing(sqlite3.connect(tmp_path / "business.db")) as inner:
+        inner.execute(TABLE)
+        inner.execute(ROW)
+        assert update(Connection(), 3, note="x") == Applied(4)
+        assert update(Connection(), 3, note="x") == AlreadyApplied(4)
 
 
 def test_a_connection_class_of_the_users_own_is_known_by_its_base(tmp_path):
