@@ -237,7 +237,7 @@ def _read_finished(identity: Identity, raw: bytes, pttl: int) -> Finished:
 _CLAIM_ANSWERS: dict[bytes, Callable[..., Claim]] = {
     b"claimed": lambda _, number, fence, takeover: Claimed(number, fence, bool(takeover)),
     b"finished": _read_finished,
-    b"busy": lambda _, remaining: Busy(remaining / 1e6),
+    b"busy": lambda _, remaining, owner: Busy(remaining / 1e6, owner),
     b"mismatch": lambda _, superseded: Mismatch(bool(superseded)),
     b"abandoned": lambda _, number: Abandoned(number),
     b"exhausted": lambda _, number: Exhausted(number),

@@ -16,6 +16,13 @@ local function was_superseded()
   return false
 end
 
+-- A full server, or one that takes no writes, can still answer busy: then nobody is woken.
+local function note_waiter()
+  local flags = string.byte(raw, 2) + WAITED_FOR
+  local noted = string.sub(raw, 1, 1) .. string.char(flags) .. string.sub(raw, 3)
+  redis.pcall('SET', KEYS[1], noted, 'KEEPTTL')
+end
+
 local replacing = false
 if old then
   if old.owner == owner then
@@ -28,7 +35,10 @@ if old then
   if replace and was_superseded() then return {'mismatch', 1} end
   if ended_for_good(old) and not replacing then return finished() end
   if old.state == PROCESSING then
-    if old.lease_until > now then return {'busy', old.lease_until - now} end
+    if old.lease_until > now then
+      if old.waited_for == 0 then note_waiter() end
+      return {'busy', old.lease_until - now, old.owner}
+    end
     if old.hold or hold then return {'abandoned', old.number} end
   end
   if attempts and old.number >= attempts then return {'exhausted', old.number} end

@@ -13,6 +13,7 @@ write_ended({
   number = old and old.number + 1 or 1,
   fence = next_fence(old, now),
   created = old and old.created or math.floor(now / 1000),
+  waited_for = 0,  -- who waited for an abandoned attempt has asked again when its lease ended
   fingerprint = '', superseded = old and old.superseded or '',
 }, ARGV[2], tonumber(ARGV[3]), now)
 return 1
