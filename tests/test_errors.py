@@ -32,6 +32,7 @@ MADE = [
     errors.RetryTransaction("serialization failure"),
     errors.StoreError("odd"),
     errors.StoreUnavailable("away"),
+    errors.StoreRefused("wrong password"),
     errors.IdempotencyError("any"),
 ]
 """One of each kind."""
@@ -64,6 +65,7 @@ SAID = {
     errors.RecordUnreadable: ("record_unreadable", False, 503, "UNAVAILABLE"),
     errors.ResultUnavailable: ("result_unavailable", False, 409, "FAILED_PRECONDITION"),
     errors.SerializationError: ("serialization_error", False, 500, "INTERNAL"),
+    errors.StoreRefused: ("store_refused", False, 503, "UNAVAILABLE"),
 }
 """What each kind says to whoever gets it; people's clients rely on it."""
 

@@ -39,6 +39,7 @@ from semel.errors import (
     SerializationError,
     StoreError,
     StoreFull,
+    StoreRefused,
     StoreUnavailable,
     WaitTimeout,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "State",
     "StoreError",
     "StoreFull",
+    "StoreRefused",
     "StoreUnavailable",
     "WaitTimeout",
     "__version__",

@@ -17,6 +17,7 @@
     ├── RetryTransaction       the database asked for the whole unit of work to be repeated
     └── StoreError             the store could not do its work
         ├── StoreUnavailable   it cannot be reached, or did not answer in time
+        │   └── StoreRefused   it does not let us in, until somebody changes something
         ├── StoreFull          it has no room for a new key
         └── RecordUnreadable   a record is there but cannot be understood
 
@@ -199,9 +200,16 @@ class StoreError(IdempotencyError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, refused us, or did not answer in time."""
+    """The store cannot be reached, or did not answer in time."""
 
     code = "store_unavailable"
+
+
+class StoreRefused(StoreUnavailable):
+    """The store does not let us in: a wrong login, no such database, a right that is missing."""
+
+    code = "store_refused"
+    retry_helps = False
 
 
 class StoreFull(StoreError):

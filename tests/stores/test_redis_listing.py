@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from redis import exceptions as driver
 
 from semel.core.records import Identity, State
-from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreFull, StoreUnavailable
+from semel.errors import (
+    ConfigError,
+    RecordUnreadable,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
 from semel.stores.base import Counts
 from semel.stores.redis.failures import failure
 from semel.stores.redis.keys import KeyLayout
@@ -268,9 +275,9 @@ REPLIES = {
     "ERR Error running script (call to f_x): @user_script:9: OOM command not allowed": (StoreFull, "is full"),
     "ERR Error running script (call to f_x): @user_script:9: READONLY You can't write": (StoreUnavailable, "is a replica"),
     "ERR Error running script: @user_script:1: WRONGTYPE Operation against a key": (RecordUnreadable, "another type"),
-    "NOPERM this user has no permissions to access one of the channels": (StoreError, "a channel"),
-    "ERR Protocol error: unauthenticated multibulk length": (StoreUnavailable, "authentication failed"),
-    "NOPERM nothing in particular": (StoreError, "something"),
+    "NOPERM this user has no permissions to access one of the channels": (StoreRefused, "a channel"),
+    "ERR Protocol error: unauthenticated multibulk length": (StoreRefused, "authentication failed"),
+    "NOPERM nothing in particular": (StoreRefused, "something"),
     "ERR something new": (StoreError, "answered: ERR something new"),
 }  # fmt: skip
 

@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from redis import exceptions as driver
 from redis.sentinel import MasterNotFoundError
 
-from semel.errors import RecordUnreadable, StoreError, StoreFull, StoreUnavailable
+from semel.errors import (
+    RecordUnreadable,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""
@@ -44,8 +50,8 @@ _FOREIGN = "its key at {where} holds another type, so somebody else uses this pr
 
 # The first class that fits gives the answer, so subclasses stand before their bases.
 _BY_CLASS: tuple[tuple[type[Exception], type[StoreError], str], ...] = (
-    (driver.AuthenticationError, StoreUnavailable, _LOGIN),
-    (driver.AuthorizationError, StoreUnavailable, _LOGIN),
+    (driver.AuthenticationError, StoreRefused, _LOGIN),
+    (driver.AuthorizationError, StoreRefused, _LOGIN),
     (driver.BusyLoadingError, StoreUnavailable, _LOADING),
     (driver.MaxConnectionsError, StoreUnavailable, _POOL),
     (driver.OutOfMemoryError, StoreFull, _FULL),
@@ -70,12 +76,12 @@ _BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
     ("MASTERDOWN", StoreUnavailable, _NO_PRIMARY),
     ("BUSY ", StoreUnavailable, _BUSY),
     ("WRONGTYPE", RecordUnreadable, _FOREIGN),
-    ("NOAUTH", StoreUnavailable, _LOGIN),
-    ("WRONGPASS", StoreUnavailable, _LOGIN),
-    ("unauthenticated", StoreUnavailable, _LOGIN),
+    ("NOAUTH", StoreRefused, _LOGIN),
+    ("WRONGPASS", StoreRefused, _LOGIN),
+    ("unauthenticated", StoreRefused, _LOGIN),
     ("max number of clients", StoreUnavailable, _CLIENTS),
     ("Too many connections", StoreUnavailable, _POOL),  # redis-py before 7
-    ("DB index", StoreError, _DATABASE),
+    ("DB index", StoreRefused, _DATABASE),
 )
 
 
@@ -93,7 +99,7 @@ def _ours(error: BaseException, text: str, where: str) -> StoreError:
     if by_script is not None:
         return RecordUnreadable(by_script[1])
     if isinstance(error, driver.NoPermissionError) or _NOT_PERMITTED.search(text):
-        return StoreError(
+        return StoreRefused(
             f"{where} does not permit this user what semel needs: {_permission(text)}; "
             "the ACL line is in the documentation of semel.stores.redis"
         )

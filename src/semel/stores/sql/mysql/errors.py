@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.errors import ConfigError, IdempotencyError, StoreError, StoreFull, StoreUnavailable
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 _REPEATED: Final = frozenset({
     1205,  # lock wait timeout: another transaction holds the row
@@ -48,19 +55,24 @@ _SETUP: Final = {
 }
 """What no retry helps against: somebody has to set the database up."""
 
-_NO_ENTRY: Final = {
-    1040: _CROWDED,
+_REFUSED: Final = {
     1044: "does not let this user in",
     1045: _DENIED,
     1049: "does not exist; create it, or correct the URL",
+    1130: "does not let this machine in",
+    1698: _DENIED,
+    2059: "asks for a kind of login that the driver does not know",
+}
+"""No connection can be had, and a retry does not help."""
+
+_NO_ENTRY: Final = _REFUSED | {
+    1040: _CROWDED,
     1203: _CROWDED,
     1226: _CROWDED,
-    1698: _DENIED,
     2002: "cannot be reached",
     2003: "cannot be reached",
     2005: "cannot be reached: its name is not known",
     2026: "does not agree with this program on TLS",
-    2059: "asks for a kind of login that the driver does not know",
 }
 """No connection can be had."""
 
@@ -130,6 +142,8 @@ def _ours(error: Exception, place: str) -> Exception:
         return StoreError(f"{place} cannot take this: {detail}")
     if code in _SETUP:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")
+    if code in _REFUSED:
+        return StoreRefused(f"{place} {_REFUSED[code]}: {detail}")
     if code in _SAYS:
         return StoreUnavailable(f"{place} {_SAYS[code]}: {detail}")
     if isinstance(error, TimeoutError):

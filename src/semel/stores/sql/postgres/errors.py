@@ -13,7 +13,14 @@ import psycopg
 from psycopg import errors as sql
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 
-from semel.errors import ConfigError, IdempotencyError, StoreError, StoreFull, StoreUnavailable
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 
 class TimeIsUp(psycopg.OperationalError):
@@ -67,13 +74,19 @@ DRIVER_ERRORS: Final = (psycopg.Error, UnicodeEncodeError)
 """What `translate` knows: all that psycopg raises, and text that no database can hold."""
 
 # A refused connection brings no code, only the server's words.
-_BY_WORDS: Final = (
+_REFUSALS: Final = (
     ("does not exist", "{place} is not there, or its user is not; correct the URL ({text})"),
-    ("password|authentication", "{place} refused the login; check user and password ({text})"),
-    ("pg_hba.conf|SSL|certificate", "{place} does not let this client in ({text})"),
-    ("too many (clients|connections)|connection slots", _CLIENTS),
+    (
+        "password|authentication (?:failed|method)|permitted to log in",
+        "{place} refused the login; check user and password ({text})",
+    ),
+    (
+        "pg_hba.conf|certificate|not support SSL|permission denied",
+        "{place} does not let this client in ({text})",
+    ),
 )
-_HOPELESS: Final = re.compile("does not exist|password|authentication|pg_hba.conf|certificate")
+_HOPELESS: Final = re.compile("|".join(words for words, _ in _REFUSALS))
+_CROWDED: Final = re.compile("too many (?:clients|connections)|connection slots")
 
 
 def is_hopeless(error: BaseException) -> bool:
@@ -87,9 +100,11 @@ def translate(error: Exception, place: str) -> IdempotencyError:
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
             return ours(message.format(place=place, text=text))
-    for words, message in _BY_WORDS:
+    for words, message in _REFUSALS:
         if re.search(words, text):
-            return StoreUnavailable(message.format(place=place, text=text))
+            return StoreRefused(message.format(place=place, text=text))
+    if _CROWDED.search(text):
+        return StoreUnavailable(_CLIENTS.format(place=place))
     return StoreUnavailable(f"{place} cannot be used: {text}")
 
 
