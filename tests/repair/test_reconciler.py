@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from contract.reference_store import DictStore
 from engines.facade import World, never, wait_until
 from repair.conftest import OWNER, Workshop
 from semel import (
@@ -460,12 +461,8 @@ def test_an_async_resolver_needs_the_async_reconciler():
 
 
 def test_a_store_must_be_able_to_give_records_away(memory_workshop):
-    class Plain:
-        def claim(self, ask):
-            raise NotImplementedError
-
-    with pytest.raises(ConfigError, match="Plain"):
-        Reconciler(Plain(), {})
+    with pytest.raises(ConfigError, match="DictStore cannot list and adopt"):
+        Reconciler(DictStore(), {})
 
 
 @pytest.mark.parametrize(

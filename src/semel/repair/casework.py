@@ -95,26 +95,23 @@ class Casework:
         """Look into what is stuck, and into what was left open before."""
         again = self._cases.due(monotonic())
         found = yield from (self._scanned() if full else self._listed())
-        errors = yield from self._close_what_was_decided(found)
+        unseen = yield from self._close_what_was_decided(found)
         decisions = self._without_resolver(found)
         due = [self._cases.open(record).identity for record in found if self._is_ready(record)]
-        moved_on = 0
+        looks: list[list[Decision] | None] = []
         for identity in dict.fromkeys([*again, *due]):
             made = yield from self._tolerant(identity, self._look_into(identity))
-            if made is None:
-                errors += 1
-            else:
-                moved_on += not made
-                decisions += made
+            looks.append(made)
+        told = (decision for look in looks if look is not None for decision in look)
         return Report(
-            decisions=tuple(decisions),
-            moved_on=moved_on,
-            errors=errors,
+            decisions=(*decisions, *told),
+            moved_on=looks.count([]),
+            errors=unseen + looks.count(None),
             waiting=len(self._cases.waiting()),
         )
 
     def _tolerant(self, identity: Identity, steps: Steps[T]) -> Steps[T | None]:
-        """Let one record's trouble with the store, whatever it is, leave the others alone."""
+        """Let one record's trouble with the store leave the others alone; None = it had some."""
         try:
             return (yield from steps)
         except StoreError as error:
