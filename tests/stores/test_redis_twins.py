@@ -8,13 +8,21 @@ import inspect
 import pytest
 
 from semel.stores.base import AsyncBatching, AsyncScannable, Batching, Scannable
-from semel.stores.redis import AsyncRedisStore, RedisStore, aio, store
+from semel.stores.redis import AsyncRedisStore, RedisStore, aio, aio_wakeups, store, wakeups
 from semel.stores.redis.aio_cluster import AsyncClusterTransport
 from semel.stores.redis.aio_transport import AsyncServerTransport
 from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.transport import ServerTransport
 
-RENAMED = {"AsyncRedisStore": "RedisStore", "AsyncTransport": "Transport", "adopt_async": "adopt"}
+RENAMED = {
+    "AsyncEar": "Ear",
+    "AsyncRedisLine": "RedisLine",
+    "AsyncRedisStore": "RedisStore",
+    "AsyncRedisWakeups": "RedisWakeups",
+    "AsyncTransport": "Transport",
+    "AsyncWatch": "Watch",
+    "adopt_async": "adopt",
+}
 
 
 class Plain(ast.NodeTransformer):
@@ -42,6 +50,7 @@ def methods(module, name: str) -> str:
 
 def test_the_two_stores_have_the_same_methods_with_the_same_text():
     assert methods(aio, "AsyncRedisStore") == methods(store, "RedisStore")
+    assert methods(aio_wakeups, "AsyncRedisWakeups") == methods(wakeups, "RedisWakeups")
 
 
 @pytest.mark.parametrize(

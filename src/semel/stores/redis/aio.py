@@ -24,11 +24,13 @@ from semel.errors import StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.redis.adopt import adopt_async
 from semel.stores.redis.aio_transport import AsyncTransport
+from semel.stores.redis.aio_wakeups import AsyncRedisWakeups
 from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
 from semel.stores.redis.verbs import Verbs
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.wakeups.tasks import AsyncWatch
 
 Result = TypeVar("Result")
 
@@ -53,6 +55,7 @@ class AsyncRedisStore:
         self._transport = (
             client if isinstance(client, AsyncTransport) else adopt_async(client, timeout)
         )
+        self._wakeups = AsyncRedisWakeups(self._transport, self._keys)
 
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
@@ -119,7 +122,12 @@ class AsyncRedisStore:
 
     async def close(self) -> None:
         """Release what this store opened itself."""
+        await self._wakeups.close()
         await self._transport.close()
+
+    def watch(self, identity: Identity) -> AsyncWatch:
+        """Listen for the end of the record's running attempt."""
+        return self._wakeups.watch(identity)
 
     # --- Batching ------------------------------------------------------------------------
 

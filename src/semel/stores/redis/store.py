@@ -28,7 +28,9 @@ from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
 from semel.stores.redis.transport import Transport
 from semel.stores.redis.verbs import Verbs
+from semel.stores.redis.wakeups import RedisWakeups
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.wakeups.threads import Watch
 
 Result = TypeVar("Result")
 
@@ -50,6 +52,7 @@ class RedisStore:
         self._verbs = Verbs(self._keys)
         self._listing = Listing(self._keys, self._verbs)
         self._transport = client if isinstance(client, Transport) else adopt(client, timeout)
+        self._wakeups = RedisWakeups(self._transport, self._keys)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
@@ -116,7 +119,12 @@ class RedisStore:
 
     def close(self) -> None:
         """Release what this store opened itself."""
+        self._wakeups.close()
         self._transport.close()
+
+    def watch(self, identity: Identity) -> Watch:
+        """Listen for the end of the record's running attempt."""
+        return self._wakeups.watch(identity)
 
     # --- Batching ------------------------------------------------------------------------
 

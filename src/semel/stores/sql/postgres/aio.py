@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from semel.core.records import Identity
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.migrations import DEFAULT_TABLE
@@ -17,10 +18,12 @@ from semel.stores.sql.postgres.aio_sources import (
     AsyncPool,
     AsyncSource,
 )
+from semel.stores.sql.postgres.aio_wakeups import AsyncPostgresWakeups
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
-from semel.stores.sql.postgres.settings import settings
+from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.verbs import OwnColumns, PostgresVerbs
 from semel.stores.urls import positive_seconds
+from semel.stores.wakeups.tasks import AsyncWatch
 
 
 class AsyncPostgresStore(AsyncSQLStore):
@@ -48,16 +51,30 @@ class AsyncPostgresStore(AsyncSQLStore):
     ) -> None:
         check_given(url, pool, connection, options)
         seconds = positive_seconds("timeout", timeout)
+        own: Settings | None = None
         if pool is not None:
             source: AsyncSource = AsyncGivenPool(pool)
         elif connection is not None:
             source = AsyncGivenConnection(connection)
         else:
-            source = AsyncOwnPool(settings(str(url), options, seconds), seconds)
+            own = settings(str(url), options, seconds)
+            source = AsyncOwnPool(own, seconds)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = AsyncExecutor(source, self._schema, seconds)
-        verbs = PostgresVerbs(self._schema.table, prefix, checked_columns(columns))
-        super().__init__(verbs, self._postgres)
+        self._wakeups = AsyncPostgresWakeups(own, source.place)
+        self._postgres_verbs = PostgresVerbs(
+            self._schema.table, prefix, checked_columns(columns), self._wakeups
+        )
+        super().__init__(self._postgres_verbs, self._postgres)
+
+    def watch(self, identity: Identity) -> AsyncWatch:
+        """Listen for the end of the record's running attempt."""
+        return self._wakeups.watch(self._postgres_verbs.digest(identity))
+
+    async def close(self) -> None:
+        """Release what this store opened itself."""
+        await self._wakeups.close()
+        await super().close()
 
     async def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
         """Make the table or bring it up to date, and return its version; safe to repeat.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from semel.core.records import Identity
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.postgres.executor import Executor
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
-from semel.stores.sql.postgres.settings import settings
+from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.sources import (
     Connection,
     GivenConnection,
@@ -19,8 +20,10 @@ from semel.stores.sql.postgres.sources import (
     Source,
 )
 from semel.stores.sql.postgres.verbs import OwnColumns, PostgresVerbs
+from semel.stores.sql.postgres.wakeups import PostgresWakeups
 from semel.stores.sql.store import SQLStore
 from semel.stores.urls import positive_seconds
+from semel.stores.wakeups.threads import Watch
 
 
 class PostgresStore(SQLStore):
@@ -48,16 +51,30 @@ class PostgresStore(SQLStore):
     ) -> None:
         check_given(url, pool, connection, options)
         seconds = positive_seconds("timeout", timeout)
+        own: Settings | None = None
         if pool is not None:
             source: Source = GivenPool(pool)
         elif connection is not None:
             source = GivenConnection(connection)
         else:
-            source = OwnPool(settings(str(url), options, seconds), seconds)
+            own = settings(str(url), options, seconds)
+            source = OwnPool(own, seconds)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = Executor(source, self._schema, seconds)
-        verbs = PostgresVerbs(self._schema.table, prefix, checked_columns(columns))
-        super().__init__(verbs, self._postgres)
+        self._wakeups = PostgresWakeups(own, source.place)
+        self._postgres_verbs = PostgresVerbs(
+            self._schema.table, prefix, checked_columns(columns), self._wakeups
+        )
+        super().__init__(self._postgres_verbs, self._postgres)
+
+    def watch(self, identity: Identity) -> Watch:
+        """Listen for the end of the record's running attempt."""
+        return self._wakeups.watch(self._postgres_verbs.digest(identity))
+
+    def close(self) -> None:
+        """Release what this store opened itself."""
+        self._wakeups.close()
+        super().close()
 
     def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
         """Make the table or bring it up to date, and return its version; safe to repeat.

@@ -1,0 +1,85 @@
+"""The twin of `wakeups`, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+
+from semel.stores.sql.postgres.hearsay import LISTEN, news, read_outcome
+from semel.stores.sql.postgres.lending import leave_alone
+from semel.stores.sql.postgres.settings import Settings
+from semel.stores.wakeups.tasks import AsyncEar, AsyncWatch, Listener
+
+
+class AsyncPostgresLine:
+    """One connection that listens."""
+
+    confirms = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+
+    async def open(self, listener: Listener) -> None:
+        """Connect, and listen to everything."""
+        connection = await psycopg.AsyncConnection.connect(self._settings.conninfo, autocommit=True)
+        self._connection = connection
+        await connection.execute(LISTEN)
+        self._pgconn = connection.pgconn
+        asyncio.get_running_loop().add_reader(self._pgconn.socket, self._read, listener)
+
+    def subscribe(self, channel: Any) -> None:
+        """Nothing to ask for: every message comes."""
+
+    def unsubscribe(self, channel: Any) -> None:
+        """Nothing was asked for."""
+
+    def _read(self, listener: Listener) -> None:
+        """Tell what has come."""
+        try:
+            self._pgconn.consume_input()
+            for each in news(iter(self._pgconn.notifies, None)):
+                listener.hear(each)
+        except psycopg.OperationalError as error:
+            asyncio.get_running_loop().remove_reader(self._pgconn.socket)
+            listener.broke(self, error)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._connection is not None:
+            if not self._connection.closed:
+                asyncio.get_running_loop().remove_reader(self._pgconn.socket)
+            await self._connection.close()
+
+
+class AsyncPostgresWakeups:
+    """Everything that a store hears. It contains the digests of the records it listens for."""
+
+    def __init__(self, settings: Settings | None, place: str) -> None:
+        listens = settings is not None and settings.own_session
+        self._new_line = partial(AsyncPostgresLine, cast("Settings", settings)) if listens else None
+        self._place = place
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._ear = AsyncEar(self._new_line, self._place)
+
+    def __contains__(self, digest: object) -> bool:
+        return self._ear.rooms.hears(digest)
+
+    def watch(self, digest: UUID) -> AsyncWatch:
+        """Listen for the end of the record's running attempt."""
+        if self._pid != os.getpid():
+            leave_alone(self._ear)  # the parent's
+            self._begin()
+        return AsyncWatch(self._ear, digest, read_outcome)
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._ear.close()

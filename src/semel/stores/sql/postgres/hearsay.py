@@ -1,0 +1,50 @@
+"""What PostgreSQL's wake-ups say. This module reads; it sends nothing.
+
+One channel serves all records: a message begins with the digest of its record. What follows, if
+anything does, is the outcome, as `words` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from psycopg.pq import PGnotify
+
+from semel.core.records import Encoded, Ended, Finished, State
+from semel.stores.sql.postgres.words import CHANNEL
+from semel.stores.wakeups.rooms import Told
+
+LISTEN: Final = f"LISTEN {CHANNEL}"
+
+_DIGEST: Final = 36
+
+_outcomes: Final = msgspec.json.Decoder(
+    tuple[bytes, bytes | None, State, int, int, float, str, bytes]
+)
+
+
+def news(notices: Iterator[PGnotify]) -> Iterator[Told]:
+    """Part each message into the record it is about and the rest; others are nobody's."""
+    for notice in notices:
+        try:
+            digest = UUID(bytes.decode(notice.extra[:_DIGEST]))
+        except ValueError:
+            continue
+        yield Told(digest, notice.extra[_DIGEST:])
+
+
+def read_outcome(message: bytes) -> Ended | None:
+    """What a wake-up tells of the record; None when the store has to be asked."""
+    try:
+        fields: Any = _outcomes.decode(message)
+    except msgspec.MsgspecError:
+        return None  # a record that was parked, or whose result is too large; or anybody's message
+    owner, fingerprint, state, number, fence, remaining, codec, data = fields
+    if state is State.PROCESSING or remaining <= 0:
+        return None
+    return Ended(
+        owner, fingerprint, Finished(state, Encoded(codec, data), number, fence, remaining)
+    )

@@ -1,0 +1,223 @@
+"""Watches for threads: one connection, and one thread that reads it.
+
+The thread connects, too, so that nobody waits for a server that does not answer. It ends, and the
+connection with it, when nobody has waited for a while. `tasks` is the twin of this module.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final, Protocol, Self
+
+from semel.core.records import Ended
+from semel.stores.wakeups.rooms import (
+    LINGER,
+    BaseWatch,
+    Channel,
+    Confirmed,
+    Hearing,
+    News,
+    OtherWay,
+    Outage,
+    Rooms,
+)
+
+CLOSING: Final = 1.0
+"""Seconds that closing waits for the thread; one that still connects ends by itself."""
+
+
+class Line(Protocol):
+    """A connection that hears. Its errors end it, whatever they are."""
+
+    confirms: bool
+    """Whether the server confirms each subscription; else it is in force at once."""
+
+    def open(self) -> None:
+        """Connect; this may take its time."""
+        ...
+
+    def fileno(self) -> int:
+        """Give the socket to wait on."""
+        ...
+
+    def subscribe(self, channel: Channel) -> None:
+        """Ask for the messages of a channel."""
+        ...
+
+    def unsubscribe(self, channel: Channel) -> None:
+        """Ask for them no longer."""
+        ...
+
+    def read(self) -> Iterable[News]:
+        """Give what has come; never waits for more."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect, if it was connected."""
+        ...
+
+
+class Watch(BaseWatch):
+    """Where one thread waits."""
+
+    def __init__(self, ear: Ear, channel: Channel, read: Callable[[Any], Ended | None]) -> None:
+        super().__init__(channel, read)
+        self._ear = ear
+        self._woken = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._ear.enter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ear.leave(self)
+
+    def wake(self, message: Any = None) -> None:
+        """Let the caller look."""
+        self._message = message
+        self._woken.set()
+
+    def wait(self, seconds: float) -> Ended | None:
+        """Sleep so long, or until woken."""
+        if self._woken.wait(seconds):
+            self._woken.clear()  # before the look: what comes meanwhile wakes again
+        return self._heard()
+
+
+class Ear:
+    """The connection on which the threads of a process listen to one server."""
+
+    def __init__(self, new_line: Callable[[], Line] | None, where: str) -> None:
+        """`new_line` is None where there is nothing to listen to."""
+        self.rooms = Rooms[Watch]()
+        self._new_line = new_line
+        self._outage = Outage(where)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._retire()
+
+    def _retire(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._line: Line | None = None
+        """The line, while it is open."""
+        self._bell: socket.socket | None = None
+        """Ringing wakes the thread."""
+
+    def enter(self, watch: Watch) -> None:
+        """Begin to listen for a watch; what stands in the way only makes it deaf."""
+        with self._lock:
+            first = self.rooms.enter(watch)
+            if self._line is not None:
+                if first:
+                    self._subscribe(self._line, watch.channel)
+            elif self._thread is None and not self._start():
+                watch.hearing = Hearing.NO
+
+    def leave(self, watch: Watch) -> None:
+        """Listen no longer for this watch."""
+        with self._lock:
+            if self.rooms.leave(watch) and self._line is not None:
+                with suppress(Exception):  # a broken line is noticed by its reader
+                    self._line.unsubscribe(watch.channel)
+
+    def close(self) -> None:
+        """End the connection; whoever waits is woken, and polls."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            if self._bell is not None:
+                self._bell.send(b"!")
+        if thread is not None:
+            thread.join(CLOSING)
+
+    def _start(self) -> bool:
+        new_line = self._new_line
+        if new_line is None or self._closed or not self._outage.is_over(monotonic()):
+            return False
+        self._thread = threading.Thread(
+            target=self._run, args=(new_line,), name="semel-wakeups", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # there is no thread to be had, or the interpreter ends
+            self._thread = None
+            return False
+        return True
+
+    def _subscribe(self, line: Line, channel: Channel) -> None:
+        self.rooms.asked(channel)
+        with suppress(Exception):  # a broken line is noticed by its reader
+            line.subscribe(channel)
+            if not line.confirms:
+                self._hear(Confirmed())
+
+    def _hear(self, news: News) -> None:
+        if isinstance(news, Confirmed):
+            self._heard = True
+            self._outage.end()
+        self.rooms.hear(news)
+
+    # --- the thread ----------------------------------------------------------------------
+
+    def _run(self, new_line: Callable[[], Line]) -> None:
+        bell, door = socket.socketpair()
+        with bell, door:
+            with self._lock:
+                self._bell = bell
+            try:
+                while not self._listen(new_line(), door):
+                    pass
+            finally:
+                with self._lock:
+                    if self._thread is threading.current_thread():  # else it retired already
+                        self._retire()
+                        self.rooms.deafen()
+
+    def _listen(self, line: Line, door: socket.socket) -> bool:
+        """Listen until there is nobody to listen for; False = the line has to be opened anew."""
+        self._heard = False
+        try:
+            line.open()
+            with self._lock:
+                if self._closed:
+                    return True
+                self._line = line
+                for channel in self.rooms.channels():
+                    self._subscribe(line, channel)
+            with selectors.DefaultSelector() as ready:
+                ready.register(line, selectors.EVENT_READ)
+                ready.register(door, selectors.EVENT_READ)
+                while self._goes_on(line, [key.fileobj for key, _ in ready.select(LINGER)]):
+                    pass
+        except OtherWay:
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits polls
+            self._failed(error)
+        finally:
+            with self._lock:
+                if self._line is line:
+                    self._line = None
+            line.close()
+        return True
+
+    def _goes_on(self, line: Line, ready: list[Any]) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            if line in ready:
+                for news in line.read():
+                    self._hear(news)
+            elif not self.rooms:
+                self._retire()  # under the lock: who enters now starts another thread
+                return False
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        # A line that worked and broke may be opened again at once.
+        if not self._closed and not self._heard:
+            self._outage.failed(error, monotonic())
