@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from semel.core.records import Busy, Claimed, Finished, Mismatch
 from semel.errors import StoreUnavailable
-from semel.stores.redis.scripts import Script
+from semel.stores.redis.scripts import script
 from semel.stores.tiered import calls as timing
 from semel.stores.tiered.entries import Kind
 from stores.tiered_given import (
@@ -243,7 +243,7 @@ def test_a_front_whose_clock_is_wrong_by_years_does_no_harm(tiers, client, monke
     years = 5 * 365 * 86400 * 1_000_000
     for name in ("GET", "PUT", "MARK"):
         text = getattr(timing, name).text.replace("+ time[2]", f"+ time[2] + {years}")
-        monkeypatch.setattr(timing, name, Script(text, client.script_load(text)))
+        monkeypatch.setattr(timing, name, script(text))
     succeed(tiers, ANNA, RED, ttl=3 * MOMENT)
     entry = entry_of(client, KEY)
     assert entry.expires > time.time() * 1e6 + years - 60e6

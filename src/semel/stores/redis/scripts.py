@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
@@ -39,14 +40,20 @@ class Script(Struct, frozen=True):
     """How a command that runs it by its digest begins, on a record and its index."""
 
 
-def _load(name: str) -> Script:
-    folder = files("semel.stores.redis").joinpath("lua")
-    parts = [folder.joinpath(part).read_text("utf-8") for part in ("record.lua", f"{name}.lua")]
-    text = "\n".join(parts)
+def load(package: str, *names: str) -> Script:
+    """Make one script of the files of these names in a package's folder `lua`."""
+    folder = files(package).joinpath("lua")
+    return script("\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names))
+
+
+def script(text: str) -> Script:
+    """Name a script by its digest."""
     # Redis names a script by its SHA-1; nothing here is a secret.
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, bulk(b"EVALSHA") + bulk(sha.encode()) + bulk(b"2"))
 
+
+_load = partial(load, "semel.stores.redis", "record")
 
 CLAIM = _load("claim")
 RENEW = _load("renew")

@@ -5,9 +5,8 @@ This module builds calls and reads replies. It sends nothing and reads no clock.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -15,7 +14,7 @@ from msgspec import Struct
 from semel.core.records import Identity
 from semel.errors import StoreError
 from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.scripts import Call, Script
+from semel.stores.redis.scripts import Call, load
 from semel.stores.redis.verbs import microseconds, milliseconds
 from semel.stores.tiered.entries import Entry, Kind, unpack
 
@@ -35,13 +34,7 @@ _DRIFT: Final = 0.001
 """Two clocks differ by less than this part of the time that passes; taken off, to be safe."""
 
 
-def _load(name: str) -> Script:
-    folder = files("semel.stores.tiered").joinpath("lua")
-    parts = [folder.joinpath(part).read_text("utf-8") for part in ("front.lua", f"{name}.lua")]
-    text = "\n".join(parts)
-    # Redis names a script by its SHA-1; nothing here is a secret.
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
+_load = partial(load, "semel.stores.tiered", "front")
 
 GET = _load("get")
 PUT = _load("put")
