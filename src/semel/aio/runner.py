@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, assert_never, cast
 
-from semel._mirror.seats import LATE, LEAD
+from semel._mirror.seats import LATE
 from semel._mirror.tasks import (
     Polling,
     background,
@@ -27,17 +28,16 @@ from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
 from semel.core.leases import Lease
-from semel.core.records import Claimed, CompleteRequest, Finished
+from semel.core.records import Claimed, Finished
 from semel.engine.call import (
-    SAVE_PATIENCE,
     Call,
+    SavePatience,
     heard,
     pauses,
 )
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import AsyncNotifying, AsyncWatch
-from semel.transactions.inside import warn_inside
 
 T = TypeVar("T")
 
@@ -65,20 +65,15 @@ class AsyncRunner(AsyncKeeper):
         if self._bypassing():
             return self._unprotected(call)
         self._home.check()
-        self._refuse_unusable(call)
-        warn_inside(self._store)
-        remembered = self._remembered(call)
+        patience = self._patience(call)
+        remembered = None if self._cache is None else self._remembered(call)
         if remembered is not None:
             return self._replayed(call, remembered, waited=False)
-        patience = self._patience(call.rules)
         end = math.inf if patience is None else monotonic() + patience
-        given = await self._flights.join(call.place, patience) if call.shares else LEAD
-        if given == LATE:
-            self._out_of_patience(call, 0.0)
-        if isinstance(given, Finished):
-            return self._replayed(call, given, waited=True)
-        if isinstance(given, StoreError):
-            return self._without_store(call, given)
+        if call.shares and not self._flights.lead(call.place):
+            shared = await self._join(call, patience)
+            if shared is not None:
+                return shared
         try:
             answer, waited = await self._claim(call, end)
         except StoreError as error:
@@ -91,7 +86,18 @@ class AsyncRunner(AsyncKeeper):
             return answer
         self._share(call, answer)
         self._remember(call, answer)
-        return self._replayed(call, answer, waited=waited)
+        return self._answered(call, answer, waited=waited)
+
+    async def _join(self, call: Call, patience: float | None) -> Attempt | None:
+        """Wait for the execution that runs in this process; None = this call leads now."""
+        given = await self._flights.join(call.place, patience)
+        if given == LATE:
+            self._out_of_patience(call, 0.0)
+        if isinstance(given, Finished):
+            return self._replayed(call, given, waited=True)
+        if isinstance(given, StoreError):
+            return self._without_store(call, given)
+        return None
 
     async def _claim(self, call: Call, end: float) -> tuple[Attempt | Finished, bool]:
         """Become the one that runs, or get the outcome; tells if that took waiting."""
@@ -153,7 +159,7 @@ class AsyncRunner(AsyncKeeper):
                     return answer
                 busy, left = answer, self._left(call, answer, end)
 
-    def _watched(self, call: Call) -> AsyncWatch:
+    def _watched(self, call: Call) -> AbstractContextManager[AsyncWatch]:
         if isinstance(self._store, AsyncNotifying):
             return self._store.watch(call.identity)
         return Polling()
@@ -202,18 +208,19 @@ class AsyncRunner(AsyncKeeper):
         if lease not in self._leases:
             # Refused by the store already, or inherited through a fork: not ours to save.
             self._lost(call, lease)
-        ask = CompleteRequest(call.identity, lease.owner, kept.encoded, call.rules.ttl)
-        end = monotonic() + SAVE_PATIENCE
-        waits = pauses(call.rules)
+        patience = None
         while True:
             try:
-                saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+                saved = await self._store.complete(
+                    call.identity, lease.owner, kept.encoded, call.rules.ttl
+                )
                 break
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 self._store_failed(lease, "complete", error)
-                pause = next(waits)
-                if monotonic() + pause > end:
-                    self._not_stored(call, lease, ask, error)
+                patience = SavePatience(call.rules, monotonic()) if patience is None else patience
+                pause = patience.pause(monotonic())
+                if pause is None:
+                    self._not_stored(call, lease, kept.encoded, error)
                     return kept.value
             await sleep(pause)
         self._leases.drop(lease)

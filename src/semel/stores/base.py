@@ -15,7 +15,8 @@ Optional capabilities are small Protocols of their own; the engines use what a s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -248,13 +249,8 @@ class Diagnosing(Protocol):
 
 
 class Watch(Protocol):
-    """Hears of one record's end while the `with` block lasts; entering it sends at most a request.
+    """Hears of one record's end. It never raises: what cannot be heard is waited for asleep."""
 
-    It never raises: where nothing can be heard, `wait` only sleeps.
-    """
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
     def pause(self, planned: float) -> float:
         """How long to wait at most before the store is asked again, where polling would `planned`.
 
@@ -273,8 +269,6 @@ class Watch(Protocol):
 class AsyncWatch(Protocol):
     """`Watch`, awaited."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
     def pause(self, planned: float) -> float: ...
     async def wait(self, seconds: float) -> Ended | None: ...
 
@@ -287,8 +281,11 @@ class Notifying(Protocol):
     record with that note sends a wake-up. So a waiter watches, then claims again, then waits.
     """
 
-    def watch(self, identity: Identity) -> Watch:
-        """Listen for the end of the record's running attempt."""
+    def watch(self, identity: Identity) -> AbstractContextManager[Watch]:
+        """Listen for the end of the record's running attempt while the `with` block lasts.
+
+        Entering sends a request at most, and leaving neither waits nor fails.
+        """
         ...
 
 
@@ -296,7 +293,7 @@ class Notifying(Protocol):
 class AsyncNotifying(Protocol):
     """`Notifying`, awaited."""
 
-    def watch(self, identity: Identity) -> AsyncWatch: ...
+    def watch(self, identity: Identity) -> AbstractContextManager[AsyncWatch]: ...
 
 
 class Transactional(Protocol):

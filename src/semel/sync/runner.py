@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
 from typing import TypeVar, assert_never, cast
 
-from semel._mirror.seats import LATE, LEAD
+from semel._mirror.seats import LATE
 from semel._mirror.threads import (
     Polling,
     background,
@@ -25,10 +26,10 @@ from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
 from semel.core.leases import Lease
-from semel.core.records import Claimed, CompleteRequest, Finished
+from semel.core.records import Claimed, Finished
 from semel.engine.call import (
-    SAVE_PATIENCE,
     Call,
+    SavePatience,
     heard,
     pauses,
 )
@@ -36,7 +37,6 @@ from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import Notifying, Watch
 from semel.sync.keeping import Keeper
-from semel.transactions.inside import warn_inside
 
 T = TypeVar("T")
 
@@ -64,20 +64,15 @@ class Runner(Keeper):
         if self._bypassing():
             return self._unprotected(call)
         self._home.check()
-        self._refuse_unusable(call)
-        warn_inside(self._store)
-        remembered = self._remembered(call)
+        patience = self._patience(call)
+        remembered = None if self._cache is None else self._remembered(call)
         if remembered is not None:
             return self._replayed(call, remembered, waited=False)
-        patience = self._patience(call.rules)
         end = math.inf if patience is None else monotonic() + patience
-        given = self._flights.join(call.place, patience) if call.shares else LEAD
-        if given == LATE:
-            self._out_of_patience(call, 0.0)
-        if isinstance(given, Finished):
-            return self._replayed(call, given, waited=True)
-        if isinstance(given, StoreError):
-            return self._without_store(call, given)
+        if call.shares and not self._flights.lead(call.place):
+            shared = self._join(call, patience)
+            if shared is not None:
+                return shared
         try:
             answer, waited = self._claim(call, end)
         except StoreError as error:
@@ -90,7 +85,18 @@ class Runner(Keeper):
             return answer
         self._share(call, answer)
         self._remember(call, answer)
-        return self._replayed(call, answer, waited=waited)
+        return self._answered(call, answer, waited=waited)
+
+    def _join(self, call: Call, patience: float | None) -> Attempt | None:
+        """Wait for the execution that runs in this process; None = this call leads now."""
+        given = self._flights.join(call.place, patience)
+        if given == LATE:
+            self._out_of_patience(call, 0.0)
+        if isinstance(given, Finished):
+            return self._replayed(call, given, waited=True)
+        if isinstance(given, StoreError):
+            return self._without_store(call, given)
+        return None
 
     def _claim(self, call: Call, end: float) -> tuple[Attempt | Finished, bool]:
         """Become the one that runs, or get the outcome; tells if that took waiting."""
@@ -152,7 +158,7 @@ class Runner(Keeper):
                     return answer
                 busy, left = answer, self._left(call, answer, end)
 
-    def _watched(self, call: Call) -> Watch:
+    def _watched(self, call: Call) -> AbstractContextManager[Watch]:
         if isinstance(self._store, Notifying):
             return self._store.watch(call.identity)
         return Polling()
@@ -201,18 +207,19 @@ class Runner(Keeper):
         if lease not in self._leases:
             # Refused by the store already, or inherited through a fork: not ours to save.
             self._lost(call, lease)
-        ask = CompleteRequest(call.identity, lease.owner, kept.encoded, call.rules.ttl)
-        end = monotonic() + SAVE_PATIENCE
-        waits = pauses(call.rules)
+        patience = None
         while True:
             try:
-                saved = self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+                saved = self._store.complete(
+                    call.identity, lease.owner, kept.encoded, call.rules.ttl
+                )
                 break
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 self._store_failed(lease, "complete", error)
-                pause = next(waits)
-                if monotonic() + pause > end:
-                    self._not_stored(call, lease, ask, error)
+                patience = SavePatience(call.rules, monotonic()) if patience is None else patience
+                pause = patience.pause(monotonic())
+                if pause is None:
+                    self._not_stored(call, lease, kept.encoded, error)
                     return kept.value
             sleep(pause)
         self._leases.drop(lease)

@@ -6,8 +6,8 @@ This module is thin on purpose: `rules` says what the front may answer and what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -24,7 +24,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import AsyncStore, Counts, Page
+from semel.stores.base import AsyncNotifying, AsyncStore, AsyncWatch, Counts, Page
 from semel.stores.redis import AsyncRedisStore
 from semel.stores.redis import open_async_store as open_redis
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_async_store
@@ -76,6 +76,9 @@ class AsyncTieredStore:
         transport = front._transport  # noqa: SLF001 - our own class
         self._front = AsyncFront(transport, Breaker(transport.where, patience))
         self._tier = Tier(front._keys.prefix, longest)  # noqa: SLF001 - our own class
+        if isinstance(self._behind, AsyncNotifying):
+            self._notifying: AsyncNotifying = self._behind
+            self.watch = self._watch  # else nothing is to be heard, and there is no such method
 
     def __repr__(self) -> str:
         return f"<AsyncTieredStore in front of {self._behind!r}>"
@@ -169,6 +172,12 @@ class AsyncTieredStore:
         """Close what was opened by URL."""
         for store in self._opened:
             await store.close()
+
+    @contextmanager
+    def _watch(self, identity: Identity) -> Iterator[AsyncWatch]:
+        """Listen to SQL, and ask it alone meanwhile: the front may still say busy after the end."""
+        with self._tier.asking_sql(identity), self._notifying.watch(identity) as watch:
+            yield watch
 
     # --- Batching ------------------------------------------------------------------------
 

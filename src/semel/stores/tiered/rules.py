@@ -7,7 +7,8 @@ This module decides. It never waits, reads a clock, or touches the front or the 
     a hint           Busy, to the very same payload
     anything else    nothing, and SQL is asked: a miss never means "new"
 
-It is not asked at all for a caller that holds or replaces, and for an owner that asks again.
+It is not asked at all for a caller that holds or replaces, for an owner that asks again, and while
+somebody here waits for the record to end: SQL tells that, and the front may not know it yet.
 
     SQL said         the front is told
     Claimed          nothing; a mark, if something older may be there
@@ -24,7 +25,9 @@ record in the caller's transaction does not come this way: it is copied once SQL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -46,6 +49,7 @@ from semel.errors import StoreError
 from semel.stores.redis.scripts import Call
 from semel.stores.tiered.calls import ABOVE_ALL, Calls, Found, Look
 from semel.stores.tiered.entries import Kind, pack_body
+from semel.stores.tiered.locks import ForkSafeLock
 from semel.stores.tiered.notes import Note, Notes
 
 UNKNOWN_FENCE: Final = 0
@@ -68,12 +72,29 @@ class Tier:
     def __init__(self, prefix: str, front_ttl: float) -> None:
         self._calls = Calls(prefix, front_ttl)
         self._notes = Notes()
+        self._lock = ForkSafeLock()
+        self._waiting: Counter[Identity] = Counter()
+
+    @contextmanager
+    def asking_sql(self, identity: Identity) -> Iterator[None]:
+        """Somebody waits for the record: the front is not asked of it for so long."""
+        with self._lock:
+            self._waiting[identity] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[identity] -= 1
+                if not self._waiting[identity]:
+                    del self._waiting[identity]
 
     # --- claim ---------------------------------------------------------------------------
 
     def question(self, ask: ClaimRequest) -> Call[Found] | None:
         """What to ask the front; None when only SQL may answer."""
         if ask.hold or ask.replace or (ask.identity, ask.owner) in self._notes:
+            return None
+        if ask.identity in self._waiting:
             return None
         return self._calls.get(ask.identity)
 

@@ -6,8 +6,8 @@ sends it. `aio` is its twin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -24,7 +24,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import Counts, Page, Store
+from semel.stores.base import Counts, Notifying, Page, Store, Watch
 from semel.stores.redis import RedisStore
 from semel.stores.redis import open_store as open_redis
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_store
@@ -76,6 +76,9 @@ class TieredStore:
         transport = front._transport  # noqa: SLF001 - our own class
         self._front = Front(transport, Breaker(transport.where, patience))
         self._tier = Tier(front._keys.prefix, longest)  # noqa: SLF001 - our own class
+        if isinstance(self._behind, Notifying):
+            self._notifying: Notifying = self._behind
+            self.watch = self._watch  # else nothing is to be heard, and there is no such method
 
     def __repr__(self) -> str:
         return f"<TieredStore in front of {self._behind!r}>"
@@ -169,6 +172,12 @@ class TieredStore:
         """Close what was opened by URL."""
         for store in self._opened:
             store.close()
+
+    @contextmanager
+    def _watch(self, identity: Identity) -> Iterator[Watch]:
+        """Listen to SQL, and ask it alone meanwhile: the front may still say busy after the end."""
+        with self._tier.asking_sql(identity), self._notifying.watch(identity) as watch:
+            yield watch
 
     # --- Batching ------------------------------------------------------------------------
 
