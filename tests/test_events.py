@@ -33,8 +33,7 @@ SHORT = Policy(lease=0.3)
 
 @pytest.fixture(params=KINDS)
 def world(request, monkeypatch) -> Iterator[World]:
-    for engine in ("sync", "aio"):
-        monkeypatch.setattr(f"semel.{engine}.runner.SAVE_PATIENCE", 0.1)
+    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", 0.1)
     with World(request.param, "memory://") as opened:
         yield opened
 

@@ -229,6 +229,10 @@ class Announcer:
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
 
+    def reaches(self, kind: type[Event]) -> bool:
+        """Whether anybody hears of such an event; for those that every call would make."""
+        return bool(self._hooks) or logger.isEnabledFor(kind.level)
+
     def __call__(self, event: Event) -> None:
         """Tell of one event."""
         if logger.isEnabledFor(event.level):

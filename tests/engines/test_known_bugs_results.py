@@ -121,8 +121,7 @@ def test_a_stored_result_that_cannot_be_read_is_never_a_reason_to_run_again(worl
 @pytest.fixture
 def quick_to_give_up(monkeypatch):
     """Calls leave the saving to the timer after a moment."""
-    for runner in (semel.sync.runner, semel.aio.runner):
-        monkeypatch.setattr(runner, "SAVE_PATIENCE", 0.2)
+    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", 0.2)
 
 
 def test_a_result_that_cannot_be_saved_reaches_its_caller_and_keeps_its_key(

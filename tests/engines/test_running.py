@@ -147,8 +147,7 @@ def test_a_claim_that_was_interrupted_though_it_was_never_given_leaves_nothing(m
 
 
 def test_a_result_that_was_lost_while_it_could_not_be_saved_is_told(memory_world, monkeypatch):
-    for runner in ("semel.sync.runner", "semel.aio.runner"):
-        monkeypatch.setattr(f"{runner}.SAVE_PATIENCE", 0.05)
+    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", 0.05)
     engine, operator = memory_world.engine(), memory_world.engine()
     engine.store.inject("complete", Refuse(), times=3)
     assert engine.execute("k", Effect("paid")) == "paid"

@@ -23,7 +23,7 @@ from semel import (
     events,
 )
 from semel._mirror import tasks, threads
-from semel._mirror.seats import LEAD
+from semel._mirror.seats import LEAD, Seats
 from semel.core.records import Finished, State
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import Refuse
@@ -304,8 +304,7 @@ def test_a_leader_that_lost_its_lease_wakes_one(world):
 
 
 def test_a_result_that_is_not_saved_yet_is_not_shared(world, monkeypatch):
-    for runner in ("semel.sync.runner", "semel.aio.runner"):
-        monkeypatch.setattr(f"{runner}.SAVE_PATIENCE", 0.05)
+    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", 0.05)
     engine, effect = world.engine(), Effect("paid")
     engine.store.inject("complete", Refuse(), times=MANY)
     leader = running(engine, effect)
@@ -348,13 +347,15 @@ def test_engines_on_two_loops_do_not_share_though_they_have_one_store():
 
 
 @pytest.mark.parametrize("module", [threads, tasks])
-def test_flights_belong_to_a_store_and_to_a_kind(module):
+def test_flights_belong_to_a_store(module):
+    def seats(store):
+        return module.flights_of(store, module.Home())._seats
+
     store = MemoryStore()
-    assert module.flights_of(store) is module.flights_of(store)
-    assert module.flights_of(store) is not module.flights_of(MemoryStore())
-    assert type(threads.flights_of(store)) is not type(tasks.flights_of(store))
+    assert seats(store) is seats(store)
+    assert seats(store) is not seats(MemoryStore())
     unreferable = ("a tuple", "cannot be referenced weakly")
-    assert module.flights_of(unreferable) is not module.flights_of(unreferable)
+    assert seats(unreferable) is not seats(unreferable)
 
 
 FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)
@@ -364,7 +365,7 @@ FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)
     ("given", "next_given"), [("nothing", FINISHED), ("lead", LEAD), ("answer", FINISHED)]
 )
 def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, given, next_given):
-    flights, waiting = threads.Flights(), threading.Event()
+    flights, waiting = threads.Flights(Seats()), threading.Event()
     interrupt = iter([True])
 
     def wait(seat, timeout):
@@ -374,7 +375,7 @@ def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, gi
         seat._given.wait(timeout)
 
     monkeypatch.setattr(threads.Seat, "wait", wait)
-    assert flights.join("place", None) is LEAD
+    assert flights.lead("place")
     ends = {}
 
     def share(number):
@@ -401,8 +402,8 @@ def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, gi
 
 
 def test_a_thread_that_is_given_the_lead_in_the_moment_of_its_timeout_leads(monkeypatch):
-    flights = threads.Flights()
-    assert flights.join("place", None) is LEAD
+    flights = threads.Flights(Seats())
+    assert flights.lead("place")
     leave = flights._seats.leave
 
     def leave_too_late(place, seat):

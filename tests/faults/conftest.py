@@ -11,7 +11,7 @@ import pytest
 
 from engines.facade import KINDS, World
 from faults.children import Child, Ledger, child
-from faults.outages import Outage, pool_exhausted, write_locked
+from faults.outages import Outage, cut_off, write_locked
 from servers.redis import RedisServer, redis_server
 
 
@@ -64,5 +64,5 @@ def own_server() -> Iterator[RedisServer]:
 def outage(shared: World) -> Iterator[Outage]:
     """A store that one engine cannot reach for a while, for a real reason."""
     shared.engine().peek("k")  # the table exists
-    with (write_locked if shared.url.startswith("sqlite") else pool_exhausted)(shared) as made:
+    with (write_locked if shared.url.startswith("sqlite") else cut_off)(shared) as made:
         yield made

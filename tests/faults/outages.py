@@ -7,12 +7,10 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
-
-import redis
-import redis.asyncio
+from urllib.parse import urlsplit
 
 from engines.facade import Driven, World
-from semel.stores.redis import AsyncRedisStore, RedisStore
+from servers.proxy import proxy_to
 
 
 class Outage(NamedTuple):
@@ -41,26 +39,23 @@ def write_locked(world: World) -> Iterator[Outage]:
 
 
 @contextlib.contextmanager
-def pool_exhausted(world: World) -> Iterator[Outage]:
-    """The only connection of the application's pool is in use."""
-    if world.name == "threads":
-        client = redis.Redis.from_url(world.url, max_connections=1)
-        store, close = RedisStore(client), client.close
-    else:
-        client = redis.asyncio.Redis.from_url(world.url, max_connections=1)
-        store, close = AsyncRedisStore(client), client.aclose
-    pool = client.connection_pool
+def cut_off(world: World) -> Iterator[Outage]:
+    """The network between this engine and its server is down."""
+    with proxy_to(urlsplit(world.url).port) as proxy:
 
-    @contextlib.contextmanager
-    def exhausted() -> Iterator[None]:
-        connection = world.kind.finish(pool.get_connection)
-        try:
-            yield
-        finally:
-            world.kind.finish(pool.release, connection)
+        @contextlib.contextmanager
+        def down() -> Iterator[None]:
+            proxy.refusing = True
+            proxy.cut_all()
+            try:
+                yield
+                assert proxy.refused  # the fault really fired
+            finally:
+                proxy.refusing = False
 
-    with _engine_on(world, store, close) as engine:
-        yield Outage(engine, exhausted)
+        store = world.kind.open_store(proxy.url, timeout=0.2)
+        with _engine_on(world, store, store.close) as engine:
+            yield Outage(engine, down)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -34,21 +34,24 @@ class Seats(Generic[T]):
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, dict[T, None]] = {}
 
+    def lead(self, place: Hashable) -> bool:
+        """Lead when nobody does."""
+        fresh: dict[T, None] = {}
+        return self._waiting.setdefault(place, fresh) is fresh  # one step: needs no lock
+
     def take_lead(self, place: Hashable, seat: Callable[[], T]) -> T | None:
         """Lead when nobody does (None), else take a seat."""
         with self._lock:
-            waiting = self._waiting.get(place)
-            if waiting is None:
-                self._waiting[place] = {}
+            if self.lead(place):
                 return None
             mine = seat()
-            waiting[mine] = None
+            self._waiting[place][mine] = None
             return mine
 
-    def end(self, place: Hashable) -> list[T]:
+    def end(self, place: Hashable) -> Iterable[T]:
         """Nobody leads any more; gives those who waited."""
         with self._lock:
-            return list(self._waiting.pop(place, ()))
+            return self._waiting.pop(place, ())
 
     def next_leader(self, place: Hashable) -> T | None:
         """Take the first who waits out of the row; the execution ends when there is none."""

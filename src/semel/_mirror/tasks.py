@@ -8,7 +8,8 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Self, TypeVar, cast
+from types import CoroutineType
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
 from semel.errors import ConfigError
@@ -31,19 +32,23 @@ def background(
     task.add_done_callback(tasks.discard)
 
 
-def cancellations() -> int:
+Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
+
+
+def cancellations() -> Cancellations:
     """Count how often this task was told to stop so far; `heed` compares."""
     task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+    return task, 0 if task is None else task.cancelling()
 
 
-def heed(before: int) -> None:
+def heed(before: Cancellations) -> None:
     """Stop after all, when a cancellation since `before` was swallowed on the way.
 
     In Python 3.11 `asyncio.wait_for` does that if what it waits for ends at the same moment, and
     drivers use it.
     """
-    if cancellations() > before:
+    task, count = before
+    if task is not None and task.cancelling() > count:
         raise asyncio.CancelledError
 
 
@@ -55,7 +60,9 @@ async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
 
 def finished(given: Awaitable[T]) -> Awaitable[T]:
     """Give what is to be awaited; a plain function, against its type, has given its value."""
-    return given if inspect.isawaitable(given) else _ready(cast("T", given))
+    if isinstance(given, CoroutineType) or inspect.isawaitable(given):
+        return given
+    return _ready(cast("T", given))
 
 
 async def _ready(value: T) -> T:
@@ -83,17 +90,17 @@ class Polling:
 class Home:
     """The event loop that an engine belongs to: the first one that uses it."""
 
-    __slots__ = ("_loop",)
+    __slots__ = ("loop",)
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def check(self) -> None:
         """Refuse to work on another loop: connections and waiters cannot follow."""
         running = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = running
-        elif self._loop is not running:
+        if self.loop is None:
+            self.loop = running
+        elif self.loop is not running:
             raise ConfigError(
                 "this AsyncIdempotency belongs to another event loop: make one for each loop"
             )
@@ -105,11 +112,16 @@ class Flights:
     Several loops may use one store: each has places of its own, for a future belongs to its loop.
     """
 
-    def __init__(self) -> None:
-        self._seats = Seats[asyncio.Future[Given]]()
+    def __init__(self, seats: Seats[asyncio.Future[Given]], home: Home) -> None:
+        self._seats = seats
+        self._home = home
+
+    def lead(self, place: Hashable) -> bool:
+        """Lead, when nobody does."""
+        return self._seats.lead((self._home.loop, place))
 
     async def join(self, place: Hashable, timeout: float | None) -> Given:
-        """Lead, or wait for the leader's answer."""
+        """Wait for the leader's answer; lead when there is none any more."""
         loop = asyncio.get_running_loop()
         seat = self._seats.take_lead((loop, place), loop.create_future)
         if seat is None:
@@ -130,7 +142,7 @@ class Flights:
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end((asyncio.get_running_loop(), place)):
+        for seat in self._seats.end((self._home.loop, place)):
             if not seat.done():
                 seat.set_result(answer)
 
@@ -206,6 +218,6 @@ def mark_coroutine_function(function: Any) -> None:
         function.__defaults__ = function.__kwdefaults__ = None
 
 
-def flights_of(store: object) -> Flights:
+def flights_of(store: object, home: Home) -> Flights:
     """Engines on the same store share its running executions."""
-    return one_for(store, Flights)
+    return Flights(one_for(store, Seats), home)

@@ -98,11 +98,15 @@ class Seat:
 class Flights:
     """Threads that share one execution: one leads and asks the store, the others wait for it."""
 
-    def __init__(self) -> None:
-        self._seats = Seats[Seat]()
+    def __init__(self, seats: Seats[Seat]) -> None:
+        self._seats = seats
+
+    def lead(self, place: Hashable) -> bool:
+        """Lead, when nobody does."""
+        return self._seats.lead(place)
 
     def join(self, place: Hashable, timeout: float | None) -> Given:
-        """Lead, or wait for the leader's answer."""
+        """Wait for the leader's answer; lead when there is none any more."""
         seat = self._seats.take_lead(place, Seat)
         if seat is None:
             return LEAD
@@ -184,6 +188,6 @@ class Timer:
                 self._next = min(self._next, following)
 
 
-def flights_of(store: object) -> Flights:
+def flights_of(store: object, home: Home) -> Flights:
     """Engines on the same store share its running executions."""
-    return one_for(store, Flights)
+    return Flights(one_for(store, Seats))

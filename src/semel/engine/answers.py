@@ -57,14 +57,19 @@ class Answers(Setup[S]):
         step = decide(finished, call.rules)
         if isinstance(step, Refuse):
             self._refuse(call, step.error)
+        return self._answered(call, finished, waited=waited)
+
+    def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
+        """Give the result of a finished operation, which the rules permit."""
         value = (
             read(finished.outcome, call.identity, call.returns, self._codecs_for(call.rules))
             if call.keeps_value
             else None
         )
-        self._announce(
-            events.Replayed(identity=call.identity, number=finished.number, waited=waited)
-        )
+        if self._announce.reaches(events.Replayed):
+            self._announce(
+                events.Replayed(identity=call.identity, number=finished.number, waited=waited)
+            )
         return Attempt(
             call.identity,
             number=finished.number,
@@ -129,18 +134,19 @@ class Answers(Setup[S]):
         finished = Finished(State.SUCCEEDED, result, attempt.number, attempt.fence, rules.ttl)
         self._remember(call, finished)
         self._share(call, finished)
-        self._announce(
-            events.Ran(
-                identity=call.identity,
-                number=attempt.number,
-                seconds=monotonic() - lease.began,
-                size=len(result.data),
+        if self._announce.reaches(events.Ran):
+            self._announce(
+                events.Ran(
+                    identity=call.identity,
+                    number=attempt.number,
+                    seconds=monotonic() - lease.began,
+                    size=len(result.data),
+                )
             )
-        )
 
-    def _not_stored(self, call: Call, lease: Lease, ask: CompleteRequest, error: Exception) -> None:
+    def _not_stored(self, call: Call, lease: Lease, result: Encoded, error: Exception) -> None:
         """The store cannot be told: the timer goes on renewing and saving."""
-        lease.unsaved = ask
+        lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
         lease.retry(monotonic())
         self._timer.due(lease.due)
         self._pass_on(call)

@@ -86,6 +86,19 @@ def heard(ended: Ended | None, busy: Wait, call: Call) -> Finished | None:
     return ended.finished
 
 
+class SavePatience:
+    """How a call goes on telling the store its result, after the first failure."""
+
+    def __init__(self, rules: Rules, now: float) -> None:
+        self._end = now + SAVE_PATIENCE
+        self._pauses = pauses(rules)
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until the next try; None = the timer takes over."""
+        pause = next(self._pauses)
+        return None if now + pause > self._end else pause
+
+
 def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:
     """Encode a value that nothing has run for: what cannot be kept is refused, not omitted."""
     kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)

@@ -30,6 +30,7 @@ from semel.decorated import Unknown
 from semel.engine.call import Call
 from semel.engine.given import check_options, checked_store
 from semel.errors import ConfigError, NestedCall, StoreUnavailable
+from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -193,27 +194,34 @@ class Setup(ABC, Generic[S]):
 
     # --- before the claim ----------------------------------------------------------------
 
-    def _refuse_unusable(self, call: Call) -> None:
-        """Refuse a call that could only wait for itself, or that comes after the end."""
-        if self._closed:
-            raise StoreUnavailable("this engine was closed")
-        if is_nested(call.identity, self._store):
-            raise NestedCall(
-                "the running attempt asked for its own key; it would wait for itself for ever"
-            )
-
     def _bypassing(self) -> bool:
         return self._disabled or bypassed()
 
     def _unprotected(self, call: Call) -> Attempt:
         return Attempt(call.identity, protected=False)
 
-    def _patience(self, rules: Rules) -> float | None:
-        """How long this call may wait in all; None = as long as its caller does."""
-        if rules.wait_timeout is None and current_attempt() is not None:
-            # Two attempts that wait for each other's keys must not hang for ever.
-            return rules.lease
-        return rules.wait_timeout
+    def _refuse_unusable(self, call: Call) -> Attempt | None:
+        """Refuse a call that could only wait for itself, or that comes after the end.
+
+        Gives the attempt around it, if any.
+        """
+        if self._closed:
+            raise StoreUnavailable("this engine was closed")
+        around = current_attempt()
+        if around is not None and is_nested(call.identity, self._store, around):
+            raise NestedCall(
+                "the running attempt asked for its own key; it would wait for itself for ever"
+            )
+        return around
+
+    def _patience(self, call: Call) -> float | None:
+        """How long a usable call may wait in all; None = as long as its caller does."""
+        around, limit = self._refuse_unusable(call), call.rules.wait_timeout
+        if around is None:
+            return limit
+        warn_inside(self._store)
+        # Two attempts that wait for each other's keys must not hang for ever.
+        return call.rules.lease if limit is None else limit
 
 
 _engines: WeakSet[Setup[Any]] = WeakSet()

@@ -42,7 +42,7 @@ class Keeper(Answers[Store]):
     def _reset(self) -> None:
         super()._reset()
         self._home = Home()
-        self._flights = flights_of(self._store)
+        self._flights = flights_of(self._store, self._home)
         self._timer = Timer(self._tick)
         self._watch = Timer(self._look)
 
