@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.facade import Driven, Effect, never
+from engines.facade import Driven, Effect, World, never
 from semel import (
     AsyncIdempotency,
     ConcurrentRequest,
@@ -23,7 +23,7 @@ from semel import (
     StoreUnavailable,
 )
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from semel.testing import Refuse
+from semel.testing import Refuse, bypass
 
 RESULTS = [1, 0, False, "", [], {}, None, (1, 2), b"\x00"]
 
@@ -79,6 +79,49 @@ def memory(memory_world) -> Marks:
 def bare(memory_world) -> Marks:
     store = memory_world.kind.steered(Bare(memory_world.kind.open_store("memory://")))
     return Marks(memory_world.engine_on(store))
+
+
+# --- switched off --------------------------------------------------------------------------
+
+
+def act_as_if_nothing_were_marked(marks) -> None:
+    effect = Effect()
+    for _ in range(2):
+        assert marks.set("k")
+        assert marks.set_result("k", 1)
+        assert marks.do("k", effect)
+        assert marks.set_many(["k", "m"]) == {"k": True, "m": True}
+        assert not marks.check("k")
+        assert not marks.exists("k")
+        assert marks.get_result("k", "default") == "default"
+        assert marks.ttl("k") is None
+        assert marks.get_result_many(["k", "m"]) == {}
+        assert marks.check_many(["k"]) == marks.exists_many(["k"]) == {"k": False}
+        assert not marks.refresh("k")
+        assert not marks.delete("k")
+        assert marks.delete_many(["k"]) == {"k": False}
+        assert marks.clear() == 0
+    assert effect.runs == 2
+    with pytest.raises(ResultUnavailable):
+        marks.get_result("k")
+    with pytest.raises(InvalidKey):
+        marks.set("")
+    assert marks.calls() == []
+
+
+def test_switched_off_nothing_is_marked_and_nothing_is_stored(kind, monkeypatch):
+    monkeypatch.setenv("SEMEL_DISABLED", "1")
+    with World(kind, "memory://") as world:
+        act_as_if_nothing_were_marked(Marks(world.engine()))
+
+
+def test_bypassed_marks_are_neither_seen_nor_kept(memory):
+    assert memory.set_result("k", 7)
+    memory.calls()
+    with bypass():
+        act_as_if_nothing_were_marked(memory)
+    assert memory.get_result("k") == 7
+    assert not memory.exists("m")
 
 
 # --- one at a time -------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from semel.core.results import read
 from semel.engine.call import stored_form
 from semel.errors import ConfigError, InvalidKey, ResultUnavailable, StoreError
 from semel.stores.base import AsyncBatching, AsyncScannable, AsyncStore
+from semel.stores.registry import open_async_store
+from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
     from semel.aio.engine import AsyncIdempotency
@@ -83,7 +85,8 @@ class AsyncMarks:
 
     async def delete(self, key: str, *, scope: str = "default") -> bool:
         """Remove the mark, whatever it says; False when there was none."""
-        return await self._engine.forget(key, scope=scope)
+        identity = self._engine._identity(key, scope)
+        return (await self._forget(self._store, [identity]))[0]
 
     async def ttl(self, key: str, *, scope: str = "default") -> float | None:
         """Give the seconds that a finished mark is still kept; None when there is none."""
@@ -111,7 +114,7 @@ class AsyncMarks:
         cursor: str | None = None
         while True:
             page = await store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
-            removed += sum(await self._forget([record.identity for record in page.records]))
+            removed += sum(await self._forget(store, [record.identity for record in page.records]))
             cursor = page.cursor
             if cursor is None:
                 return removed
@@ -164,17 +167,21 @@ class AsyncMarks:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
-        return dict(zip(wanted, await self._forget(identities), strict=True))
+        return dict(zip(wanted, await self._forget(self._store, identities), strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
     @property
     def _store(self) -> AsyncStore:
+        if self._engine._bypassing():
+            return open_async_store("memory://")  # where nothing is marked, and nothing stays
         self._engine._home.check()
+        warn_inside(self._engine._store)
         return self._engine._store
 
     async def _get(self, key: str, scope: str) -> Record | None:
-        return await self._engine.peek(key, scope=scope)
+        identity = self._engine._identity(key, scope)
+        return await self._store.get(identity)
 
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
@@ -186,8 +193,7 @@ class AsyncMarks:
             records = [await store.get(identity) for identity in identities]
         return dict(zip(wanted, records, strict=True))
 
-    async def _forget(self, identities: list[Identity]) -> list[bool]:
-        store = self._store
+    async def _forget(self, store: AsyncStore, identities: list[Identity]) -> list[bool]:
         try:
             if isinstance(store, AsyncBatching):
                 return await store.forget_many(identities)

@@ -16,6 +16,8 @@ from semel.core.results import read
 from semel.engine.call import stored_form
 from semel.errors import ConfigError, InvalidKey, ResultUnavailable, StoreError
 from semel.stores.base import Batching, Scannable, Store
+from semel.stores.registry import open_store
+from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
     from semel.sync.engine import Idempotency
@@ -83,7 +85,8 @@ class Marks:
 
     def delete(self, key: str, *, scope: str = "default") -> bool:
         """Remove the mark, whatever it says; False when there was none."""
-        return self._engine.forget(key, scope=scope)
+        identity = self._engine._identity(key, scope)
+        return self._forget(self._store, [identity])[0]
 
     def ttl(self, key: str, *, scope: str = "default") -> float | None:
         """Give the seconds that a finished mark is still kept; None when there is none."""
@@ -109,7 +112,7 @@ class Marks:
         cursor: str | None = None
         while True:
             page = store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
-            removed += sum(self._forget([record.identity for record in page.records]))
+            removed += sum(self._forget(store, [record.identity for record in page.records]))
             cursor = page.cursor
             if cursor is None:
                 return removed
@@ -162,17 +165,21 @@ class Marks:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
-        return dict(zip(wanted, self._forget(identities), strict=True))
+        return dict(zip(wanted, self._forget(self._store, identities), strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
     @property
     def _store(self) -> Store:
+        if self._engine._bypassing():
+            return open_store("memory://")  # where nothing is marked, and nothing stays
         self._engine._home.check()
+        warn_inside(self._engine._store)
         return self._engine._store
 
     def _get(self, key: str, scope: str) -> Record | None:
-        return self._engine.peek(key, scope=scope)
+        identity = self._engine._identity(key, scope)
+        return self._store.get(identity)
 
     def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
@@ -184,8 +191,7 @@ class Marks:
             records = [store.get(identity) for identity in identities]
         return dict(zip(wanted, records, strict=True))
 
-    def _forget(self, identities: list[Identity]) -> list[bool]:
-        store = self._store
+    def _forget(self, store: Store, identities: list[Identity]) -> list[bool]:
         try:
             if isinstance(store, Batching):
                 return store.forget_many(identities)
