@@ -25,7 +25,8 @@ import psycopg
 import pytest
 
 HOST = "127.0.0.1"
-PATIENCE = 30.0
+PATIENCE = 60.0
+"""For what takes a moment, on a machine whose cores and disk others may keep busy."""
 USER = "semel"
 CAREFUL = "careful"
 """A role that needs its password, if a test makes it."""
@@ -162,7 +163,8 @@ class PostgresServer:
 
     def connect(self, database: str = "postgres", **options: Any) -> psycopg.Connection[Any]:
         """A plain connection of the test's own, in autocommit; the caller closes it."""
-        return psycopg.connect(self.url(database), autocommit=True, connect_timeout=5, **options)
+        given = {"autocommit": True, "connect_timeout": int(PATIENCE)}
+        return psycopg.connect(self.url(database), **(given | options))
 
     def run(self, sql: str, *values: Any, database: str = "postgres") -> list[Any]:
         """Run a statement on a connection of its own."""
