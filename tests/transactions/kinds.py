@@ -22,6 +22,13 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+try:
+    import MySQLdb
+except ModuleNotFoundError:
+    MySQLdb = pymysql
+MYSQLCLIENT = MySQLdb is not pymysql
+"""Whether mysqlclient is installed, which needs a compiler and the headers of the client library."""
+
 Run = Callable[[str], Awaitable[list[Any]]]
 
 PATIENCE = 30.0
@@ -60,6 +67,7 @@ def mysql_login(url: str) -> dict[str, Any]:
         "user": parts.username,
         "password": unquote(parts.password or ""),
         "database": parts.path[1:],
+        "connect_timeout": int(PATIENCE),
     }
 
 
@@ -128,6 +136,28 @@ async def idle_pymysql(url: str) -> AsyncIterator[Work]:
 
         async def run(sql: str) -> list[Any]:
             with raw.cursor() as cursor:
+                cursor.execute(sql)
+                return list(cursor.fetchall())
+
+        yield Work(raw, run)
+
+
+class StandIn(pymysql.connections.Connection):
+    """What mysqlclient's connection has in common with PyMySQL's, where it is not installed."""
+
+    default_cursor = pymysql.cursors.Cursor
+
+
+StandIn.__name__, StandIn.__module__ = "Connection", "MySQLdb.connections"
+
+
+@asynccontextmanager
+async def idle_mysqlclient(url: str) -> AsyncIterator[Work]:
+    connect: Any = MySQLdb.connect if MYSQLCLIENT else StandIn
+    with closing(connect(**mysql_login(url), autocommit=True)) as raw:
+
+        async def run(sql: str) -> list[Any]:
+            with closing(raw.cursor()) as cursor:
                 cursor.execute(sql)
                 return list(cursor.fetchall())
 
@@ -256,7 +286,8 @@ def django_alias(dialect: str, url: str) -> str:
     from django.conf import settings
     from django.db import connections
 
-    pymysql.install_as_MySQLdb()
+    if not MYSQLCLIENT:
+        pymysql.install_as_MySQLdb()
     if not settings.configured:
         settings.configure(
             DATABASES={"default": {}}, INSTALLED_APPS=["semel.contrib.django"], USE_TZ=True
@@ -312,11 +343,12 @@ KINDS = [
     driver("async-psycopg", "postgresql", idle_async_psycopg, asynchronous=True),
     driver("asyncpg", "postgresql", idle_asyncpg, asynchronous=True),
     driver("pymysql", "mysql", idle_pymysql, asynchronous=False),
+    driver("mysqlclient", "mysql", idle_mysqlclient, asynchronous=False),
     driver("asyncmy", "mysql", idle_asyncmy, asynchronous=True),
     *(
         plain(f"sqlalchemy-{what}-{name}", name, session=what == "session")
         for what in ("session", "connection")
-        for name in ("pysqlite", "psycopg", "pymysql")
+        for name in ("pysqlite", "psycopg", "pymysql", *(["mysqldb"] if MYSQLCLIENT else []))
     ),
     *(
         awaited(f"sqlalchemy-async-{what}-{name}", name, session=what == "session")

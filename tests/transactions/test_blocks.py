@@ -149,6 +149,15 @@ async def test_an_abandoned_record_is_taken_over_if_the_policy_says_so_and_held_
             assert held[0][0] == 1
 
 
+@pytest.mark.parametrize("abandoned", ["takeover", "hold"])
+async def test_in_the_end_a_record_is_held_as_its_policy_says(world, abandoned):
+    async with world.engine() as idem:
+        policy = Policy(abandoned=abandoned)
+        async with world.work() as work, world.once(idem, work, policy=policy) as attempt:
+            attempt.result = "paid"
+        assert world.query("SELECT hold FROM idempotent_record") == [(abandoned == "hold",)]
+
+
 async def test_asking_for_its_own_key_inside_the_block_is_an_error(world):
     async with world.engine() as idem, world.work() as work, world.once(idem, work):
         with pytest.raises(NestedCall):

@@ -18,6 +18,9 @@ import pymysql
 import pytest
 
 from semel import ConcurrentRequest, Idempotency, Policy, RetryTransaction
+from semel.stores.sql.verbs import Reply
+from semel.transactions.mysql import AsyncmyLink, MySQLdbLink, PyMySQLLink
+from semel.transactions.records import records_of
 from transactions.conftest import started
 from transactions.kinds import KINDS, ONE_EACH, PATIENCE, mysql_login, path_of
 
@@ -112,6 +115,72 @@ async def test_a_duplicate_out_of_patience_is_told_busy_and_its_transaction_goes
     assert world.entries() == ["order-1", "other"]
 
 
+@on([kind for kind in KINDS if kind.dialect == "postgresql"])
+async def test_a_replay_leaves_no_lock_behind_for_as_long_as_its_transaction_lasts(world):
+    impatient = Policy(concurrent="reject")
+    async with world.engine() as idem:
+        await world.pay(idem)
+        async with world.work() as first, world.work() as second:
+            async with world.once(idem, first) as attempt:
+                assert attempt.replayed
+            async with world.once(idem, second, policy=impatient) as attempt:
+                assert attempt.replayed
+
+
+BOUNDING = "innodb_lock_wait_timeout = "
+
+
+@pytest.fixture
+def bounds_sent(monkeypatch):
+    """The bounds for locks that MySQL was told, in their order."""
+    told = []
+
+    def watched(kind):
+        execute = kind.execute
+
+        def spy(self, statement):
+            if BOUNDING in statement.sql:
+                told.append(statement.parameters[0])
+            return execute(self, statement)
+
+        monkeypatch.setattr(kind, "execute", spy)
+
+    for kind in (PyMySQLLink, MySQLdbLink, AsyncmyLink):
+        watched(kind)
+    return told
+
+
+@on([kind for kind in KINDS if kind.dialect == "mysql"])
+async def test_who_does_not_wait_lets_mariadb_answer_without_a_wait(world, bounds_sent):
+    async with world.engine() as idem:
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause))
+        pause.wait_reached()
+        bounds_sent.clear()
+        async with world.work() as work:
+            ((usual,),) = await work.run(BOUNDS["mysql"])
+            with pytest.raises(ConcurrentRequest):
+                async with world.once(idem, work, policy=Policy(concurrent="reject")):
+                    pytest.fail("it ran")
+            assert bounds_sent == [0, usual]
+            await work.run("INSERT INTO ledger VALUES ('other', 1)")
+        pause.release()
+        first.result(PATIENCE)
+    assert world.entries() == ["order-1", "other"]
+
+
+@pytest.mark.parametrize(
+    ("version", "wait", "bound"),
+    [("8.4.3", False, 1), ("8.4.3", True, 3), ("11.4.2-MariaDB", False, 0)],
+)
+def test_mysql_itself_cannot_wait_for_less_than_a_second(mysql_url, version, wait, bound):
+    with Idempotency(mysql_url) as idem:
+        asking = records_of(idem._store, "mysql", None).prepare(2.5, wait=wait)
+        next(asking)
+        session = (50, mysql_login(mysql_url)["database"], version)
+        assert asking.send(Reply([session], 1)).parameters == (bound,)
+
+
 @on([kind for kind in KINDS if kind.name in {"psycopg", "asyncpg"}])
 async def test_who_does_not_wait_is_told_busy_at_once(world):
     async with world.engine() as idem:
@@ -133,7 +202,7 @@ BOUNDS = {
 }
 
 
-@on(ONE_EACH)
+@on(KINDS)
 async def test_the_sessions_own_bound_for_locks_is_restored(world):
     async with world.engine() as idem, world.work() as work:
         before = await work.run(BOUNDS[world.kind.dialect])

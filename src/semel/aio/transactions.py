@@ -26,7 +26,7 @@ from semel.engine.call import Call, pauses
 from semel.errors import ConcurrentRequest, ConfigError, LeaseLost
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
-from semel.transactions import claiming, troubles
+from semel.transactions import claiming, refusals, troubles
 from semel.transactions.dialects import Records
 from semel.transactions.families import link_to
 from semel.transactions.inside import TransactionAttempt
@@ -67,6 +67,7 @@ class AsyncTransactionRunner(AsyncRunner):
         table: str | None = None,
     ) -> AsyncTransactionsContext:
         """Do the same with several keys, claimed in an order that is everybody's; gives a dict."""
+        refusals.check_keys(keys)
         rules = self._rules(scope, policy)
         calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
         return AsyncTransactionsContext(
@@ -91,13 +92,14 @@ class AsyncTransactionRunner(AsyncRunner):
 
         Duplicates get the stored result. `begin` is, for example, `Session.begin`.
         """
+        refusals.check_begin(begin)
         self._check_function(fn)
         rules = self._rules(scope, policy)
         call = self._call(key, scope, payload, rules, returns=returned_by(fn))
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                async with begin() as connection:
+                async with refusals.enterable(begin(), AbstractAsyncContextManager) as connection:
                     attempt = await self._run_inside(call, connection, fn)
                 return cast("T", attempt.result)
             except Exception as error:
@@ -153,14 +155,15 @@ class AsyncTransactionContext:
         try:
             self._attempt = await self._claim()
             if self._attempt.replayed:
-                await self._nested.commit()
+                # Undone, so that PostgreSQL's lock on the key does not last as long as the caller.
+                await self._nested.rollback()
             else:
                 self._marker = AsyncSavepoint(self._link)
                 await self._marker.open()
                 self._attempt.__enter__()
         except BaseException as error:
-            await self._undo()
             await self._restore_quietly()
+            await self._undo()
             if isinstance(error, Exception):
                 troubles.refuse_claim(error)
             raise
@@ -202,7 +205,7 @@ class AsyncTransactionContext:
     async def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
-        self._bound = await self._drive(self._records.wait_at_most(claiming.patience(call.rules)))
+        self._bound = await self._drive(claiming.prepare(self._records, call.rules))
         ask = call.ask(engine._owners.next())
         answer = await self._drive(claiming.claim(self._records, ask, call.rules))
         await self._drive(self._records.restore(self._bound))
@@ -231,7 +234,7 @@ class AsyncTransactionContext:
         engine, call = self._engine, self._call
         kept = engine._kept(call, attempt, attempt.result)
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not await self._drive(self._records.verbs.complete(ask).start()):
+        if not await self._drive(claiming.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         engine._announce(
@@ -263,7 +266,7 @@ class AsyncTransactionContext:
             logger.debug("a savepoint could not be undone", exc_info=True)
 
     async def _restore_quietly(self) -> None:
-        """Give the session its bound back where undoing the savepoint did not."""
+        """Give the session its bound back; PostgreSQL may refuse that, and undoing does it."""
         if self._bound is not UNSET:
             try:
                 await self._drive(self._records.restore(self._bound))

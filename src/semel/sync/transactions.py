@@ -26,7 +26,7 @@ from semel.errors import ConcurrentRequest, ConfigError, LeaseLost
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
 from semel.sync.runner import Runner
-from semel.transactions import claiming, troubles
+from semel.transactions import claiming, refusals, troubles
 from semel.transactions.dialects import Records
 from semel.transactions.families import link_to
 from semel.transactions.inside import TransactionAttempt
@@ -67,6 +67,7 @@ class TransactionRunner(Runner):
         table: str | None = None,
     ) -> TransactionsContext:
         """Do the same with several keys, claimed in an order that is everybody's; gives a dict."""
+        refusals.check_keys(keys)
         rules = self._rules(scope, policy)
         calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
         return TransactionsContext(
@@ -88,13 +89,14 @@ class TransactionRunner(Runner):
 
         Duplicates get the stored result. `begin` is, for example, `Session.begin`.
         """
+        refusals.check_begin(begin)
         self._check_function(fn)
         rules = self._rules(scope, policy)
         call = self._call(key, scope, payload, rules, returns=returned_by(fn))
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                with begin() as connection:
+                with refusals.enterable(begin(), AbstractContextManager) as connection:
                     attempt = self._run_inside(call, connection, fn)
                 return cast("T", attempt.result)
             except Exception as error:
@@ -148,14 +150,15 @@ class TransactionContext:
         try:
             self._attempt = self._claim()
             if self._attempt.replayed:
-                self._nested.commit()
+                # Undone, so that PostgreSQL's lock on the key does not last as long as the caller.
+                self._nested.rollback()
             else:
                 self._marker = Savepoint(self._link)
                 self._marker.open()
                 self._attempt.__enter__()
         except BaseException as error:
-            self._undo()
             self._restore_quietly()
+            self._undo()
             if isinstance(error, Exception):
                 troubles.refuse_claim(error)
             raise
@@ -197,7 +200,7 @@ class TransactionContext:
     def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
-        self._bound = self._drive(self._records.wait_at_most(claiming.patience(call.rules)))
+        self._bound = self._drive(claiming.prepare(self._records, call.rules))
         ask = call.ask(engine._owners.next())
         answer = self._drive(claiming.claim(self._records, ask, call.rules))
         self._drive(self._records.restore(self._bound))
@@ -226,7 +229,7 @@ class TransactionContext:
         engine, call = self._engine, self._call
         kept = engine._kept(call, attempt, attempt.result)
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not self._drive(self._records.verbs.complete(ask).start()):
+        if not self._drive(claiming.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         engine._announce(
@@ -258,7 +261,7 @@ class TransactionContext:
             logger.debug("a savepoint could not be undone", exc_info=True)
 
     def _restore_quietly(self) -> None:
-        """Give the session its bound back where undoing the savepoint did not."""
+        """Give the session its bound back; PostgreSQL may refuse that, and undoing does it."""
         if self._bound is not UNSET:
             try:
                 self._drive(self._records.restore(self._bound))

@@ -4,6 +4,7 @@
     families     which connections there are, and who speaks to each of them
     sqlite, psycopg, asyncpg, mysql, sqlalchemy, django     one module per family
     dialects     the statements that a transaction needs beside the verbs of the store
+    refusals     arguments that cannot be meant
     records      the records of an engine's store, for one of these dialects
     claiming     the steps of a block, as generators that yield statements and receive rows
     troubles     what a driver's error means here

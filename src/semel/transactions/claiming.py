@@ -5,17 +5,20 @@ They do no I/O. Every decision is the law's (`semel.core.judge`), made by the ve
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from semel.core.policy import Rules
-from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest
+from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest, CompleteRequest
 from semel.stores.sql.verbs import Verb
 from semel.transactions.dialects import Records
 
 
-def patience(rules: Rules) -> float:
-    """How long a block waits for the transaction of another one, in seconds."""
-    return rules.store_timeout if rules.wait_timeout is None else rules.wait_timeout
+def prepare(records: Records, rules: Rules) -> Verb[Any]:
+    """Bound the wait for the transaction of another one, and tell what the bound was."""
+    patience = rules.store_timeout if rules.wait_timeout is None else rules.wait_timeout
+    return records.prepare(patience, wait=rules.concurrent == "wait")
 
 
 def claim(records: Records, ask: ClaimRequest, rules: Rules) -> Verb[Claim]:
@@ -32,5 +35,12 @@ def claim(records: Records, ask: ClaimRequest, rules: Rules) -> Verb[Claim]:
         # Our own hold must not keep us from what this caller's policy lets it take over.
         answer = yield from records.verbs.claim(parked).start()
         if isinstance(answer, Claimed):
-            yield from records.hold(ask.identity, ask.owner)
+            yield from records.hold(ask.identity, ask.owner, held=True)
     return answer
+
+
+def complete(records: Records, ask: CompleteRequest, rules: Rules) -> Verb[bool]:
+    """Store the success, held only if the caller's policy says so: tiers copy no held record."""
+    if not rules.hold:
+        yield from records.hold(ask.identity, ask.owner, held=False)
+    return (yield from records.verbs.complete(ask).start())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from semel.errors import ConfigError
@@ -21,9 +22,7 @@ class DjangoLink:
 
     def __init__(self, given: Any) -> None:
         if isinstance(given, str):
-            if given not in connections:
-                raise ConfigError(f"Django's DATABASES has no alias {given!r}")
-            given = connections[given]
+            given = _of_alias(given)
         self._wrapper = given
         self.dialect: str = given.vendor
 
@@ -38,6 +37,20 @@ class DjangoLink:
     def execute(self, statement: Statement) -> Reply:
         """Run one statement on the driver's connection."""
         return self._driver.execute(statement)
+
+
+def _of_alias(alias: str) -> Any:
+    # No other text is shown than that of an alias: a URL may hold a password.
+    try:
+        known = list(connections)
+    except ImproperlyConfigured as error:
+        raise ConfigError(
+            "a text is the alias of a Django database, and Django has no settings here: set "
+            "DJANGO_SETTINGS_MODULE and call django.setup(), or give the connection itself"
+        ) from error
+    if alias not in known:
+        raise ConfigError(f"Django's DATABASES has no such alias; it has {', '.join(known)}")
+    return connections[alias]
 
 
 class _Undo(Exception):

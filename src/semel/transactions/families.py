@@ -33,6 +33,7 @@ FAMILIES: Final = {
     ("psycopg", "Connection"): _PSYCOPG,
     ("psycopg", "Transaction"): _PSYCOPG,
     ("pymysql", "Connection"): _Family("mysql", "PyMySQLLink"),
+    ("MySQLdb", "Connection"): _Family("mysql", "MySQLdbLink"),
     ("sqlalchemy", "Session"): _SQLALCHEMY,
     ("sqlalchemy", "scoped_session"): _SQLALCHEMY,
     ("sqlalchemy", "Connection"): _SQLALCHEMY,
@@ -63,19 +64,39 @@ def link_to(connection: object, *, asynchronous: Literal[True]) -> AsyncPlainLin
 def link_to(connection: object, *, asynchronous: bool) -> Any:
     """Find who speaks to this connection."""
     ours, theirs = (ASYNC_FAMILIES, FAMILIES) if asynchronous else (FAMILIES, ASYNC_FAMILIES)
-    names = [
-        (kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__
-    ]
+    names = _names(connection)
     for name in names:
         if name in ours:
-            family = ours[name]
-            module = importlib.import_module(f"{PACKAGE}.{family.module}")
-            return getattr(module, family.name)(connection)
+            return _speaker(ours[name])(connection)
     shown = f"{names[0][0]}.{names[0][1]}"
     if any(name in theirs for name in names):
         engine = "Idempotency" if asynchronous else "AsyncIdempotency"
         raise ConfigError(f"{shown} goes with an {engine}, not with this kind of engine")
     raise ConfigError(
         f"idem.transaction() cannot write on {shown}; it takes connections of sqlite3, psycopg, "
-        "asyncpg, PyMySQL, asyncmy, SQLAlchemy's sessions and connections, and Django's aliases"
+        "asyncpg, PyMySQL, mysqlclient, asyncmy, SQLAlchemy's sessions and connections, and "
+        "Django's aliases"
     )
+
+
+def is_connection(thing: object) -> bool:
+    """Whether this is a connection that one of the engines can write on."""
+    return any(name in FAMILIES or name in ASYNC_FAMILIES for name in _names(thing))
+
+
+def _names(connection: object) -> list[tuple[str, str]]:
+    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__]
+
+
+def _speaker(family: _Family) -> Any:
+    """Give the class that speaks to a family."""
+    try:
+        module = importlib.import_module(f"{PACKAGE}.{family.module}")
+    except ModuleNotFoundError as error:
+        # The text is not shown: whoever took this for the place of a URL has a password in it.
+        what = "a text is the alias of a Django database" if family is _DJANGO else "it needs more"
+        raise ConfigError(
+            f"idem.transaction() cannot write on this connection: {what}, and {error.name} is not "
+            "installed"
+        ) from error
+    return getattr(module, family.name)

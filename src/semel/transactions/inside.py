@@ -17,7 +17,7 @@ class TransactionAttempt(Attempt):
 
 
 class OutsideTransaction(UserWarning):
-    """The ordinary API was used inside a transactional block: that effect commits by itself."""
+    """The ordinary API was used inside a transactional block: what it does commits by itself."""
 
 
 def warn_inside(store: object) -> None:
@@ -26,9 +26,10 @@ def warn_inside(store: object) -> None:
     while attempt is not None:
         if isinstance(attempt, TransactionAttempt) and attempt.store is store:
             warnings.warn(
-                "this call keeps a record of its own inside a block of idem.transaction(): the "
-                "record is committed at once, and stays when the transaction is rolled back; use "
-                "idem.transaction() for it too, or call it outside",
+                "this call does not belong to the block of idem.transaction() around it: what it "
+                "writes is committed at once and stays when the transaction is rolled back, and it "
+                "sees nothing of this transaction; use idem.transaction() for it too, or call it "
+                "outside",
                 OutsideTransaction,
                 stacklevel=_users_frame(),
             )

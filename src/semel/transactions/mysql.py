@@ -1,4 +1,4 @@
-"""PyMySQL for threads, asyncmy for asyncio."""
+"""PyMySQL and mysqlclient for threads, asyncmy for asyncio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from semel.stores.sql.mysql import tasks, threads
 from semel.stores.sql.verbs import Reply, Statement
-from semel.transactions.links import AsyncPlainLink, PlainLink
+from semel.transactions import troubles
+from semel.transactions.links import AsyncPlainLink, PlainLink, Savepoint
 
 _IN_TRANSACTION = 1
 """SERVER_STATUS_IN_TRANS: the server tells with each answer."""
@@ -32,6 +33,46 @@ class PyMySQLLink(PlainLink):
     def execute(self, statement: Statement) -> Reply:
         """Run one statement."""
         return threads.send(self._connection, statement)
+
+
+class MySQLdbLink(PlainLink):
+    """A connection of mysqlclient, which keeps to itself whether a transaction is open."""
+
+    dialect = "mysql"
+    way_in = 'call connection.query("START TRANSACTION") first'
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        """Try it: under autocommit, a savepoint outside a transaction is forgotten at once."""
+        if not self._connection.get_autocommit():
+            return True  # if none is open, the next statement begins one, and waits for a commit
+        savepoint = Savepoint(self)
+        savepoint.open()
+        try:
+            savepoint.commit()
+        except Exception as error:
+            if troubles.is_ended(error):
+                return False
+            raise
+        return True
+
+    def joins(self) -> bool:
+        """Ask the same."""
+        return self.in_transaction()
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement, and its follower by itself."""
+        # The default of the class: an application's own connection may have another.
+        cursor = self._connection.cursor(self._connection.default_cursor)
+        try:
+            changed = cursor.execute(statement.sql, statement.parameters)
+            if statement.then is not None:
+                cursor.execute(statement.then.sql, statement.then.parameters)
+            return Reply(list(cursor.fetchall()), changed)
+        finally:
+            cursor.close()
 
 
 class AsyncmyLink(AsyncPlainLink):

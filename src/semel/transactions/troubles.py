@@ -82,10 +82,14 @@ def refuse_claim(error: Exception) -> NoReturn:
 
 def refuse_end(error: Exception) -> NoReturn:
     """Raise what an error after the block means."""
-    codes = set(_codes(error))
-    if not _ENDED.isdisjoint(codes):
+    if is_ended(error):
         raise ended() from error
-    _raise(error, codes)
+    _raise(error, set(_codes(error)))
+
+
+def is_ended(error: BaseException) -> bool:
+    """Whether a savepoint is gone, and its transaction with it."""
+    return not _ENDED.isdisjoint(_codes(error))
 
 
 def ended() -> OutcomeUnknown:

@@ -17,8 +17,11 @@ class Records(Protocol):
         """The verbs of the store, fit to run inside a transaction."""
         ...
 
-    def wait_at_most(self, seconds: float) -> Verb[Any]:
-        """Bound the wait for locks, and tell what the bound was before."""
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
+        """Refuse a connection to another database; bound the wait for locks, and tell the old one.
+
+        Without `wait` the caller wants to hear at once that somebody else has the record.
+        """
         ...
 
     def restore(self, before: Any) -> Verb[None]:
@@ -29,6 +32,6 @@ class Records(Protocol):
         """Stand in line for the record; False = somebody has it, and this caller does not wait."""
         ...
 
-    def hold(self, identity: Identity, owner: bytes) -> Verb[None]:
-        """Mark this owner's attempt as held."""
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        """Mark this owner's attempt as held, or as not held."""
         ...

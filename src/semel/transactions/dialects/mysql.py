@@ -1,29 +1,43 @@
 """MySQL and MariaDB: the row is the line; it is inserted first, then read as it is now.
 
 A plain SELECT under REPEATABLE READ shows the past: the row that the insert has just met would be
-missing. So every look locks.
+missing. So every look locks. A look before the insert, even one that does not wait, would lock the
+gap of an absent key, and two of those that insert are a deadlock: who does not want to wait bounds
+the wait of the insert.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from semel.core.records import Identity
+from semel.errors import ConfigError
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
-from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.mysql.table import READ_NOW, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import question
+
+_SESSION: Final = "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION()"
+_BOUND: Final = "SET SESSION innodb_lock_wait_timeout = %s"
 
 
 def records(store: MySQLStore | AsyncMySQLStore, table: str | None) -> MySQLRecords:
     """Give the records of a store, or those in another table of the same prefix."""
     own: MySQLTable = store._verbs._table  # type: ignore[attr-defined]
-    return MySQLRecords(_LockingTable(table or own.name, own.prefix, own._own))
+    return MySQLRecords(_LockingTable(table or own.name, own.prefix, own._own), store._database)
 
 
 class _LockingTable(MySQLTable):
-    """The table, read with FOR UPDATE."""
+    """The table, read with FOR UPDATE.
+
+    A row that is locked and has a new owner's id was made by its insert: LAST_INSERT_ID() is not
+    needed to tell, and stays what the application's own last insert has made it.
+    """
+
+    new_fence = READ_NOW
+    made_here = "1"
 
     def read(self, identity: Identity) -> Statement:
         """Read the newest version of the row, and keep others from changing it."""
@@ -34,30 +48,45 @@ class _LockingTable(MySQLTable):
 class MySQLRecords:
     """The records of one table."""
 
-    def __init__(self, table: MySQLTable) -> None:
+    def __init__(self, table: MySQLTable, database: str | None) -> None:
         self.verbs = MySQLVerbs(table)
         self._table = table
+        self._database = database
+        """The store's, if its URL has named it."""
 
-    def wait_at_most(self, seconds: float) -> Verb[int]:
-        """Bound the wait for row locks; the server counts whole seconds, from one on."""
-        reply = yield question("SELECT @@SESSION.innodb_lock_wait_timeout")
-        yield question("SET SESSION innodb_lock_wait_timeout = %s", max(1, math.ceil(seconds)))
-        before: int = reply.rows[0][0]
-        return before
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
+        """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
+        reply = yield question(_SESSION)
+        ((before, database, version),) = reply.rows
+        self._check(database)
+        least = 0 if "MariaDB" in version else 1
+        bound = max(1, math.ceil(seconds)) if wait else least
+        yield question(_BOUND, bound)
+        told: int = before
+        return told
 
     def restore(self, before: int) -> Verb[None]:
         """Bound it as before."""
-        yield question("SET SESSION innodb_lock_wait_timeout = %s", before)
+        yield question(_BOUND, before)
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - see above
         """Do nothing: the insert of the claim stands in line."""
         yield from ()
         return True
 
-    def hold(self, identity: Identity, owner: bytes) -> Verb[None]:
-        """Mark the attempt as held."""
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        """Mark the attempt."""
         yield Statement(
-            f"UPDATE {self._table.name} SET hold = 1 WHERE digest = %s AND owner = %s",  # noqa: S608 - a checked name
-            (self._table.digest(identity), owner),
+            f"UPDATE {self._table.name} SET hold = %s WHERE digest = %s AND owner = %s",  # noqa: S608 - a checked name
+            (held, self._table.digest(identity), owner),
             writes=True,
         )
+
+    def _check(self, database: str | None) -> None:
+        # Names that differ in capitals alone may be one: that depends on the server's file system.
+        own = self._database
+        if own is not None and own.casefold() != (database or "").casefold():
+            raise ConfigError(
+                f"the connection is to the database {database}, the engine keeps its records in "
+                f"{own}: open it with the URL of the database that the connection is to"
+            )

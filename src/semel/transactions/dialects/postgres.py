@@ -34,10 +34,13 @@ class PostgresRecords:
 
     def __init__(self, verbs: PostgresVerbs, table: str) -> None:
         self.verbs = verbs
-        self._hold = f"UPDATE {table} SET hold = true WHERE digest = $1 AND owner = $2"  # noqa: S608 - a checked name
+        self._hold = f"UPDATE {table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
 
-    def wait_at_most(self, seconds: float) -> Verb[str]:
-        """Bound the wait for locks until it is restored, or the savepoint before is undone."""
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
+        """Bound the wait for locks until it is restored, or the savepoint before is undone.
+
+        Which server and database a connection reaches is not known here: poolers rename both.
+        """
         # 0 would mean for ever.
         reply = yield question(_BOUND, f"{max(1, round(seconds * 1000))}ms")
         before: str = reply.rows[0][0]
@@ -48,14 +51,14 @@ class PostgresRecords:
         yield question(_RESTORE, before)
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
-        """Take the lock of the record, which the end of the transaction gives back."""
+        """Take the lock of the record; the end of the transaction, or undoing, gives it back."""
         number = int.from_bytes(self._digest(identity).bytes[:8], "big", signed=True)
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
         return bool(reply.rows[0][0])
 
-    def hold(self, identity: Identity, owner: bytes) -> Verb[None]:
-        """Mark the attempt as held."""
-        yield Statement(self._hold, (self._digest(identity), owner), writes=True)
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        """Mark the attempt."""
+        yield Statement(self._hold, (held, self._digest(identity), owner), writes=True)
 
     def _digest(self, identity: Identity) -> Any:
         return self.verbs._named(identity)["digest"]

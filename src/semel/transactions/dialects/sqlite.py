@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import sqlite3
+from pathlib import Path
+from typing import Any, Final
+
 from semel.core.records import Identity
+from semel.errors import ConfigError
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
+from semel.stores.sql.sqlite_source import FileSource, GivenSource
 from semel.stores.sql.sqlite_table import SQLiteTable
 from semel.stores.sql.verbs import Statement, Verb, Verbs
 from semel.transactions.links import command, question
+from semel.transactions.sqlite import SQLiteLink
+
+_DATABASES: Final = question("PRAGMA database_list")
 
 
 def records(store: SQLiteStore | AsyncSQLiteStore, table: str | None) -> SQLiteRecords:
     """Give the records of a store, or those in another table of the same prefix."""
     own: SQLiteTable = store._verbs._table  # type: ignore[attr-defined]
-    return SQLiteRecords(own if table is None else SQLiteTable(table, own._prefix, own._clock))
+    executor: Any = store._executor
+    return SQLiteRecords(
+        own if table is None else SQLiteTable(table, own._prefix, own._clock),
+        _file_of(executor._session._source),
+    )
 
 
 class SQLiteRecords:
     """The records of one table."""
 
-    def __init__(self, table: SQLiteTable) -> None:
+    def __init__(self, table: SQLiteTable, file: str) -> None:
         self.verbs = Verbs(table)
         self._table = table
+        self._file = file
 
-    def wait_at_most(self, seconds: float) -> Verb[int]:
-        """Bound the wait for the write lock."""
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - who has the lock need not have the record
+        """Refuse another file; bound the wait for the write lock."""
+        yield from self._check()
         reply = yield question("PRAGMA busy_timeout")
         yield command(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
         before: int = reply.rows[0][0]
@@ -38,10 +53,59 @@ class SQLiteRecords:
         yield command(f"DELETE FROM {self._table.name} WHERE 0")  # noqa: S608 - a checked name
         return True
 
-    def hold(self, identity: Identity, owner: bytes) -> Verb[None]:
-        """Mark the attempt as held."""
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        """Mark the attempt."""
         yield Statement(
-            f"UPDATE {self._table.name} SET hold = 1 WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
-            (self._table._digest(identity), owner),
+            f"UPDATE {self._table.name} SET hold = ? WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
+            (held, self._table._digest(identity), owner),
             writes=True,
         )
+
+    def _check(self) -> Verb[None]:
+        found = yield from self._found_in()
+        if self._file != _NOWHERE and not _same(found, self._file):
+            shown = "a database in memory" if found == _NOWHERE else found
+            raise ConfigError(
+                f"the table {self._table.name} of the connection is in {shown}, the engine keeps "
+                f"its records in {self._file}: they could not be committed together"
+            )
+
+    def _found_in(self) -> Verb[str]:
+        """Name the file in which this connection finds the table."""
+        reply = yield _DATABASES
+        files: dict[str, str] = {name: file for _, name, file in reply.rows}
+        if len(files) > 1:
+            # SQLite looks for a name in this order, and takes the first that it finds.
+            for name in sorted(files, key=lambda name: name != "temp"):
+                quoted = name.replace('"', '""')
+                there = yield question(
+                    f'SELECT 1 FROM "{quoted}".sqlite_master '  # noqa: S608 - quoted
+                    "WHERE type IN ('table', 'view') AND name = ? COLLATE NOCASE",
+                    self._table.name,
+                )
+                if there.rows:
+                    return files[name]
+        return files["main"]
+
+
+_NOWHERE: Final = ""
+"""What SQLite names as the file of a database in memory."""
+
+
+def _file_of(source: FileSource | GivenSource) -> str:
+    """Name the store's file, if it has one and it is known."""
+    if isinstance(source, FileSource):
+        return source.place
+    try:
+        (main, *_) = SQLiteLink(source._connection).execute(_DATABASES).rows
+    except sqlite3.ProgrammingError:  # another thread's connection: there is nobody to ask
+        return _NOWHERE
+    file: str = main[2]
+    return file
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # one of them has no file
+        return False

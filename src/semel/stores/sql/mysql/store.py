@@ -68,6 +68,7 @@ class MySQLStore(SQLStore):
     ) -> None:
         setup = _setup(url, connect, threads.connector, prefix, timeout, **options)
         pool = threads.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
+        self._database = setup.database
         self._schema = setup.schema
         self._mysql = threads.Executor(pool, setup.timeout, setup.schema)
         super().__init__(setup.verbs, self._mysql)
@@ -101,6 +102,7 @@ class AsyncMySQLStore(AsyncSQLStore):
     ) -> None:
         setup = _setup(url, connect, tasks.connector, prefix, timeout, **options)
         pool = tasks.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
+        self._database = setup.database
         self._schema = setup.schema
         self._mysql = tasks.Executor(pool, setup.timeout, setup.schema)
         super().__init__(setup.verbs, self._mysql)
@@ -118,6 +120,8 @@ class _Setup(NamedTuple, Generic[Connect]):
     """What both kinds of store are made from."""
 
     connect: Connect
+    database: str | None
+    """Its name, if a URL has told it."""
     place: str
     timeout: float
     max_size: int
@@ -137,16 +141,18 @@ def _setup(
         address, told = parse(url, dict(options))
         patience = positive_seconds("timeout", told.get("timeout", timeout))
         place, opener = address.place, connector(address, patience)
+        database: str | None = address.database
     elif url is None and connect is not None:
         told = merge_options("mysql", {}, options, STORE_OPTIONS)
         patience = positive_seconds("timeout", timeout)
-        place, opener = "the database of the given connections", connect
+        place, opener, database = "the database of the given connections", connect, None
     else:
         raise ConfigError("a MySQL store takes a URL or connect=, one of them")
     table = MySQLTable(told.get("table", DEFAULT_TABLE), prefix, told.get("columns", {}))
     autocreate = switch("autocreate", told.get("autocreate", True))
     return _Setup(
         opener,
+        database,
         place,
         patience,
         whole_number("max_size", told.get("max_size", MOST_CONNECTIONS)),

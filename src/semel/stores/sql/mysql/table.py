@@ -56,6 +56,11 @@ _SWAP: Final = ", ".join(
 class MySQLTable:
     """One table of records, seen by the store of one prefix."""
 
+    new_fence = f"LAST_INSERT_ID({READ_NOW})"
+    made_here = "fence = LAST_INSERT_ID()"
+    """The fence is told to the read that follows an insert, which so knows whether this very insert
+    made the row, whatever the connection counts as "affected"."""
+
     def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
         if checked_name("table", name) == VERSIONS:
             raise ConfigError(f"{VERSIONS} is the table that remembers versions; take another name")
@@ -66,11 +71,11 @@ class MySQLTable:
         self._own = _checked(own)
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._read = (
-            f"SELECT {READ_COLUMNS}, {READ_NOW}, fence = LAST_INSERT_ID() "  # noqa: S608 - checked above
+            f"SELECT {READ_COLUMNS}, {READ_NOW}, {self.made_here} "  # noqa: S608 - checked above
             f"FROM {name} WHERE digest = %s"
         )
-        self._insert_claim = _insert(name, tuple(self._own))
-        self._insert_mark = _insert(name, ())
+        self._insert_claim = _insert(name, self.new_fence, tuple(self._own))
+        self._insert_mark = _insert(name, self.new_fence, ())
 
     # --- one record ----------------------------------------------------------------------
 
@@ -217,18 +222,16 @@ class MySQLTable:
         return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
 
 
-def _insert(table: str, own: tuple[str, ...]) -> str:
+def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:
     # A duplicate changes nothing and is no error: the error would leave a shared lock on the row,
-    # and two of those that want to write are a deadlock. The fence is told to the read that
-    # follows, which so knows whether this very insert made the row, whatever the connection
-    # counts as "affected".
+    # and two of those that want to write are a deadlock.
     names = "".join(f", {name}" for name in own)
     return (
         f"INSERT INTO {table} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - checked names
         "payload_hash, status, result_payload, expire_at, created_at, updated_at, "
         f"codec, owner, number, fence, hold, lease_until, format{names}) "
         f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {_NOW}, {_NOW}, "
-        f"%s, %s, 1, LAST_INSERT_ID({READ_NOW}), %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
+        f"%s, %s, 1, {fence}, %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
         "ON DUPLICATE KEY UPDATE digest = digest"
     )
 

@@ -1,0 +1,139 @@
+"""What cannot be meant is refused in words, before a connection is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.orm import Session
+
+from semel import AsyncIdempotency, ConfigError, Idempotency, StoreError
+from semel.transactions.mysql import MySQLdbLink
+from transactions.kinds import KINDS, StandIn, mysql_login
+
+BOTH = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]
+
+
+def on(kinds):
+    return pytest.mark.parametrize("world", kinds, ids=lambda kind: kind.name, indirect=True)
+
+
+# --- arguments -------------------------------------------------------------------------------
+
+
+@on(BOTH)
+@pytest.mark.parametrize("keys", ["abc", b"abc", None, 42], ids=repr)
+async def test_what_is_no_collection_of_keys_is_refused(world, keys):
+    async with world.engine() as idem, world.work() as work:
+        with pytest.raises(ConfigError, match="several keys are needed"):
+            idem.transactions(work.connection, keys)
+
+
+def connections(url):
+    """Things that are often taken for what begins a transaction; some of them can be called."""
+    yield create_engine("sqlite://", poolclass=NullPool)
+    yield Session()
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        yield connection
+    yield "default"
+    yield None
+
+
+@on(BOTH)
+async def test_what_begins_nothing_is_refused(world):
+    async with world.engine() as idem:
+        for thing in connections(world.url):
+            with pytest.raises(ConfigError, match=f"Session.begin, not {type(thing).__name__}"):
+                await world.done(idem.run_transaction(thing, "k", lambda _: 1))
+
+
+@on(BOTH)
+async def test_what_cannot_be_entered_is_refused(world):
+    async with world.engine() as idem:
+        with pytest.raises(ConfigError, match="it gave object"):
+            await world.done(idem.run_transaction(object, "k", lambda _: 1))
+
+
+# --- Django ----------------------------------------------------------------------------------
+
+UNCONFIGURED = """
+from semel import ConfigError, Idempotency
+with Idempotency("sqlite:///semel.db") as idem:
+    try:
+        idem.transaction("default", "k").__enter__()
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_an_alias_without_djangos_settings_is_refused(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-c", UNCONFIGURED], capture_output=True, text=True, cwd=tmp_path,
+        check=True,
+    )  # fmt: skip
+    assert "Django has no settings here" in answer.stdout
+
+
+def hidden(monkeypatch, module, needs):
+    """Make a module of ours be imported again, and not find what it needs."""
+    monkeypatch.delitem(sys.modules, f"semel.transactions.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, needs, None)
+
+
+def test_a_text_without_django_is_refused_and_not_shown(monkeypatch, sqlite_url):
+    hidden(monkeypatch, "django", "django.core.exceptions")
+    with Idempotency(sqlite_url) as idem:
+        with pytest.raises(ConfigError, match=r"alias of a Django database, and django") as refused:
+            idem.transaction("postgresql://me:secret@host/db", "k").__enter__()
+        assert "secret" not in str(refused.value)
+
+
+async def test_a_connection_whose_driver_is_not_whole_is_refused(monkeypatch, postgres_url):
+    async with (
+        AsyncIdempotency(postgres_url) as idem,
+        await psycopg.AsyncConnection.connect(postgres_url) as connection,
+    ):
+        hidden(monkeypatch, "psycopg", "psycopg.pq")
+        with pytest.raises(ConfigError, match=r"psycopg\.pq is not installed"):
+            await idem.transaction(connection, "k").__aenter__()
+
+
+# --- mysqlclient, which does not tell whether a transaction is open ----------------------------
+
+
+def test_mysqlclient_without_autocommit_is_always_in_a_transaction(mysql_url):
+    with (
+        Idempotency(mysql_url) as idem,
+        contextlib.closing(StandIn(**mysql_login(mysql_url))) as connection,
+    ):
+        idem.peek("any")
+        with idem.transaction(connection, "k") as attempt:
+            attempt.result = 1
+        assert idem.peek("k") is None
+        connection.commit()
+        assert idem.peek("k") is not None
+
+
+def test_a_lost_connection_of_mysqlclient_is_not_taken_for_one_without_a_transaction(
+    mysql_url, monkeypatch
+):
+    execute = MySQLdbLink.execute
+
+    def losing(self, statement):
+        if statement.sql.startswith("RELEASE"):
+            with contextlib.closing(StandIn(**mysql_login(mysql_url))) as other:
+                other.kill(connection.thread_id())
+        return execute(self, statement)
+
+    monkeypatch.setattr(MySQLdbLink, "execute", losing)
+    with (
+        Idempotency(mysql_url) as idem,
+        contextlib.closing(StandIn(**mysql_login(mysql_url), autocommit=True)) as connection,
+        pytest.raises(StoreError, match="could not be written in this transaction"),
+    ):
+        idem.transaction(connection, "k").__enter__()
