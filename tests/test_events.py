@@ -120,6 +120,12 @@ def failed(idem):
     return {"number": 1, "verdict": "retryable", "error": "ValueError"}
 
 
+@announces(events.FailureUndecided)
+def failure_undecided(idem):
+    failing(idem, failure=lambda error: 1 / 0)
+    return {"number": 1, "verdict": "forget", "problem": "it raised ZeroDivisionError"}
+
+
 @announces(events.Parked)
 def parked(idem):
     failing(idem, abandoned="hold")
@@ -337,6 +343,7 @@ LEVELS = {
         events.ResultStoredLate,
     },
     logging.ERROR: {
+        events.FailureUndecided,
         events.LostLease,
         events.ResultOmitted,
         events.ResultNotStored,

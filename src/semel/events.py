@@ -15,6 +15,7 @@ quick, and can never break the call: what it raises is logged and dropped.
     ├── Mismatched          the same key came with another payload
     ├── TakenOver           this attempt replaces an abandoned one
     ├── Failed              the function raised; `verdict` says what was recorded
+    ├── FailureUndecided    ... because the policy's `failure` function could not say
     ├── Parked              nobody knows whether it happened; the record waits for a resolver
     ├── LostLease           another attempt may have replaced this one
     ├── RenewalFailed       one renewal failed; it is tried again
@@ -147,6 +148,15 @@ class Failed(Event, frozen=True, kw_only=True):
     """What was recorded: forget, retryable or final."""
     error: str
     """The type of the exception; its text may hold a secret."""
+
+
+class FailureUndecided(Event, frozen=True, kw_only=True):
+    """The policy's `failure` function raised, or talked nonsense: what is safe was recorded."""
+
+    level = logging.ERROR
+    verdict: str
+    """What was recorded instead: unknown under hold, else forget."""
+    problem: str
 
 
 class Parked(Event, frozen=True, kw_only=True):

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Replay, Run, Wait, decide, out_of_patience, verdict
+from semel.core.decide import (
+    NothingRan,
+    Refuse,
+    Replay,
+    Run,
+    Verdict,
+    Wait,
+    decide,
+    out_of_patience,
+    verdict,
+)
 from semel.core.policy import Policy, resolve
 from semel.core.records import (
     Abandoned,
@@ -131,38 +141,43 @@ def rules_for(failure=None, abandoned="takeover", not_done=()):
 @pytest.mark.parametrize(("abandoned", "default"), [("takeover", "forget"), ("hold", "unknown")])
 class TestVerdict:
     def test_says_by_default_what_is_safe(self, abandoned, default):
-        assert verdict(ValueError(), rules_for(abandoned=abandoned)) == default
+        assert verdict(ValueError(), rules_for(abandoned=abandoned)) == Verdict(default)
 
     @pytest.mark.parametrize("failure", ["forget", "retryable", "final", "unknown"])
     def test_follows_the_policy(self, abandoned, default, failure):
-        assert verdict(ValueError(), rules_for(failure, abandoned)) == failure
+        assert verdict(ValueError(), rules_for(failure, abandoned)) == Verdict(failure)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), GeneratorExit()])
     def test_of_an_interruption_is_the_default_whatever_the_policy_says(
         self, abandoned, default, error
     ):
-        assert verdict(error, rules_for("final", abandoned)) == default
+        assert verdict(error, rules_for("final", abandoned)) == Verdict(default)
 
     def test_of_a_function_is_taken(self, abandoned, default):
         def by_kind(error):
             return "final" if isinstance(error, KeyError) else "retryable"
 
         rules = rules_for(by_kind, abandoned)
-        assert verdict(KeyError(), rules) == "final"
-        assert verdict(ValueError(), rules) == "retryable"
+        assert verdict(KeyError(), rules) == Verdict("final")
+        assert verdict(ValueError(), rules) == Verdict("retryable")
 
     @pytest.mark.parametrize("nonsense", ["nonsense", None, 3, [], {}])
     def test_of_a_function_that_talks_nonsense_is_the_default(self, abandoned, default, nonsense):
-        assert verdict(ValueError(), rules_for(lambda _: nonsense, abandoned)) == default
+        said = verdict(ValueError(), rules_for(lambda _: nonsense, abandoned))
+        assert said == Verdict(default, "it answered none of forget, retryable, final, unknown")
 
     def test_of_a_function_that_raises_is_the_default(self, abandoned, default):
         def broken(error):
             raise RuntimeError("the judge is ill")
 
-        assert verdict(ValueError(), rules_for(broken, abandoned)) == default
+        said = verdict(ValueError(), rules_for(broken, abandoned))
+        assert said == Verdict(default, "it raised RuntimeError")
+
+    def test_of_a_coroutine_that_nobody_began_is_forget(self, abandoned, default):
+        assert verdict(NothingRan(), rules_for("final", abandoned)) == Verdict("forget")
 
     def test_of_what_proves_that_nothing_happened_is_forget(self, abandoned, default):
         rules = rules_for("final", abandoned, not_done=(ConnectionRefusedError, KeyboardInterrupt))
-        assert verdict(ConnectionRefusedError(), rules) == "forget"
-        assert verdict(KeyboardInterrupt(), rules) == "forget"
-        assert verdict(ConnectionError(), rules) == "final"
+        assert verdict(ConnectionRefusedError(), rules) == Verdict("forget")
+        assert verdict(KeyboardInterrupt(), rules) == Verdict("forget")
+        assert verdict(ConnectionError(), rules) == Verdict("final")

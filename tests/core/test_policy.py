@@ -54,6 +54,19 @@ def test_failure_may_also_be_a_function_of_the_exception():
     assert "a function" not in refused(concurrent=judge)
 
 
+def test_an_async_function_cannot_judge_a_failure():
+    async def judge(error):
+        return "final"
+
+    assert "nobody would await an async one" in refused(failure=judge)
+
+
+def test_a_policy_shows_what_was_said_and_nothing_else():
+    assert repr(Policy()) == "Policy()"
+    shown = repr(Policy(ttl=3600, concurrent="wait", wait_timeout=None))
+    assert shown == "Policy(concurrent='wait', ttl=3600.0, wait_timeout=None)"
+
+
 @pytest.mark.parametrize("name", POSITIVE)
 def test_a_duration_is_seconds_or_a_timedelta_and_becomes_seconds(name):
     assert getattr(Policy(**{name: 3}), name) == 3.0

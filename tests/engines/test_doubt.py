@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import types
 
 import pytest
 
@@ -85,6 +86,36 @@ def test_a_coroutine_that_nobody_would_await_is_no_result():
         with pytest.raises(ConfigError, match="AsyncIdempotency"):
             idem.execute("k", lambda: charge())  # noqa: PLW0108 - hides that it is async
         assert idem.execute("k", lambda: "charged") == "charged"
+
+
+def test_a_coroutine_that_nobody_has_begun_leaves_no_doubt_even_under_hold():
+    async def charge() -> str:
+        return "charged"
+
+    with Idempotency("memory://", policy=HELD) as idem:
+        with pytest.raises(ConfigError, match="AsyncIdempotency"):
+            idem.execute("k", lambda: charge())  # noqa: PLW0108 - hides that it is async
+        assert idem.execute("k", lambda: "charged") == "charged"
+
+
+def test_a_coroutine_that_has_begun_leaves_the_outcome_in_doubt():
+    @types.coroutine
+    def pause():
+        yield
+
+    async def charge() -> None:
+        await pause()
+
+    def begin():
+        coroutine = charge()
+        coroutine.send(None)
+        return coroutine
+
+    with Idempotency("memory://", policy=HELD) as idem:
+        with pytest.raises(ConfigError, match="AsyncIdempotency"):
+            idem.execute("k", begin)
+        with pytest.raises(OutcomeUnknown):
+            idem.execute("k", lambda: "must not run")
 
 
 @pytest.mark.parametrize("ending", ["return", "raise"])

@@ -207,8 +207,18 @@ def test_the_function_of_the_policy_sees_the_exception(idem):
 @pytest.mark.parametrize("nonsense", [lambda error: "nonsense", lambda error: 1 / 0])
 def test_a_bad_function_of_the_policy_hides_nothing_and_decides_nothing(idem, nonsense):
     fails(idem, ValueError(), policy=Policy(failure=nonsense))
+    assert idem.told(events.FailureUndecided)[0].verdict == "forget"
     assert idem.told(events.Failed)[0].verdict == "forget"
     assert idem.execute("k", lambda: 1) == 1
+
+
+def test_under_hold_a_bad_function_of_the_policy_lets_nobody_run_again(idem, caplog):
+    policy = Policy(abandoned="hold", failure=lambda error: 1 / 0)
+    fails(idem, ValueError(), policy=policy)
+    assert idem.told(events.FailureUndecided)[0].verdict == "unknown"
+    assert "problem=it raised ZeroDivisionError" in caplog.text
+    with pytest.raises(OutcomeUnknown):
+        idem.execute("k", never, policy=policy)
 
 
 def test_under_hold_a_failure_is_unknown_unless_it_proves_that_nothing_happened(idem):

@@ -6,10 +6,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable
+from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
 from typing import Any, Self, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
+from semel.core.decide import NothingRan
 from semel.errors import ConfigError
 
 T = TypeVar("T")
@@ -36,10 +38,11 @@ def drain(tasks: set[Any], timeout: float) -> None:
 
 
 def finished(value: T) -> T:
-    """Refuse a coroutine that nobody would ever await: nothing has run yet."""
+    """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
     if isinstance(value, CoroutineType):
+        refusal = NothingRan if getcoroutinestate(value) == CORO_CREATED else ConfigError
         value.close()
-        raise ConfigError(
+        raise refusal(
             "the function gave a coroutine instead of a value: await it there, "
             "or use an AsyncIdempotency"
         )

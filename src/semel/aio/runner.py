@@ -26,7 +26,7 @@ from semel._mirror.tasks import (
 from semel.aio.keeping import AsyncKeeper
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
+from semel.core.decide import Refuse, Replay, Run, Wait, decide
 from semel.core.leases import Lease
 from semel.core.records import Claimed, Finished
 from semel.engine.call import (
@@ -231,7 +231,7 @@ class AsyncRunner(AsyncKeeper):
 
     async def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
-        decision = verdict(error, call.rules)
+        decision = self._verdict(call, lease, error)
         try:
             if lease not in self._leases:
                 recorded = False

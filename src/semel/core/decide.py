@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from semel.core.codec import decode_failure
-from semel.core.policy import CHOICES
+from semel.core.policy import CHOICES, Failure
 from semel.core.records import (
     Abandoned,
     Busy,
@@ -24,6 +25,7 @@ from semel.core.records import (
 from semel.errors import (
     AttemptsExhausted,
     ConcurrentRequest,
+    ConfigError,
     DuplicateRequest,
     IdempotencyError,
     OutcomeUnknown,
@@ -33,7 +35,7 @@ from semel.errors import (
 )
 
 if TYPE_CHECKING:
-    from semel.core.policy import Failure, Rules
+    from semel.core.policy import Rules
 
 
 class Run(Struct, frozen=True):
@@ -103,18 +105,32 @@ def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:
     return WaitTimeout("the running attempt did not end within the time this call waits")
 
 
-def verdict(error: BaseException, rules: Rules) -> Failure:
+class NothingRan(ConfigError):
+    """The function only gave a coroutine that nobody had begun to run, and nobody will."""
+
+
+class Verdict(Struct, frozen=True):
+    """What is recorded of a failure."""
+
+    outcome: Failure
+    problem: str | None = None
+    """What was wrong with the policy's `failure` function, which should have said it."""
+
+
+def verdict(error: BaseException, rules: Rules) -> Verdict:
     """What is recorded when the function ends with this error."""
-    default: Failure = "unknown" if rules.hold else "forget"
-    if isinstance(error, rules.not_done):
-        return "forget"
+    default = Verdict("unknown" if rules.hold else "forget")
+    if isinstance(error, (NothingRan, *rules.not_done)):
+        return Verdict("forget")
     if not isinstance(error, Exception):
         # Interrupted, cancelled, exiting: the function did not decide anything.
         return default
     if not callable(rules.failure):
-        return default if rules.failure is None else rules.failure
+        return default if rules.failure is None else Verdict(rules.failure)
     try:
         chosen = rules.failure(error)
-    except Exception:  # noqa: BLE001 - the business error must reach the caller, not this one
-        return default
-    return chosen if chosen in CHOICES["failure"] else default
+    except Exception as broken:  # noqa: BLE001 - the business error must reach the caller
+        return replace(default, problem=f"it raised {type(broken).__name__}")
+    if chosen not in CHOICES["failure"]:
+        return replace(default, problem=f"it answered none of {', '.join(CHOICES['failure'])}")
+    return Verdict(chosen)

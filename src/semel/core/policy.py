@@ -7,6 +7,7 @@ equal to the default still wins over a lower level. `resolve` lays the levels ov
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from datetime import timedelta
@@ -45,11 +46,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 POSITIVE = ("ttl", "failed_ttl", "lease", "wait_interval", "wait_interval_max", "store_timeout")
 
 
-class Policy(Struct, frozen=True, kw_only=True):
+class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """How one kind of operation behaves; durations are seconds or timedelta.
 
-    >>> Policy(ttl=3600, concurrent="reject").ttl
-    3600.0
+    >>> Policy(ttl=3600, concurrent="reject")
+    Policy(concurrent='reject', ttl=3600.0)
     """
 
     duplicate: Duplicate | UnsetType = UNSET
@@ -207,6 +208,8 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of
 
 def _choice(name: str, value: Any) -> Any:
     if name == "failure" and callable(value):
+        if inspect.iscoroutinefunction(value):
+            raise _wrong(name, value, "a plain function: nobody would await an async one")
         return value
     if not isinstance(value, str) or value not in CHOICES[name]:
         choices = ", ".join(repr(choice) for choice in CHOICES[name])

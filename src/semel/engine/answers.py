@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from semel import events
 from semel.attempts import Attempt
-from semel.core.decide import Refuse, Wait, decide, out_of_patience
+from semel.core.decide import Refuse, Wait, decide, out_of_patience, verdict
 from semel.core.leases import Lease
 from semel.core.records import Claimed, CompleteRequest, Encoded, Finished, Identity, State
 from semel.core.results import Kept, keep, read
@@ -21,7 +21,7 @@ from semel.errors import IdempotencyError, LeaseLost, StoreError
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
-    from semel.core.policy import Rules
+    from semel.core.policy import Failure, Rules
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -164,6 +164,20 @@ class Answers(Setup[S]):
     def _announce_loss(self, lease: Lease) -> None:
         if not lease.refused:  # else the timer told of it when the store refused to renew
             self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+
+    def _verdict(self, call: Call, lease: Lease, error: BaseException) -> Failure:
+        """What to record of a failure; a policy that cannot say so is told of, loudly."""
+        found = verdict(error, call.rules)
+        if found.problem is not None:
+            self._announce(
+                events.FailureUndecided(
+                    identity=call.identity,
+                    number=lease.number,
+                    verdict=found.outcome,
+                    problem=found.problem,
+                )
+            )
+        return found.outcome
 
     def _announce_failure(
         self, lease: Lease, decision: str, error: BaseException, *, recorded: bool

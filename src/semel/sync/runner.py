@@ -24,7 +24,7 @@ from semel._mirror.threads import (
 )
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Replay, Run, Wait, decide, verdict
+from semel.core.decide import Refuse, Replay, Run, Wait, decide
 from semel.core.leases import Lease
 from semel.core.records import Claimed, Finished
 from semel.engine.call import (
@@ -230,7 +230,7 @@ class Runner(Keeper):
 
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
-        decision = verdict(error, call.rules)
+        decision = self._verdict(call, lease, error)
         try:
             if lease not in self._leases:
                 recorded = False
