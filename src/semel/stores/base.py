@@ -172,7 +172,10 @@ class Scannable(Protocol):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page:
-        """List records page by page; `prefix` is the beginning of the key. A page may be short."""
+        """List records page by page; `prefix` is the beginning of the key. A page may be short.
+
+        A record that cannot be read is left out, and a warning names it; it hides no other.
+        """
         ...
 
     def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
