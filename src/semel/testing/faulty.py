@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Record
-from semel.stores.base import AsyncStore, Store
+from semel.stores.base import AsyncNotifying, AsyncStore, Notifying, Store
 from semel.testing.faults import Delay, FaultScript, LoseReply, Refuse
 
 P = ParamSpec("P")
@@ -27,7 +27,7 @@ VERBS = ("claim", "renew", "complete", "fail", "get", "put", "touch", "forget")
 OPTIONAL_VERBS = (
     *("claim_many", "complete_many", "renew_many", "get_many", "put_many", "forget_many"),
     *("scan", "stuck", "purge", "counts"),
-    *("adopt", "wait"),
+    "adopt",
 )
 """Verbs of the capabilities. A faulty store has those that its store has, set one by one, so that
 `isinstance(store, Batching)` stays as true as it was."""
@@ -42,6 +42,8 @@ class FaultyStore(FaultScript):
         self.store = store
         for verb in offered:
             setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
+        if isinstance(store, Notifying):
+            self.watch = store.watch  # it never fails, so it is no verb that could
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """`claim`, or its fault."""
@@ -120,6 +122,8 @@ class AsyncFaultyStore(FaultScript):
         self.store = store
         for verb in offered:
             setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
+        if isinstance(store, AsyncNotifying):
+            self.watch = store.watch  # it never fails, so it is no verb that could
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """`claim`, or its fault."""

@@ -24,6 +24,7 @@ class AsyncPostgresLine:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._socket: int | None = None
 
     async def open(self, listener: Listener) -> None:
         """Connect, and listen to everything."""
@@ -31,7 +32,8 @@ class AsyncPostgresLine:
         self._connection = connection
         await connection.execute(LISTEN)
         self._pgconn = connection.pgconn
-        asyncio.get_running_loop().add_reader(self._pgconn.socket, self._read, listener)
+        self._socket = self._pgconn.socket  # a broken connection does not tell it any more
+        asyncio.get_running_loop().add_reader(self._socket, self._read, listener)
 
     def subscribe(self, channel: Any) -> None:
         """Nothing to ask for: every message comes."""
@@ -46,14 +48,18 @@ class AsyncPostgresLine:
             for each in news(iter(self._pgconn.notifies, None)):
                 listener.hear(each)
         except psycopg.OperationalError as error:
-            asyncio.get_running_loop().remove_reader(self._pgconn.socket)
+            self._read_no_more()
             listener.broke(self, error)
+
+    def _read_no_more(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket = None  # the number may be another connection's soon
 
     async def close(self) -> None:
         """Disconnect."""
+        self._read_no_more()
         if self._connection is not None:
-            if not self._connection.closed:
-                asyncio.get_running_loop().remove_reader(self._pgconn.socket)
             await self._connection.close()
 
 

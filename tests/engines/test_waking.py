@@ -1,0 +1,299 @@
+"""A waiter is woken by the end of what it waits for: on Redis, PostgreSQL, and tiers over it.
+
+The waiters here would poll after half a minute at the earliest. An answer before that was told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from engines.facade import PATIENCE, Effect, World, never, wait_until
+from semel import DuplicateRequest, OutcomeUnknown, Policy, PreviousFailure, WaitTimeout
+from semel.core.decide import Wait
+from semel.core.policy import resolve
+from semel.core.records import Encoded, Ended, Finished, Identity, State
+from semel.engine.call import Call, heard
+from semel.stores.base import AsyncNotifying, Notifying
+from semel.stores.wakeups import rooms
+
+SOON = 20.0
+"""Well before the first poll."""
+
+SELDOM = Policy(wait_interval=60, wait_interval_max=60, lease=60)
+"""Polls after 30 s, and asks when the lease ends, which is later."""
+
+ANNA, BERT = b"anna" * 3, b"bert" * 3
+
+
+@pytest.fixture(params=["redis", "postgres", "tiers"])
+def world(request, kind):
+    options = {}
+    if request.param == "tiers":
+        url = request.getfixturevalue("redis_url")
+        options = {"behind": request.getfixturevalue("postgres_url"), "front_timeout": PATIENCE}
+    else:
+        url = request.getfixturevalue(f"{request.param}_url")
+    with World(kind, url, **options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def owner(world):
+    return world.engine(policy=SELDOM)
+
+
+@pytest.fixture
+def waiter(world):
+    return world.engine(policy=SELDOM)
+
+
+def listening(engine, channels: int = 1) -> bool:
+    """So many watches of this engine's store are told of their records' ends."""
+    store = engine.store.store
+    notifying = getattr(store, "_notifying", store)._wakeups
+    ears = list(notifying._ears.values()) if hasattr(notifying, "_ears") else [notifying._ear]
+    heard = [room.hears for ear in ears for room in list(ear.rooms._rooms.values())]
+    return len(heard) == channels and all(heard)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """What every watch was asked: how long to wait now, after the store's answer."""
+    asked = []
+    pause = rooms.BaseWatch.pause
+
+    def counted(watch, planned):
+        asked.append(watch)
+        return pause(watch, planned)
+
+    monkeypatch.setattr(rooms.BaseWatch, "pause", counted)
+    return asked
+
+
+@contextlib.contextmanager
+def waited_for(owner, waiter, effect, pauses, *, policy=None, waiting_policy=None, fn=never):
+    """`effect` runs, held, and another engine waits for it; gives both calls."""
+    pauses.clear()
+    running = owner.start("k", effect.held(), policy=policy)
+    effect.wait_started()
+    waiting = waiter.start("k", fn, policy=waiting_policy)
+    # Asked, waited for the subscription, asked again: from here on it is told.
+    wait_until(lambda: len(pauses) == 2 and listening(waiter))
+    yield running, waiting
+
+
+def ask_count(engine) -> int:
+    return engine.commands("claim")
+
+
+# --- what wakes -------------------------------------------------------------------------------
+
+
+def test_the_result_itself_wakes_whoever_waits_for_it(owner, waiter, pauses):
+    effect = Effect({"id": 42})
+    with waited_for(owner, waiter, effect, pauses) as (running, waiting):
+        effect.release()
+        assert waiting.result(SOON) == running.result(SOON) == {"id": 42}
+    assert ask_count(waiter) == 2, "nothing more had to be asked"
+
+
+def test_a_large_result_is_asked_for(owner, waiter, pauses):
+    effect = Effect("x" * 10_000)
+    with waited_for(owner, waiter, effect, pauses) as (_, waiting):
+        effect.release()
+        assert waiting.result(SOON) == "x" * 10_000
+    assert ask_count(waiter) == 3
+
+
+def test_a_failure_wakes_one_that_then_runs(owner, waiter, pauses):
+    effect = Effect(raising=ValueError("no"))
+    with waited_for(owner, waiter, effect, pauses, fn=lambda: "second") as (running, waiting):
+        effect.release()
+        assert waiting.result(SOON) == "second"
+        with pytest.raises(ValueError, match="no"):
+            running.result(SOON)
+
+
+def test_a_final_failure_is_told(owner, waiter, pauses):
+    effect = Effect(raising=ValueError("no"))
+    final = Policy(failure="final")
+    with waited_for(owner, waiter, effect, pauses, policy=final) as (_, waiting):
+        effect.release()
+        with pytest.raises(PreviousFailure, match="no"):
+            waiting.result(SOON)
+    assert ask_count(waiter) == 2
+
+
+def test_an_attempt_that_is_parked_wakes_whoever_waits(owner, waiter, pauses):
+    effect = Effect(raising=ValueError("no"))
+    with waited_for(owner, waiter, effect, pauses, policy=Policy(abandoned="hold")) as (_, waiting):
+        effect.release()
+        with pytest.raises(OutcomeUnknown):
+            waiting.result(SOON)
+
+
+def test_a_guard_is_told_that_it_was_done(owner, waiter, pauses):
+    effect = Effect()
+    guard = Policy(duplicate="reject", wait_timeout=PATIENCE, message="done already")
+    with waited_for(owner, waiter, effect, pauses, waiting_policy=guard) as (_, waiting):
+        effect.release()
+        with pytest.raises(DuplicateRequest, match="done already"):
+            waiting.result(SOON)
+
+
+def test_who_may_replace_asks_the_store(owner, waiter, pauses):
+    effect = Effect()
+    with waited_for(owner, waiter, effect, pauses, waiting_policy=Policy(mismatch="replace")) as (
+        _,
+        waiting,
+    ):
+        effect.release()
+        assert waiting.result(SOON) == "done"
+    assert ask_count(waiter) == 3
+
+
+def test_a_record_that_is_forgotten_wakes_whoever_waits(owner, waiter, pauses):
+    effect = Effect()
+    with waited_for(owner, waiter, effect, pauses, fn=lambda: "second") as (_, waiting):
+        owner.forget("k")
+        assert waiting.result(SOON) == "second"
+        effect.release()
+
+
+def test_many_keys_are_waited_for_at_once(owner, waiter, pauses):
+    effects = {f"k{number}": Effect(number).held() for number in range(20)}
+    running = [owner.start(key, effect) for key, effect in effects.items()]
+    for effect in effects.values():
+        effect.wait_started()
+    waiting = [waiter.start(key, never) for key in effects]
+    wait_until(lambda: len(pauses) == 40 and listening(waiter, 20))
+    for effect in effects.values():
+        effect.release()
+    assert [call.result(SOON) for call in waiting] == list(range(20))
+    assert [call.result(SOON) for call in running] == list(range(20))
+
+
+def test_a_second_waiter_joins_the_subscription_of_the_first(world, owner, waiter, pauses):
+    beside = world.engine_on(waiter.store, policy=SELDOM)
+    effect = Effect()
+    with waited_for(owner, waiter, effect, pauses) as (_, waiting):
+        # Another payload than none is another flight, and waits by itself.
+        also = beside.start("k", never, payload="p")
+        wait_until(lambda: len(pauses) == 4)
+        effect.release()
+        assert waiting.result(SOON) == also.result(SOON) == "done"
+
+
+# --- what is left behind ----------------------------------------------------------------------
+
+
+def test_who_gives_up_leaves_no_subscription(owner, waiter):
+    effect = Effect().held()
+    owner.start("k", effect)
+    effect.wait_started()
+    with pytest.raises(WaitTimeout):
+        waiter.execute("k", never, policy=Policy(wait_timeout=0.5))
+    assert listening(waiter, 0)
+    effect.release()
+
+
+def test_who_does_not_wait_does_not_listen(owner, waiter):
+    effect = Effect().held()
+    owner.start("k", effect)
+    effect.wait_started()
+    with pytest.raises(WaitTimeout):
+        waiter.execute("k", never, policy=Policy(wait_timeout=0))
+    assert not threads_that_listen()
+    effect.release()
+
+
+def threads_that_listen() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name == "semel-wakeups"]
+
+
+def test_nobody_listens_for_long_where_nobody_waits(monkeypatch, owner, waiter, pauses):
+    for module in ("threads", "tasks"):
+        monkeypatch.setattr(f"semel.stores.wakeups.{module}.LINGER", 0.1)
+    for number in range(2):
+        effect = Effect(number)
+        waiter.store.calls.clear()
+        owner.forget("k")
+        with waited_for(owner, waiter, effect, pauses) as (_, waiting):
+            effect.release()
+            assert waiting.result(SOON) == number
+        store = waiter.store.store
+        wakeups = getattr(store, "_notifying", store)._wakeups
+        ears = list(wakeups._ears.values()) if hasattr(wakeups, "_ears") else [wakeups._ear]
+        wait_until(lambda ears=ears: all(ear._line is None for ear in ears))
+    assert not threads_that_listen()
+
+
+def test_a_store_that_is_closed_lets_go_of_whoever_waits(world, owner, waiter, pauses):
+    effect = Effect()
+    with waited_for(owner, waiter, effect, pauses, waiting_policy=Policy(wait_interval=0.01)) as (
+        _,
+        waiting,
+    ):
+        world.kind.finish(waiter.store.store.close)
+        wait_until(waiting.done)
+        assert waiting.exception() is not None
+        effect.release()
+
+
+# --- who is told ------------------------------------------------------------------------------
+
+
+def test_stores_offer_to_tell_where_they_can(world, owner, sqlite_url):
+    wanted = Notifying if world.name == "threads" else AsyncNotifying
+    assert isinstance(owner.store.store, wanted)
+    with World(world.name, sqlite_url) as other:
+        assert not isinstance(other.engine().store.store, wanted)
+
+
+def test_tiers_tell_only_what_sql_tells(kind, redis_url, sqlite_url):
+    with World(kind, redis_url, behind=sqlite_url, front_timeout=PATIENCE) as world:
+        engine = world.engine()
+        assert not isinstance(engine.store.store, Notifying | AsyncNotifying)
+
+
+DONE = Finished(State.SUCCEEDED, Encoded("json/1", b"1"), 1, 1, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "fingerprint", "policy", "answered"),
+    [
+        (Ended(ANNA, None, DONE), None, None, True),
+        (Ended(ANNA, b"red", DONE), None, None, True),
+        (Ended(ANNA, None, DONE), b"red", None, True),
+        (Ended(ANNA, b"red", DONE), b"red", None, True),
+        (Ended(ANNA, b"red", DONE), b"blue", None, False),
+        (Ended(BERT, None, DONE), None, None, False),
+        (Ended(ANNA, None, DONE), None, Policy(mismatch="replace"), False),
+        (None, None, None, False),
+    ],
+)
+def test_only_the_end_of_the_attempt_that_was_running_is_an_answer(
+    told, fingerprint, policy, answered
+):
+    call = Call(Identity("s", "k"), fingerprint, resolve(policy))
+    assert heard(told, Wait(30.0, ANNA), call) == (DONE if answered else None)
+
+
+def test_an_owner_that_is_not_known_has_no_end_that_could_be_heard():
+    assert (
+        heard(Ended(ANNA, None, DONE), Wait(30.0), Call(Identity("s", "k"), None, resolve()))
+        is None
+    )
+
+
+def test_who_hears_asks_seldom_and_who_does_not_as_often_as_planned():
+    watch = rooms.BaseWatch(b"k", lambda message: message)
+    assert watch.pause(0.05) == rooms.SOON
+    watch.hearing = rooms.Hearing.YES
+    assert rooms.SAFETY / 2 <= watch.pause(0.05) <= rooms.SAFETY
+    assert watch.pause(60.0) == 60.0
+    watch.hearing = rooms.Hearing.NO
+    assert watch.pause(0.05) == 0.05

@@ -1,0 +1,462 @@
+"""Wake-ups get lost, are refused, or are not meant for us; and the servers they come from.
+
+| fault | expected |
+|---|---|
+| 31 wake-up message lost | polling finds it |
+
+A waiter with `SELDOM` polls after half a minute at the earliest: an answer before that was told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+
+import psycopg
+import pytest
+from redis.crc import key_slot
+
+from engines.facade import PATIENCE, Effect, World, never, wait_until
+from semel import Idempotency, Policy
+from semel.core.records import Identity
+from semel.stores.redis.hearsay import read_message
+from semel.stores.redis.keys import KeyLayout
+from semel.stores.sql.postgres import PostgresStore
+from semel.stores.wakeups import rooms, threads
+from semel.stores.wakeups.rooms import Confirmed, Dropped, Hearing, Refused, Rooms, Told
+from servers.postgres import pgbouncer
+from servers.proxy import proxy_to
+from servers.redis import redis_cluster, redis_sentinel, redis_server
+
+fault = pytest.mark.fault
+
+SOON = 20.0
+SELDOM = Policy(wait_interval=60, wait_interval_max=60, lease=60)
+KEYS = KeyLayout("idem:")
+
+
+def channel(key: str = "k") -> bytes:
+    return KEYS.record(Identity("default", key))
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """What every watch was asked: how long to wait now, after the store's answer."""
+    asked = []
+    pause = rooms.BaseWatch.pause
+
+    def counted(watch, planned):
+        asked.append(watch.hearing)
+        return pause(watch, planned)
+
+    monkeypatch.setattr(rooms.BaseWatch, "pause", counted)
+    return asked
+
+
+class Scene:
+    """One engine runs `k`, held; another waits for it."""
+
+    def __init__(self, world, pauses, policy=None, key="k") -> None:
+        self.key = key
+        self.pauses = pauses
+        self.owner, self.waiter = world.engine(policy=SELDOM), world.engine(policy=policy or SELDOM)
+        self.effect = Effect().held()
+        self.running = self.owner.start(key, self.effect)
+        self.effect.wait_started()
+        pauses.clear()
+        self.waiting = self.waiter.start(key, never)
+
+    def wait_for(self, hearing: Hearing) -> Scene:
+        """Until the waiter has asked again since this is what it hears."""
+        wait_until(lambda: self.pauses and self.pauses[-1] is hearing)
+        return self
+
+    def end(self) -> None:
+        self.effect.release()
+        assert self.waiting.result(SOON) == self.running.result(SOON) == "done"
+        assert self.effect.runs == 1
+
+
+@pytest.fixture
+def on_redis(kind, redis_url):
+    with World(kind, redis_url) as world:
+        yield world
+
+
+@pytest.fixture
+def on_postgres(kind, postgres_url):
+    with World(kind, postgres_url) as world:
+        yield world
+
+
+# --- lost -------------------------------------------------------------------------------------
+
+
+@fault(31)
+def test_a_message_that_is_never_sent_is_found_by_asking(kind, pauses, monkeypatch):
+    monkeypatch.setattr(rooms, "SAFETY", 0.2)
+    args = ("--rename-command", "SPUBLISH", "", "--rename-command", "PUBLISH", "")
+    with redis_server(args=args) as server, World(kind, server.url) as world:
+        Scene(world, pauses, policy=Policy()).wait_for(Hearing.YES).end()
+
+
+@fault(31)
+def test_a_message_in_postgresql_that_nobody_noted_is_found_by_asking(
+    on_postgres, postgres_url, pauses, monkeypatch
+):
+    monkeypatch.setattr(rooms, "SAFETY", 0.2)
+    scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Hearing.YES)
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("ALTER TABLE idempotent_record RENAME COLUMN waited_for TO noted")
+        other.execute("ALTER TABLE idempotent_record ADD COLUMN waited_for boolean DEFAULT false")
+        other.execute("ALTER TABLE idempotent_record ALTER COLUMN noted DROP NOT NULL")
+    scene.end()
+
+
+@fault(31)
+def test_a_subscription_that_is_cut_is_no_loss(on_redis, redis_of_this_worker, pauses):
+    scene = Scene(on_redis, pauses, policy=Policy()).wait_for(Hearing.YES)
+    with contextlib.closing(redis_of_this_worker.client()) as client:
+        assert client.client_kill_filter(_type="pubsub") == 1
+    scene.wait_for(Hearing.NO).end()
+    Scene(on_redis, pauses, key="next").wait_for(Hearing.YES).end()
+
+
+@fault(31)
+def test_a_listening_session_that_is_terminated_is_no_loss(on_postgres, postgres_url, pauses):
+    scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Hearing.YES)
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        listening = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ '^LISTEN'"
+        assert other.execute(listening).fetchall() == [(True,)]
+    scene.wait_for(Hearing.NO).end()
+    Scene(on_postgres, pauses, key="next").wait_for(Hearing.YES).end()
+
+
+@fault(31)
+def test_scripts_that_the_server_forgot_still_wake(on_redis, redis_of_this_worker, pauses):
+    scene = Scene(on_redis, pauses).wait_for(Hearing.YES)
+    with contextlib.closing(redis_of_this_worker.client()) as client:
+        client.script_flush()
+    scene.end()
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+def test_a_user_without_channels_polls_and_the_log_tells_it_once(kind, pauses, caplog):
+    with redis_server() as server:
+        with contextlib.closing(server.client()) as client:
+            client.execute_command(
+                *[
+                    "ACL",
+                    "SETUSER",
+                    "app",
+                    "on",
+                    ">pw",
+                    "~idem:*",
+                    "resetchannels",
+                    "+@all",
+                    "-@admin",
+                ]
+            )
+        url = server.url.replace("redis://", "redis://app:pw@")
+        with caplog.at_level(logging.WARNING), World(kind, url) as world:
+            Scene(world, pauses, policy=Policy()).wait_for(Hearing.NO).end()
+            engine = world.engine(policy=Policy())
+            effect = Effect().held()
+            engine.start("next", effect)
+            effect.wait_started()
+            world._open[1].start("next", never)
+            wait_until(lambda: world._open[1].commands("claim") > 4)
+            effect.release()
+    told = [each for each in caplog.records if "no wake-ups" in each.message]
+    assert len(told) == 1
+    assert "permission" in told[0].message
+
+
+def test_where_no_further_connection_can_be_had_polling_goes_on(kind):
+    with (
+        redis_server() as server,
+        proxy_to(server.port) as proxy,
+        World(kind, proxy.url, timeout=1) as world,
+    ):
+        owner, waiter = world.engine(), world.engine()
+        for engine in (owner, waiter):
+            engine.peek("connected")
+        effect = Effect().held()
+        running = owner.start("k", effect)
+        effect.wait_started()
+        proxy.refusing = True
+        waiting = waiter.start("k", never)
+        wait_until(lambda: proxy.refused > 0 and waiter.commands("claim") > 3)
+        effect.release()
+        assert waiting.result(SOON) == running.result(SOON) == "done"
+
+
+def test_a_server_without_shard_channels_is_subscribed_to_plainly(kind, pauses, caplog):
+    args = ("--rename-command", "SPUBLISH", "", "--rename-command", "SSUBSCRIBE", "")
+    with redis_server(args=args) as server, World(kind, server.url) as world:
+        Scene(world, pauses).wait_for(Hearing.YES).end()
+    assert not caplog.records
+
+
+def test_a_thread_that_cannot_be_started_is_no_error(redis_url, pauses, monkeypatch):
+    with World("threads", redis_url) as world:
+        owner, waiter = world.engine(), world.engine()
+        effect = Effect().held()
+        running = owner.start("k", effect)
+        effect.wait_started()
+
+        class Exhausted(threading.Thread):
+            def start(self) -> None:
+                raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threads.threading, "Thread", Exhausted)
+        with waiter.store.store.watch(Identity("default", "k")) as watch:
+            assert watch.hearing is Hearing.NO
+        monkeypatch.undo()
+        effect.release()
+        assert running.result(SOON) == "done"
+
+
+# --- not meant for us -------------------------------------------------------------------------
+
+
+def test_what_anybody_else_publishes_is_not_believed(on_redis, redis_of_this_worker, pauses):
+    scene = Scene(on_redis, pauses).wait_for(Hearing.YES)
+    other = Idempotency(redis_of_this_worker.url.replace("/0", "/1"))
+    with other, contextlib.closing(redis_of_this_worker.client(db=1)) as client:
+        other.execute("k", lambda: "of another database")
+        record = client.get(channel())
+        stranger = (60_000).to_bytes(6) + record
+        assert read_message(Identity("default", "k"), stranger) is not None
+        for asked, message in enumerate((b"", b"garbled", stranger, b"\xff" * 100), 3):
+            assert client.execute_command("SPUBLISH", channel(), message) == 1
+            wait_until(lambda asked=asked: scene.waiter.commands("claim") == asked)
+    assert not scene.waiting.done()
+    scene.end()
+
+
+def test_what_anybody_else_notifies_is_not_believed(on_postgres, postgres_url, pauses):
+    scene = Scene(on_postgres, pauses).wait_for(Hearing.YES)
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        (digest,) = other.execute("SELECT digest::text FROM idempotent_record").fetchone()
+        stranger = '["AAAA", null, 1, 1, 1, 60.0, "json/1", "MQ=="]'
+        running = '["AAAA", null, 0, 1, 1, 60.0, "json/1", "MQ=="]'
+        other.execute("SELECT pg_notify('semel_wakeup', 'garbled')")
+        for asked, message in enumerate(("", "garbled", stranger, running), 3):
+            other.execute("SELECT pg_notify('semel_wakeup', %s)", [digest + message])
+            wait_until(lambda asked=asked: scene.waiter.commands("claim") == asked)
+    assert not scene.waiting.done()
+    scene.end()
+
+
+def test_where_nobody_waits_nothing_is_published(on_redis, redis_of_this_worker):
+    before = redis_of_this_worker.calls("publish", "spublish")
+    engine = on_redis.engine()
+    engine.execute("k", lambda: "done")
+    engine.execute("k", never)
+    assert redis_of_this_worker.calls("publish", "spublish") == before
+
+
+def test_where_nobody_waits_nothing_is_notified(on_postgres, postgres_url):
+    engine = on_postgres.engine()
+    engine.peek("k")  # makes the table
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("LISTEN semel_wakeup")
+        engine.execute("k", lambda: "done")
+        engine.execute("k", never)
+        assert list(other.notifies(timeout=0.3)) == []
+
+
+# --- the servers ------------------------------------------------------------------------------
+
+
+def test_a_server_behind_tls_wakes(kind, pauses):
+    with redis_server(tls=True, password="secret") as server, World(kind, server.url) as world:
+        Scene(world, pauses).wait_for(Hearing.YES).end()
+
+
+def test_valkey_wakes(kind, pauses):
+    with redis_server(valkey=True) as server, World(kind, server.url) as world:
+        Scene(world, pauses).wait_for(Hearing.YES).end()
+
+
+def test_the_primary_that_sentinel_names_wakes(kind, pauses):
+    with redis_sentinel() as sentinel, World(kind, sentinel.url) as world:
+        Scene(world, pauses).wait_for(Hearing.YES).end()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with redis_cluster(primaries=3) as servers:
+        yield servers
+
+
+def test_every_node_of_a_cluster_wakes(kind, cluster, pauses):
+    with World(kind, cluster.url) as world:
+        owner, waiter = world.engine(policy=SELDOM), world.engine(policy=SELDOM)
+        keys = [f"{kind}{number}" for number in range(12)]
+        assert len({cluster.owner(key_slot(channel(key))).port for key in keys}) == 3
+        effects = {key: Effect(key).held() for key in keys}
+        running = [owner.start(key, effect) for key, effect in effects.items()]
+        for effect in effects.values():
+            effect.wait_started()
+        waiting = [waiter.start(key, never) for key in keys]
+        wait_until(lambda: len(pauses) == 24)
+        for effect in effects.values():
+            effect.release()
+        assert [call.result(SOON) for call in waiting] == keys
+        assert [call.result(SOON) for call in running] == keys
+
+
+def test_a_node_that_has_lost_the_slot_is_no_error(kind, cluster, pauses, monkeypatch, caplog):
+    with World(kind, cluster.url) as world:
+        first = Scene(world, pauses, key=f"here-{kind}").wait_for(Hearing.YES)
+        first.end()
+        (ear,) = first.waiter.store.store._wakeups._ears.values()
+        here = cluster.owner(key_slot(channel(first.key)))
+        names = (f"elsewhere-{kind}-{number}" for number in range(100))
+        elsewhere = next(n for n in names if cluster.owner(key_slot(channel(n))) is not here)
+        # As if the slot had moved there, and the map were old: the wrong node is asked.
+        wakeups = type(first.waiter.store.store._wakeups)
+        monkeypatch.setattr(wakeups, "_ear", lambda self, channel: ear)
+        with World(kind, cluster.url) as other:
+            effect = Effect().held()
+            running = other.engine().start(elsewhere, effect)
+            effect.wait_started()
+            pauses.clear()
+            eager = Policy(wait_interval=0.05, wait_interval_max=0.5)
+            waiting = first.waiter.start(elsewhere, never, policy=eager)
+            wait_until(lambda: pauses and pauses[-1] is Hearing.NO)
+            effect.release()
+            assert waiting.result(PATIENCE) == running.result(PATIENCE) == "done"
+    assert not caplog.records
+
+
+def test_a_slot_that_nobody_serves_is_not_listened_to(kind, cluster, pauses, monkeypatch):
+    with World(kind, cluster.url) as world:
+        engine = world.engine()
+        engine.peek("connected")
+        wakeups = engine.store.store._wakeups
+        client = getattr(wakeups._transport, "client", None) or wakeups._transport._client
+        monkeypatch.setattr(client.nodes_manager, "slots_cache", {})
+        name, server = type(wakeups)._ear.__globals__["_server_of"](wakeups._transport, channel())
+        assert (name, server) == ("", None)
+        assert wakeups._ear(channel())._new_line is None
+
+
+# --- PostgreSQL that is not ours to listen on ---------------------------------------------------
+
+
+def test_behind_pgbouncer_waiters_poll(kind, postgres_of_this_worker, postgres_url, pauses):
+    with pgbouncer(postgres_of_this_worker) as address:
+        url = f"{address}/{postgres_url.rpartition('/')[2]}?prepare=off"
+        with World(kind, url) as world:
+            Scene(world, pauses, policy=Policy()).wait_for(Hearing.NO).end()
+
+
+def test_on_a_given_connection_waiters_poll(postgres_url, pauses):
+    with psycopg.connect(postgres_url) as connection:
+        store = PostgresStore(connection=connection)
+        with store.watch(Identity("s", "k")) as watch:
+            assert watch.hearing is Hearing.NO
+        store.close()
+
+
+# --- fork -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("database", ["redis", "postgres"])
+def test_a_forked_child_listens_for_itself(request, database, pauses):
+    url = request.getfixturevalue(f"{database}_url")
+    with World("threads", url) as world:
+        scene = Scene(world, pauses).wait_for(Hearing.YES)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                store = scene.waiter.store.store
+                with store.watch(Identity("default", "k")) as watch:
+                    watch.wait(SOON)  # woken by the confirmation
+                    status = 0 if watch.hearing is Hearing.YES else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        scene.end()
+
+
+# --- the account of who waits -------------------------------------------------------------------
+
+
+class Seat:
+    def __init__(self, channel) -> None:
+        self.channel = channel
+        self.hearing = Hearing.SOON
+        self.woken = []
+
+    def wake(self, message=None) -> None:
+        self.woken.append(message)
+
+
+def test_a_confirmation_belongs_to_the_room_that_asked_first():
+    account = Rooms()
+    gone, here = Seat("k"), Seat("k")
+    assert account.enter(gone)
+    account.asked("k")
+    assert account.leave(gone)
+    assert account.enter(here)
+    account.asked("k")
+    account.hear(Confirmed())
+    assert here.hearing is Hearing.SOON, "that was the answer to the one who left"
+    account.hear(Dropped("k"))  # the answer to his leaving
+    assert here.hearing is Hearing.SOON
+    account.hear(Confirmed())
+    assert here.hearing is Hearing.YES
+    assert account.hears("k")
+
+
+def test_a_subscription_that_the_server_ends_or_refuses_makes_deaf():
+    account = Rooms()
+    ended, refused = Seat("a"), Seat("b")
+    for seat in (ended, refused):
+        account.enter(seat)
+        account.asked(seat.channel)
+    account.hear(Confirmed())
+    account.hear(Refused())
+    assert refused.hearing is Hearing.NO
+    account.hear(Dropped("a"))
+    assert ended.hearing is Hearing.NO
+    assert not account.hears("a")
+    assert account.channels() == ["a", "b"]
+
+
+def test_a_message_reaches_those_who_wait_for_it_alone():
+    account = Rooms()
+    one, other = Seat("a"), Seat("b")
+    account.enter(one)
+    account.enter(other)
+    account.hear(Told("a", b"x"))
+    account.hear(Told("c", b"y"))
+    account.hear(Dropped("c"))
+    assert (one.woken, other.woken) == ([b"x"], [])
+    assert not account.hears("c")
+
+
+def test_listening_is_tried_again_after_ever_longer_pauses(caplog):
+    outage = rooms.Outage("there")
+    assert outage.is_over(0.0)
+    outage.failed(OSError("no"), 0.0)
+    assert not outage.is_over(0.9)
+    outage.failed(OSError("no"), 1.0)
+    assert not outage.is_over(2.9)
+    for _ in range(10):
+        outage.failed(OSError("no"), 10.0)
+    assert outage.is_over(10.0 + rooms.LONGEST_PAUSE)
+    assert len(caplog.records) == 1
+    outage.end()
+    outage.failed(OSError("no"), 100.0)
+    assert len(caplog.records) == 2
