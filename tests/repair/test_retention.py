@@ -10,7 +10,7 @@ import pytest
 from engines.facade import wait_until
 from semel import ConfigError, Idempotency, Policy, open_store
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.repair import health, health_async, purge, purge_async
+from semel.repair import health, health_async, purge, purge_async, retention, steps
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, FaultyStore
 
@@ -51,6 +51,33 @@ def test_purging_ends_when_its_time_is_up():
     clock.advance(1)
     assert purge(store, batch=2, pause=1.0, max_seconds=0.5) == 2
     assert purge(store, batch=2, pause=0.001, max_seconds=60) == 3
+
+
+@pytest.mark.parametrize(
+    ("pause", "took", "rests"), [(2.0, 0.5, 2.0), (2.0, 7.0, 7.0), (0, 7.0, 0.0)]
+)
+def test_a_purge_rests_as_long_as_its_batch_took_and_never_less_than_the_pause(
+    monkeypatch, pause, took, rests
+):
+    clock = FakeClock()
+    monkeypatch.setattr(retention, "monotonic", clock)
+    slept: list[float] = []
+    monkeypatch.setattr(steps.time, "sleep", slept.append)
+    store = MemoryStore(clock=clock)
+    fill(store, 5)
+
+    class Slow:
+        """A store that needs its time for a batch."""
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def purge(self, **options):
+            clock.advance(took)
+            return store.purge(**options)
+
+    assert purge(Slow(), batch=2, pause=pause) == 5
+    assert slept == [rests, rests]
 
 
 def test_abandoned_attempts_go_when_asked_and_held_ones_never(store_url):

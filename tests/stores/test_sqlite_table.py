@@ -252,6 +252,17 @@ def test_purge_works_in_batches_and_spares_what_is_live_or_held(store, clock):
     assert left == ["held", "kept", "live"]
 
 
+def test_a_purge_finds_what_may_go_in_the_index_alone(path, clock):
+    sent: list[str] = []
+    store = SQLiteStore(path, clock=clock, trace=sent.append)
+    store.purge(limit=3, abandoned_after=5.0)
+    store.close()
+    (delete,) = [sql for sql in sent if sql.startswith("DELETE")]
+    plan = str(query(path, f"EXPLAIN QUERY PLAN {delete}"))
+    assert "COVERING INDEX idempotent_record_expiry" in plan
+    assert "USING INTEGER PRIMARY KEY" in plan
+
+
 def test_a_finished_record_survives_closing_and_opening(path):
     first = SQLiteStore(path)
     finish(first, 1)

@@ -10,6 +10,7 @@ from semel.cli import deciding, doctor, reading, showing, upkeep
 from semel.core.keys import KeyGenerator
 from semel.core.layers import parse_duration
 from semel.errors import ConfigError
+from semel.repair.retention import BATCH, PAUSE
 
 _EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
 
@@ -85,8 +86,8 @@ def _deciding(command: _Command) -> None:
 def _upkeep(command: _Command) -> None:
     made = command("purge", upkeep.purge_records, "remove expired records, in small batches")
     made.add_argument("--abandoned-after", type=_positive, metavar="7d")
-    made.add_argument("--batch", type=_whole, default=1000, metavar="N")
-    made.add_argument("--pause", type=_duration, default=0.05, metavar="50ms")
+    made.add_argument("--batch", type=_whole, default=BATCH, metavar="N")
+    made.add_argument("--pause", type=_duration, default=PAUSE, metavar="10ms")
     made.add_argument("--every", type=_positive, metavar="1h", help="do not end; do it again")
     made = command("reconcile", upkeep.reconcile, "let resolvers look into what is stuck")
     made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")

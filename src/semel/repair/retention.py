@@ -1,4 +1,4 @@
-"""Removes records past their time, in small batches with pauses between them.
+"""Removes records past their time, in small batches with rests between them: others come first.
 
 How long a record is kept is its policy's ttl. A store counts an expired record as absent whether
 or not it was removed; purging only gives the room back. Redis and Valkey do that by themselves.
@@ -14,8 +14,9 @@ from semel.repair.places import listing, listing_async
 from semel.repair.steps import Pause, Steps, ask, run, run_async
 from semel.stores.urls import whole_number
 
-BATCH = 1000
-PAUSE = 0.05
+BATCH = 50
+"""Records of one transaction: so few that a claim behind it waits for about one more commit."""
+PAUSE = 0.01
 """Seconds between two batches, for everybody else."""
 
 
@@ -30,8 +31,9 @@ def purge(
     """Remove expired records of a store, an engine's store or a URL; tells how many went.
 
     With None the store is the settings'. With `abandoned_after`, also attempts abandoned that long
-    ago which nobody holds. Live and held records are never removed. It ends with the first batch
-    that is not full, or after `max_seconds`.
+    ago which nobody holds. Live and held records are never removed. After each batch it rests for
+    `pause`, or for as long as the batch took if that is longer; with a `pause` of 0 it never rests.
+    It ends with the first batch that is not full, or after `max_seconds`.
     """
     with listing(place) as store:
         return run(
@@ -76,12 +78,16 @@ def _purged(
 ) -> Steps[int]:
     limit = whole_number("batch", batch)
     after = None if abandoned_after is None else seconds("abandoned_after", abandoned_after)
-    rest = seconds("pause", pause, zero=True)
+    least = seconds("pause", pause, zero=True)
     end = None if max_seconds is None else monotonic() + seconds("max_seconds", max_seconds)
     removed = 0
     while True:
+        began = monotonic()
         gone: int = yield ask(store.purge, limit=limit, abandoned_after=after)
+        took = monotonic() - began
         removed += gone
+        # A store that answers slowly is busy: it is left alone for at least half of the time.
+        rest = 0.0 if least == 0 else max(least, took)
         # A batch that is not full was the last one: what expires meanwhile can wait for the next.
         if gone < limit or (end is not None and monotonic() + rest > end):
             return removed
