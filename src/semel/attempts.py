@@ -152,9 +152,9 @@ def current_attempt() -> Attempt | None:
     return attempt
 
 
-def is_nested(identity: Identity, store: object, around: Attempt) -> bool:
+def is_nested(identity: Identity, store: object, around: Attempt | None) -> bool:
     """Tell whether a running attempt around this call already has this record."""
-    attempt: Attempt | None = around
+    attempt = around
     while attempt is not None:
         if attempt.running and attempt.store is store and attempt.identity == identity:
             return True

@@ -47,7 +47,7 @@ from semel.errors import (
 )
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct, frozen=True, kw_only=True, gc=False):
     """Something happened to one operation."""
 
     level: ClassVar[int] = logging.DEBUG

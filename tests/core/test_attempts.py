@@ -140,13 +140,13 @@ def test_one_that_never_began_may_end():
 
 
 def test_nesting_is_the_same_record_of_the_same_store_anywhere_around():
-    assert not is_nested(KEY, STORE)
+    assert not is_nested(KEY, STORE, current_attempt())
     with attempt(KEY), attempt(OTHER):
-        assert is_nested(KEY, STORE)
-        assert is_nested(OTHER, STORE)
-        assert not is_nested(Identity("orders", "44"), STORE)
-        assert not is_nested(KEY, object())
-    assert not is_nested(KEY, STORE)
+        assert is_nested(KEY, STORE, current_attempt())
+        assert is_nested(OTHER, STORE, current_attempt())
+        assert not is_nested(Identity("orders", "44"), STORE, current_attempt())
+        assert not is_nested(KEY, object(), current_attempt())
+    assert not is_nested(KEY, STORE, current_attempt())
 
 
 def test_an_attempt_that_has_ended_around_a_running_one_is_no_nesting():
@@ -154,8 +154,8 @@ def test_an_attempt_that_has_ended_around_a_running_one_is_no_nesting():
     outer.__enter__()
     inner.__enter__()
     outer.running = False  # as a task sees it that outlived the outer attempt
-    assert not is_nested(KEY, STORE)
-    assert is_nested(OTHER, STORE)
+    assert not is_nested(KEY, STORE, current_attempt())
+    assert is_nested(OTHER, STORE, current_attempt())
     inner.__exit__()
     outer.__exit__()
 

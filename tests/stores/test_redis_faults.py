@@ -246,15 +246,6 @@ def test_a_caller_that_finds_no_connection_in_time_gets_store_unavailable_and_no
         assert isinstance(store.claim(ask()), Claimed)
 
 
-async def test_an_async_caller_that_finds_no_connection_in_time_gets_store_unavailable(server):
-    async with (
-        opened_async(server.url, max_connections=1, timeout=0.3) as store,
-        store._transport._gate,
-    ):
-        with pytest.raises(StoreUnavailable, match="all 1 connections"):
-            await store.claim(ask())
-
-
 def test_a_full_pool_of_the_application_is_store_unavailable(server):
     with server.client(max_connections=1) as client:
         connection = client.connection_pool.get_connection()

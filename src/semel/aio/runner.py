@@ -48,7 +48,6 @@ class AsyncRunner(AsyncKeeper):
     # --- the way of one call -------------------------------------------------------------
 
     async def _run(self, call: Call, fn: Callable[[], Awaitable[T]]) -> Outcome[T]:
-        self._check_function(fn)
         attempt = await self._begin(call)
         if attempt.replayed:
             return Outcome(cast("T", attempt.result), attempt)
@@ -75,7 +74,10 @@ class AsyncRunner(AsyncKeeper):
             if shared is not None:
                 return shared
         try:
-            answer, waited = await self._claim(call, end)
+            answer = await self._ask(call)
+            waited = isinstance(answer, Wait)
+            if isinstance(answer, Wait):
+                answer = await self._wait(call, answer, end)
         except StoreError as error:
             self._share(call, error)
             return self._without_store(call, error)
@@ -98,13 +100,6 @@ class AsyncRunner(AsyncKeeper):
         if isinstance(given, StoreError):
             return self._without_store(call, given)
         return None
-
-    async def _claim(self, call: Call, end: float) -> tuple[Attempt | Finished, bool]:
-        """Become the one that runs, or get the outcome; tells if that took waiting."""
-        answer = await self._ask(call)
-        if isinstance(answer, Wait):
-            return await self._wait(call, answer, end), True
-        return answer, False
 
     async def _ask(  # noqa: C901 - every answer of a store, in one place
         self, call: Call

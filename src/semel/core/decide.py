@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from semel.core.policy import Rules
 
 
-class Run(Struct, frozen=True):
+class Run(Struct, frozen=True, gc=False):
     """Run the function: this caller owns the operation."""
 
     claimed: Claimed
 
 
-class Replay(Struct, frozen=True):
+class Replay(Struct, frozen=True, gc=False):
     """Give the stored result."""
 
     finished: Finished
 
 
-class Wait(Struct, frozen=True):
+class Wait(Struct, frozen=True, gc=False):
     """Ask again, at the latest when the running attempt's lease ends."""
 
     retry_after: float

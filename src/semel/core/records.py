@@ -2,6 +2,7 @@
 
 This module holds values. It decides nothing, reads no clock and touches no store.
 Times are seconds since the epoch on the store's clock; durations are seconds.
+No value here can be part of a cycle, so the garbage collector is spared them (gc=False).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class State(enum.IntEnum):
     FAILED = 2
 
 
-class Identity(Struct, frozen=True):
+class Identity(Struct, frozen=True, gc=False):
     """Names one operation: what kind it is (and for whom), and which one."""
 
     scope: str
@@ -46,7 +47,7 @@ class Identity(Struct, frozen=True):
         return hashlib.sha256(self.encoded).digest()[:16]
 
 
-class Encoded(Struct, frozen=True):
+class Encoded(Struct, frozen=True, gc=False):
     """Bytes together with the name of the codec that wrote them; stores never look inside."""
 
     codec: str
@@ -60,7 +61,7 @@ FAILURE = "failure"
 """Codec name of a recorded failure: type name and message."""
 
 
-class Record(Struct, frozen=True, kw_only=True):
+class Record(Struct, frozen=True, kw_only=True, gc=False):
     """Everything stored about one identity, as read at `now` on the store's clock."""
 
     identity: Identity
@@ -106,7 +107,7 @@ class Record(Struct, frozen=True, kw_only=True):
 # --- what `claim` may answer -------------------------------------------------------------
 
 
-class Claimed(Struct, frozen=True):
+class Claimed(Struct, frozen=True, gc=False):
     """The caller owns the operation now and is the only one to run it."""
 
     number: int
@@ -115,7 +116,7 @@ class Claimed(Struct, frozen=True):
     """True when the previous attempt was abandoned."""
 
 
-class Finished(Struct, frozen=True):
+class Finished(Struct, frozen=True, gc=False):
     """The operation has ended: SUCCEEDED, or FAILED for good."""
 
     state: State
@@ -126,7 +127,7 @@ class Finished(Struct, frozen=True):
     """Seconds the record is kept from now on."""
 
 
-class Busy(Struct, frozen=True):
+class Busy(Struct, frozen=True, gc=False):
     """Another attempt is running; its lease ends in `retry_after` seconds unless renewed."""
 
     retry_after: float
@@ -134,20 +135,20 @@ class Busy(Struct, frozen=True):
     """Who runs it, so that its end can be told from another's; None where that is not known."""
 
 
-class Mismatch(Struct, frozen=True):
+class Mismatch(Struct, frozen=True, gc=False):
     """The record belongs to another payload."""
 
     superseded: bool = False
     """True when this payload was replaced by a newer one (mismatch="replace")."""
 
 
-class Abandoned(Struct, frozen=True):
+class Abandoned(Struct, frozen=True, gc=False):
     """An attempt was abandoned and the record is held: nobody knows whether it happened."""
 
     number: int
 
 
-class Exhausted(Struct, frozen=True):
+class Exhausted(Struct, frozen=True, gc=False):
     """The operation may run again, but not for a caller with this limit of attempts."""
 
     number: int
@@ -159,7 +160,7 @@ Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
 # --- what a store may tell a caller that waits -------------------------------------------
 
 
-class Ended(Struct, frozen=True):
+class Ended(Struct, frozen=True, gc=False):
     """The attempt of this owner has ended for good, as a wake-up told it."""
 
     owner: bytes
@@ -170,7 +171,7 @@ class Ended(Struct, frozen=True):
 # --- what a caller may ask ---------------------------------------------------------------
 
 
-class ClaimRequest(Struct, frozen=True):
+class ClaimRequest(Struct, frozen=True, gc=False):
     """The arguments of `claim`, as one value."""
 
     identity: Identity
@@ -184,7 +185,7 @@ class ClaimRequest(Struct, frozen=True):
     max_attempts: int | None = None
 
 
-class CompleteRequest(Struct, frozen=True):
+class CompleteRequest(Struct, frozen=True, gc=False):
     """The arguments of `complete`, as one value."""
 
     identity: Identity
@@ -193,7 +194,7 @@ class CompleteRequest(Struct, frozen=True):
     ttl: float
 
 
-class RenewRequest(Struct, frozen=True):
+class RenewRequest(Struct, frozen=True, gc=False):
     """The arguments of `renew`, as one value."""
 
     identity: Identity
@@ -201,7 +202,7 @@ class RenewRequest(Struct, frozen=True):
     lease: float
 
 
-class PutRequest(Struct, frozen=True):
+class PutRequest(Struct, frozen=True, gc=False):
     """The arguments of `put`, as one value."""
 
     identity: Identity

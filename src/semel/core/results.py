@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Kept(Struct, Generic[T], frozen=True):
+class Kept(Struct, Generic[T], frozen=True, gc=False):
     """What is stored, what the caller gets, and why the value is missing if it is."""
 
     encoded: Encoded

@@ -14,12 +14,13 @@ from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_bypassed: ContextVar[bool] = ContextVar("semel_bypassed", default=False)
+BYPASSED: ContextVar[bool] = ContextVar("semel_bypassed", default=False)
+"""Asked by every call: the variable itself, because a function around it would be half the cost."""
 
 
 def bypassed() -> bool:
     """Whether the running thread or task has switched idempotency off."""
-    return _bypassed.get()
+    return BYPASSED.get()
 
 
 class bypass:  # noqa: N801  read as a verb: `with bypass():`, `@bypass()`
@@ -28,10 +29,10 @@ class bypass:  # noqa: N801  read as a verb: `with bypass():`, `@bypass()`
     _token: Token[bool]
 
     def __enter__(self) -> None:
-        self._token = _bypassed.set(True)
+        self._token = BYPASSED.set(True)
 
     def __exit__(self, *exc_info: object) -> None:
-        _bypassed.reset(self._token)
+        BYPASSED.reset(self._token)
 
     def __call__(self, function: Function) -> Function:
         """Decorate a function, or an async one, so that it runs bypassed."""

@@ -21,7 +21,7 @@ UNWANTED_TTL = 300.0
 """How long it is remembered that a claim which nobody wanted was given back."""
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """What to do, for which payload, under which rules."""
 
     identity: Identity

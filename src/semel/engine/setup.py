@@ -25,7 +25,7 @@ from semel.core.leases import Leases
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.records import Identity
 from semel.core.settings import CODE, Settings, load_settings
-from semel.core.switch import bypassed
+from semel.core.switch import BYPASSED
 from semel.decorated import Unknown
 from semel.engine.call import Call
 from semel.engine.given import check_options, checked_store
@@ -189,13 +189,15 @@ class Setup(ABC, Generic[S]):
     def _identity(self, key: str, scope: str) -> Identity:
         self._key_rules.check(key)
         self._key_rules.check_scope(scope)
+        if type(key) is str and type(scope) is str:
+            return Identity(scope, key)
         # A text enum formats as its member's name: the key is its plain text.
         return Identity(str.__str__(scope), str.__str__(key))
 
     # --- before the claim ----------------------------------------------------------------
 
     def _bypassing(self) -> bool:
-        return self._disabled or bypassed()
+        return self._disabled or BYPASSED.get()
 
     def _unprotected(self, call: Call) -> Attempt:
         return Attempt(call.identity, protected=False)

@@ -51,6 +51,7 @@ class Idempotency(TransactionRunner):
         policy: Policy | None = None,
     ) -> T:
         """Run `fn` once per key and give its result; duplicates wait, then get the same."""
+        self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
         return self._run(call, fn).value
@@ -66,6 +67,7 @@ class Idempotency(TransactionRunner):
         policy: Policy | None = None,
     ) -> Outcome[T]:
         """Do what `execute` does, and tell whether the value was replayed and by which attempt."""
+        self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
         return self._run(call, fn)
@@ -85,6 +87,7 @@ class Idempotency(TransactionRunner):
         A message that is being handled elsewhere raises `ConcurrentRequest` at once, so that it
         is never acknowledged as done by mistake.
         """
+        self._check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
         rules = self._rules(scope, CONSUMING, retention, policy)
         call = self._call(key, scope, payload, rules, keeps_value=False)

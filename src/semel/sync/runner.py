@@ -47,7 +47,6 @@ class Runner(Keeper):
     # --- the way of one call -------------------------------------------------------------
 
     def _run(self, call: Call, fn: Callable[[], T]) -> Outcome[T]:
-        self._check_function(fn)
         attempt = self._begin(call)
         if attempt.replayed:
             return Outcome(cast("T", attempt.result), attempt)
@@ -74,7 +73,10 @@ class Runner(Keeper):
             if shared is not None:
                 return shared
         try:
-            answer, waited = self._claim(call, end)
+            answer = self._ask(call)
+            waited = isinstance(answer, Wait)
+            if isinstance(answer, Wait):
+                answer = self._wait(call, answer, end)
         except StoreError as error:
             self._share(call, error)
             return self._without_store(call, error)
@@ -97,13 +99,6 @@ class Runner(Keeper):
         if isinstance(given, StoreError):
             return self._without_store(call, given)
         return None
-
-    def _claim(self, call: Call, end: float) -> tuple[Attempt | Finished, bool]:
-        """Become the one that runs, or get the outcome; tells if that took waiting."""
-        answer = self._ask(call)
-        if isinstance(answer, Wait):
-            return self._wait(call, answer, end), True
-        return answer, False
 
     def _ask(  # noqa: C901 - every answer of a store, in one place
         self, call: Call

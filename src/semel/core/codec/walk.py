@@ -26,10 +26,17 @@ MAX_DEPTH: Final = 100
 class Writer:
     """Makes the tree of one value."""
 
-    def __init__(self, formats: Mapping[type, WriteTree], names: Names) -> None:
-        self.names = names
+    __slots__ = ("_depth", "_formats", "_hint")
+
+    def __init__(self, formats: Mapping[type, WriteTree], hint: object) -> None:
+        self._hint = hint
         self._formats = formats
         self._depth = 0
+
+    @property
+    def names(self) -> Names:
+        """What names its classes have."""
+        return Names(self._hint)
 
     def tree(self, value: object) -> Tree:
         """Turn a value of any known type into its tree."""
@@ -86,9 +93,16 @@ class Writer:
 class Reader:
     """Makes the value of one tree."""
 
-    def __init__(self, tags: Mapping[str, ReadTree], names: Names) -> None:
-        self.names = names
+    __slots__ = ("_hint", "_tags")
+
+    def __init__(self, tags: Mapping[str, ReadTree], hint: object) -> None:
+        self._hint = hint
         self._tags = tags
+
+    @property
+    def names(self) -> Names:
+        """What the names of classes in it mean."""
+        return Names(self._hint)
 
     def value(self, tree: Tree) -> Any:
         """Turn a tree back into the value it was made from."""

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol
 import msgspec
 
 from semel.core.codec import formats, kinds
-from semel.core.codec.names import Names
 from semel.core.codec.walk import Reader, ReadTree, Tree, Writer, WriteTree
 from semel.core.refusal import Refused
 from semel.errors import ConfigError, SerializationError
@@ -55,7 +54,9 @@ class _TreeCodec:
         """Encode a result, or say which part of it cannot be stored."""
         del context  # plain bytes can be read anywhere
         try:
-            return self._wire.pack(Writer(self._wire.writers, Names(hint)).tree(value))
+            if value is None:
+                return self._wire.pack(None)
+            return self._wire.pack(Writer(self._wire.writers, hint).tree(value))
         except Refused as refused:
             raise refused.as_error("result") from None
         except Exception as error:  # the user's classes and encoders run here: any error may come
@@ -68,7 +69,7 @@ class _TreeCodec:
             tree = self._wire.unpack(data)
             if self._wire.tag_bytes not in data:
                 return tree
-            return Reader(_READERS, Names(hint)).value(tree)
+            return Reader(_READERS, hint).value(tree)
         except Refused as refused:
             raise SerializationError(f"the stored result cannot be read: {refused}") from None
         except Exception as error:  # damaged bytes, and classes that have changed: any may come

@@ -15,7 +15,7 @@ from semel.stores.redis.aio_transport import AsyncTransport, scan_step
 from semel.stores.redis.cluster import ASKING, PAUSE
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
-from semel.stores.redis.line import Lane, Line
+from semel.stores.redis.line import Lane
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -30,9 +30,6 @@ class AsyncClusterTransport(AsyncTransport):
         super().__init__(client, where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
         self._lanes_of: dict[tuple[str, bool], Lane[_Node]] = {}
-
-    def _open_line(self, *, urgent: bool) -> Line | None:  # noqa: ARG002 - there is no one line
-        return None
 
     def _may_redirect(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)

@@ -39,19 +39,7 @@ class AsyncTransport(ABC):
 
     async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
         """One call, one answer. An urgent one does not queue behind the others."""
-        line = self._open_line(urgent=urgent)
-        if line is None or self._loop is not asyncio.get_running_loop():
-            return certain((await self.call_many((call,), urgent=urgent))[0])
-        begun = monotonic()
-        try:
-            reply = await line.ask(call.wire())
-            if not isinstance(reply, Exception):
-                return call.read(reply)
-        except (driver.ConnectionError, driver.TimeoutError):
-            pass
-        # It did not simply answer: the long way, from the start, knows what to do then.
-        answers = await self.call_many((call,), urgent=urgent, spent=monotonic() - begun)
-        return certain(answers[0])
+        return certain((await self.call_many((call,), urgent=urgent))[0])
 
     async def call_many(
         self, calls: Sequence[Call[Answer]], *, urgent: bool = False, spent: float = 0.0
@@ -91,10 +79,6 @@ class AsyncTransport(ABC):
             except StopIteration as done:
                 answers: list[Reply | Exception] = done.value
                 return answers
-
-    @abstractmethod
-    def _open_line(self, *, urgent: bool) -> Line | None:
-        """The line that every call of this kind takes, if it is open."""
 
     @abstractmethod
     def _may_redirect(self) -> Callable[[], bool]: ...
@@ -138,8 +122,21 @@ class AsyncServerTransport(AsyncTransport):
         self._calls, self._renewals = Lane(pool, timeout / 2), Lane(pool, timeout / 2)
         self._follows_the_primary = follows_the_primary(client)
 
-    def _open_line(self, *, urgent: bool) -> Line | None:
-        return (self._renewals if urgent else self._calls).line
+    async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
+        """One call, one answer: straight through a line that is open."""
+        line = (self._renewals if urgent else self._calls).line
+        if line is None or line.broken or self._loop is not asyncio.get_running_loop():
+            return await super().call(call, urgent=urgent)
+        begun = monotonic()
+        try:
+            reply = await line.ask(call.wire())
+            if not isinstance(reply, Exception):
+                return call.read(reply)
+        except (driver.ConnectionError, driver.TimeoutError):
+            pass
+        # It did not simply answer: the long way, from the start, knows what to do then.
+        answers = await self.call_many((call,), urgent=urgent, spent=monotonic() - begun)
+        return certain(answers[0])
 
     def _may_redirect(self) -> Callable[[], bool]:
         return never
@@ -174,9 +171,10 @@ class AsyncServerTransport(AsyncTransport):
         try:
             return await lane.open()
         except driver.MaxConnectionsError:
-            if self._calls.line is None:
+            calls = self._calls.line
+            if lane is self._calls or calls is None:
                 raise
-            return self._calls.line  # the application's pool has no second connection to spare
+            return calls  # the application's pool has no second connection to spare
 
     async def nodes(self) -> list[str]:
         """There is one, and it needs no name."""

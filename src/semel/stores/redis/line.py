@@ -155,19 +155,14 @@ class Lane(Generic[S]):
     def __init__(self, source: S, patience: float) -> None:
         self.source = source
         self._patience = patience
-        self._line: Line | None = None
+        self.line: Line | None = None
+        """The line that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Line] | None = None
-
-    @property
-    def line(self) -> Line | None:
-        """The line, if it is open."""
-        line = self._line
-        return line if line is not None and line.broken is None else None
 
     async def open(self) -> Line:
         """Give the line, opened if need be; a failure to open is told to all who wait for it."""
         line = self.line
-        if line is not None:
+        if line is not None and line.broken is None:
             return line
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
@@ -180,8 +175,8 @@ class Lane(Generic[S]):
         async with asyncio.timeout(2 * self._patience):
             await self._release()
             connection = await self.source.borrow()
-        self._line = Line(connection, self._patience)
-        return self._line
+        self.line = Line(connection, self._patience)
+        return self.line
 
     def _opened(self, opening: asyncio.Task[Line]) -> None:
         self._opening = None
@@ -189,7 +184,7 @@ class Lane(Generic[S]):
             opening.exception()  # told to those who wait; if nobody does any more, to nobody
 
     async def _release(self) -> None:
-        line, self._line = self._line, None
+        line, self.line = self.line, None
         if line is not None:
             line.end(LineBroken("the store was closed"))
             await line.connection.disconnect(nowait=True)

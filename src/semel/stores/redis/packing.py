@@ -35,6 +35,7 @@ from semel.core.records import (
     FINGERPRINT_BYTES,
     OWNER_BYTES,
     Encoded,
+    Finished,
     Identity,
     Record,
     State,
@@ -44,6 +45,7 @@ from semel.errors import RecordUnreadable
 VERSION: Final = 1
 _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
 _STATE = 3
+_STATES = tuple(State)
 _HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
 _RUNNING_TAIL = 13
 
@@ -85,15 +87,32 @@ def unpack_outcome(packed: bytes) -> Encoded:
 
 def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) -> Record:
     """Read a packed record as it was at `now_us`; its key expires at `expires_ms`."""
+    _check_version(raw)
+    try:
+        return _unpack(identity, raw, expires_ms / 1e3, now_us / 1e6)
+    except (struct.error, ValueError, IndexError) as broken:
+        raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
+
+
+def unpack_finished(raw: bytes, remaining: float) -> Finished:
+    """Read of a record that has ended only what a replay needs."""
+    _check_version(raw)
+    try:
+        _, flags, replaced, number, fence, _, _, _ = _HEADER.unpack_from(raw)
+        prints = replaced + 1 if flags & _FINGERPRINT else replaced
+        outcome = unpack_outcome(raw[_HEADER.size + FINGERPRINT_BYTES * prints :])
+        state = _STATES[flags & _STATE]
+    except (struct.error, IndexError) as broken:
+        raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
+    return Finished(state, outcome, number, int.from_bytes(fence), remaining)
+
+
+def _check_version(raw: bytes) -> None:
     if not raw or raw[0] != VERSION:
         found = f"version {raw[0]}" if raw else "empty"
         raise RecordUnreadable(
             f"it is {found}, this release reads version {VERSION}; was it written by a newer one?"
         )
-    try:
-        return _unpack(identity, raw, expires_ms / 1e3, now_us / 1e6)
-    except (struct.error, ValueError, IndexError) as broken:
-        raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
 
 
 def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Record:

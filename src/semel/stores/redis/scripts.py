@@ -71,7 +71,7 @@ STATE = _load("state")
 INFO = _load("info")
 
 
-class Call(Struct, Generic[Answer], frozen=True):
+class Call(Struct, Generic[Answer], frozen=True, gc=False):
     """One run of a script: what to send, and how to read the reply."""
 
     script: Script

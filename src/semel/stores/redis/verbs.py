@@ -7,7 +7,7 @@ store share every line of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from semel.core.records import (
@@ -21,7 +21,6 @@ from semel.core.records import (
     CompleteRequest,
     Encoded,
     Exhausted,
-    Finished,
     Identity,
     Mismatch,
     PutRequest,
@@ -32,8 +31,10 @@ from semel.core.records import (
 from semel.stores.redis import scripts
 from semel.stores.redis.dangers import dangers
 from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.packing import pack_outcome, unpack_record
+from semel.stores.redis.packing import pack_outcome, unpack_finished, unpack_record
 from semel.stores.redis.scripts import Call, bulk
+
+_NO_FINGERPRINT = bulk(b"")
 
 LONGEST = 100 * 365 * 86400.0
 """No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
@@ -48,19 +49,18 @@ class Verbs:
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
         owner = _sized("owner", ask.owner, OWNER_BYTES)
-        fingerprint = (
-            b""
-            if ask.fingerprint is None
-            else _sized("fingerprint", ask.fingerprint, FINGERPRINT_BYTES)
-        )
+        fingerprint, packed_fingerprint = b"", _NO_FINGERPRINT
+        if ask.fingerprint is not None:
+            fingerprint = _sized("fingerprint", ask.fingerprint, FINGERPRINT_BYTES)
+            packed_fingerprint = bulk(fingerprint)
         terms, packed_terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
         return Call(
             scripts.CLAIM,
             self._keys.record_and_index(ask.identity),
             (owner, fingerprint, *terms),
-            partial(_read_claim, ask.identity),
+            _read_claim,
             microseconds(ask.lease),
-            bulk(owner) + bulk(fingerprint) + packed_terms,
+            bulk(owner) + packed_fingerprint + packed_terms,
         )
 
     def renew(self, ask: RenewRequest) -> Call[bool]:
@@ -229,25 +229,19 @@ def milliseconds(seconds: float) -> int:
     return -(-microseconds(seconds) // 1000)
 
 
-def _read_finished(identity: Identity, raw: bytes, pttl: int) -> Finished:
-    record = unpack_record(identity, raw, 0, 0)
-    return Finished(record.state, record.outcome, record.number, record.fence, max(0, pttl) / 1e3)
-
-
 _CLAIM_ANSWERS: dict[bytes, Callable[..., Claim]] = {
-    b"claimed": lambda _, number, fence, takeover: Claimed(number, fence, bool(takeover)),
-    b"finished": _read_finished,
-    b"busy": lambda _, remaining, owner: Busy(remaining / 1e6, owner),
-    b"mismatch": lambda _, superseded: Mismatch(bool(superseded)),
-    b"abandoned": lambda _, number: Abandoned(number),
-    b"exhausted": lambda _, number: Exhausted(number),
+    b"claimed": lambda number, fence, takeover: Claimed(number, fence, takeover == 1),
+    b"finished": lambda raw, pttl: unpack_finished(raw, max(0, pttl) / 1e3),
+    b"busy": lambda remaining, owner: Busy(remaining / 1e6, owner),
+    b"mismatch": lambda superseded: Mismatch(superseded == 1),
+    b"abandoned": Abandoned,
+    b"exhausted": Exhausted,
 }
 """What claim.lua may answer, by its first word."""
 
 
-def _read_claim(identity: Identity, reply: list[Any]) -> Claim:
-    word, *details = reply
-    return _CLAIM_ANSWERS[word](identity, *details)
+def _read_claim(reply: list[Any]) -> Claim:
+    return _CLAIM_ANSWERS[reply[0]](*reply[1:])
 
 
 def _sized(what: str, value: bytes, size: int) -> bytes:

@@ -1,0 +1,250 @@
+"""One connection shared by tasks: who waits for what, and what they are told when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+import pytest
+import redis.asyncio
+from redis.exceptions import ConnectionError as LineBroken
+from redis.exceptions import MaxConnectionsError
+from redis.exceptions import TimeoutError as LineSilent
+
+from semel.core.records import Claimed, Identity
+from semel.errors import ConfigError, StoreUnavailable
+from semel.stores.redis import AsyncRedisStore
+from semel.stores.redis.line import Lane, Line
+from semel.stores.redis.scripts import packed
+from servers.proxy import proxy_to
+from servers.redis import redis_server
+from stores.redis_given import IDENTITY, ask, opened, opened_async
+
+PING = packed(("PING",))
+PATIENCE = 10.0
+
+
+@pytest.fixture
+def server(redis_of_this_worker, redis_url):
+    return redis_of_this_worker
+
+
+@contextlib.asynccontextmanager
+async def line_to(url, patience=PATIENCE):
+    client = redis.asyncio.Redis.from_url(url)
+    connection = await client.connection_pool.get_connection()
+    try:
+        yield Line(connection, patience)
+    finally:
+        await connection.disconnect()
+        await client.aclose()
+
+
+async def test_replies_belong_to_the_commands_in_their_order(server):
+    async with line_to(server.url) as line:
+        replies = await asyncio.gather(
+            *(line.ask(packed(("ECHO", str(number)))) for number in range(300))
+        )
+        assert replies == [str(number).encode() for number in range(300)]
+
+
+async def test_commands_of_one_turn_leave_together(server):
+    with proxy_to(server.port) as proxy:
+        async with line_to(proxy.url) as line:
+            before = proxy.requests
+            await asyncio.gather(*(line.ask(PING) for _ in range(100)))
+            assert proxy.requests - before <= 3  # the first at once, the others in one write
+
+
+async def test_a_cancelled_caller_leaves_its_reply_to_nobody(server):
+    async with line_to(server.url) as line:
+        gone, stays = line.ask(packed(("ECHO", "gone"))), line.ask(packed(("ECHO", "stays")))
+        gone.cancel()
+        assert await stays == b"stays"
+
+
+async def test_an_error_of_the_server_is_a_reply_like_any_other(server):
+    async with line_to(server.url) as line:
+        refused, well = await line.exchange([packed(("NONSENSE",)), PING])
+        assert "unknown command" in str(refused)
+        assert well in (b"PONG", "PONG")
+
+
+async def test_everyone_who_waits_is_told_when_the_line_breaks(server):
+    with proxy_to(server.port) as proxy:
+        proxy.delay = 1.0
+        async with line_to(proxy.url) as line:
+            waiting = [line.ask(PING) for _ in range(3)]
+            proxy.cut_all()
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(error) for error in told] == [LineBroken] * 3
+            with pytest.raises(LineBroken):
+                await line.ask(PING)
+
+
+async def test_an_exchange_that_breaks_leaves_no_error_unread(server):
+    with proxy_to(server.port) as proxy:
+        proxy.delay = 1.0
+        async with line_to(proxy.url) as line:
+            exchange = asyncio.create_task(line.exchange([PING] * 3))
+            await asyncio.sleep(0)
+            proxy.cut_all()
+            with pytest.raises(LineBroken):
+                await exchange
+
+
+async def test_an_interrupted_exchange_gives_up_all_its_places(server):
+    with proxy_to(server.port) as proxy:
+        proxy.delay = 0.2
+        async with line_to(proxy.url) as line:
+            exchange = asyncio.create_task(line.exchange([PING] * 3))
+            await asyncio.sleep(0)
+            exchange.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await exchange
+            assert await line.ask(packed(("ECHO", "next"))) == b"next"
+
+
+async def test_replies_that_nobody_asked_for_break_the_line(server):
+    async with line_to(server.url) as line:
+        line.data_received(b"+who asked?\r\n")
+        with pytest.raises(LineBroken, match="cannot be read"):
+            await line.ask(PING)
+
+
+async def test_news_of_the_server_are_no_reply(server):
+    async with line_to(server.url) as line:
+        waiting = line.ask(packed(("ECHO", "mine")))
+        line.data_received(b">2\r\n+invalidate\r\n+something\r\n")
+        assert await waiting == b"mine"
+
+
+async def test_a_line_looks_again_while_its_oldest_command_may_still_be_answered():
+    with redis_server() as paused:
+        async with line_to(paused.url, patience=0.4) as line:
+            assert await line.ask(PING)
+            paused.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(LineSilent):
+                    await line.ask(PING)
+            finally:
+                paused.process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.2)  # one more look, at a line without commands, does nothing
+
+
+# --- lanes ------------------------------------------------------------------------------------
+
+
+async def test_whoever_finds_no_line_opens_it_for_all(server):
+    with proxy_to(server.port) as proxy:
+        async with opened_async(proxy.url) as store:
+            answers = await asyncio.gather(
+                *(store.claim(ask(Identity("s", str(n)))) for n in range(50))
+            )
+            assert {type(answer) for answer in answers} == {Claimed}
+            assert proxy.connections == 1
+
+
+async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server):
+    async with opened_async(server.url) as store:
+        leaves, stays = (asyncio.create_task(store.get(IDENTITY)) for _ in range(2))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        assert await stays is None
+
+
+async def test_renewals_have_a_line_of_their_own(server):
+    with proxy_to(server.port) as proxy:
+        async with opened_async(proxy.url) as store:
+            claim = ask()
+            await store.claim(claim)
+            assert await store.renew(IDENTITY, claim.owner, 30.0)
+            assert proxy.connections == 2
+
+
+async def test_renewals_share_the_line_of_a_client_that_has_no_second_connection(server):
+    client = redis.asyncio.Redis.from_url(server.url, max_connections=1)
+    store = AsyncRedisStore(client)
+    claim = ask()
+    await store.claim(claim)
+    assert await store.renew(IDENTITY, claim.owner, 30.0)
+    await store.close()
+    await client.aclose()
+
+
+async def test_a_full_pool_of_the_application_is_store_unavailable_to_asyncio_too(server):
+    client = redis.asyncio.Redis.from_url(server.url, max_connections=1)
+    connection = await client.connection_pool.get_connection()
+    store = AsyncRedisStore(client)
+    for call in (store.claim(ask()), store.renew(IDENTITY, ask().owner, 30.0)):
+        with pytest.raises(StoreUnavailable, match="higher max_connections"):
+            await call
+    await client.connection_pool.release(connection)
+    assert isinstance(await store.claim(ask()), Claimed)
+    await client.aclose()
+
+
+async def test_a_line_that_was_closed_by_the_application_is_opened_anew(server):
+    client = redis.asyncio.Redis.from_url(server.url)
+    store, claim = AsyncRedisStore(client), ask()
+    await store.claim(claim)
+    await client.aclose()
+    assert isinstance(await store.claim(claim), Claimed)
+    await store.close()
+    await client.aclose()
+
+
+async def test_closing_ends_an_opening_that_is_under_way():
+    class Slow:
+        async def borrow(self):
+            await asyncio.sleep(PATIENCE)
+
+        async def give_back(self, connection):
+            raise AssertionError(connection)
+
+    lane = Lane(Slow(), PATIENCE)
+    opening = asyncio.create_task(lane.open())
+    await asyncio.sleep(0)
+    await lane.close()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+
+
+async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_tries_again():
+    class Full:
+        async def borrow(self):
+            raise MaxConnectionsError
+
+        async def give_back(self, connection):
+            raise AssertionError(connection)
+
+    lane = Lane(Full(), PATIENCE)
+    for _ in range(2):
+        told = await asyncio.gather(lane.open(), lane.open(), return_exceptions=True)
+        assert [type(error) for error in told] == [MaxConnectionsError] * 2
+
+
+# --- closed stores, other loops -----------------------------------------------------------------
+
+
+async def test_a_closed_store_for_asyncio_stays_closed(server):
+    async with opened_async(server.url) as store:
+        await store.get(IDENTITY)
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        await store.get(IDENTITY)
+
+
+def test_a_closed_store_for_threads_stays_closed(server):
+    with opened(server.url) as store:
+        store.get(IDENTITY)
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        store.get(IDENTITY)
+
+
+async def test_another_loop_is_refused_before_anything_is_sent(server):
+    async with opened_async(server.url) as store:
+        await store.get(IDENTITY)
+        with pytest.raises(ConfigError, match="another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(store.claim(ask())))
+        assert await store.get(IDENTITY) is None
