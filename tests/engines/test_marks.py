@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -429,10 +428,10 @@ async def test_records_are_listed_on_asyncio_too():
 
 async def test_a_store_that_cannot_list_says_so():
     with (
-        Idempotency(SimpleNamespace(claim=MemoryStore().claim)) as idem,
+        Idempotency(Bare(MemoryStore())) as idem,
         pytest.raises(ConfigError, match="cannot list"),
     ):
         list(idem.records())
-    async with AsyncIdempotency(SimpleNamespace(claim=AsyncMemoryStore().claim)) as idem:
+    async with AsyncIdempotency(Bare(AsyncMemoryStore())) as idem:
         with pytest.raises(ConfigError, match="cannot list"):
             [record async for record in idem.records()]
