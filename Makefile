@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.13   the interpreter for a new environment (default: the newest one that works)
 #   VENV=.venv-3.13     where that environment lives
-#   ARGS="-k redis"     further arguments for pytest
+#   ARGS="-k redis"     further arguments for pytest, or for the benchmarks
 #   KILLS=50 MINUTES=5  how much of a soak is enough
 #   CI=true             a server that cannot be had is a failure, not a skipped test
 
@@ -15,6 +15,8 @@ COVERED := src/semel/*
 
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.ready
+BENCH_VENV ?= .venv-bench
+BENCH_READY := $(BENCH_VENV)/.ready
 
 # pyright's wheel holds all it needs; without this it would still ask the network for news.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -22,7 +24,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick check lint types layers docs bench diagram constraints clean soak-transactions
+.PHONY: help setup demo servers test quick check lint types layers docs bench bench-purge diagram constraints clean soak-transactions
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -31,6 +33,10 @@ setup: $(READY)  ## make the virtual environment
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	scripts/setup.sh $(VENV)
+	@touch $@
+
+$(BENCH_READY): pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh $(BENCH_VENV) bench
 	@touch $@
 
 demo: $(READY)  ## see it work, in a few seconds
@@ -68,10 +74,12 @@ layers: $(READY)  ## imports go downward only
 docs: $(READY)  ## build the documentation into site/; a warning is an error
 	$(RUN) mkdocs build --strict
 
-bench: servers  ## measure what the docs state: import time, memory, cost per store, claims during a purge
-	$(VENV)/bin/python benchmarks/import_time.py
-	$(VENV)/bin/python benchmarks/redis_memory.py
-	$(VENV)/bin/python benchmarks/stores.py
+# In an environment of its own: the alternatives bring much along that the tests must not need.
+bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about 10 minutes
+	$(BENCH_VENV)/bin/python scripts/servers.py
+	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-purge: servers  ## measure how long claims wait during a purge
 	$(VENV)/bin/python benchmarks/purge.py
 
 diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
@@ -81,6 +89,6 @@ constraints:  ## pin the newest versions of everything, found with a fresh envir
 	scripts/constraints.sh
 
 clean:  ## remove everything that the other targets made
-	rm -rf $(VENV) site build dist .coverage .coverage.* .hypothesis \
+	rm -rf $(VENV) $(BENCH_VENV) site build dist .coverage .coverage.* .hypothesis \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with semel, all its extras and every tool of the project.
 #
-#   scripts/setup.sh VENV        PYTHON=... chooses the interpreter of a new environment
+#   scripts/setup.sh VENV             PYTHON=... chooses the interpreter of a new environment
+#   scripts/setup.sh VENV GROUP...    with these groups of pyproject.toml in place of the tools
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
+groups=("${@:2}")
+[ ${#groups[@]} -gt 0 ] || groups=(test check docs)
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -46,7 +49,6 @@ fi
 
 pip=("$venv/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt)
 
-say "Installing semel and its tools into $venv ..."
+say "Installing semel and its tools (${groups[*]}) into $venv ..."
 "${pip[@]}" 'pip>=25.3'  # first, because older ones do not know dependency groups
-"${pip[@]}" --build-constraint constraints.txt \
-    --group test --group check --group docs --editable '.[all]'
+"${pip[@]}" --build-constraint constraints.txt "${groups[@]/#/--group=}" --editable '.[all]'

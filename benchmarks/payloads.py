@@ -1,0 +1,52 @@
+"""Results of 100 B, 10 KB and 1 MB: what a call costs one caller as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks import backends
+from benchmarks.contenders.ours import SEMEL
+from benchmarks.contenders.postgres_alternatives import ON_POSTGRES
+from benchmarks.contenders.postgres_floors import PSYCOPG
+from benchmarks.contenders.redis_alternatives import IDEMKIT, LOCK, POWERTOOLS
+from benchmarks.contenders.redis_floors import EVALSHA
+from benchmarks.contenders.sqlite_floors import BARE_SQLITE
+from benchmarks.figures import Race, Section
+from benchmarks.measuring import Effort, Place, ThreadContender, Work, present
+from benchmarks.racing import race
+
+SIZES = {"100 B": 98, "10 KB": 9_998, "1 MB": 999_998}
+"""How long a text is whose JSON has that size."""
+ROUNDS = 3
+
+
+def run(effort: Effort) -> list[Section]:
+    """Race with results of each size, on each kind of store."""
+    with backends.redis_server() as server, backends.pinned(server.process.pid):
+        on_redis = _section(
+            "Redis", (SEMEL, EVALSHA, LOCK, IDEMKIT, POWERTOOLS), server.url, effort
+        )
+    with backends.postgres_server(durable=effort.durable) as server:
+        url = server.fresh_database()
+        on_postgres = _section("PostgreSQL", (SEMEL, PSYCOPG, *ON_POSTGRES), url, effort)
+    with backends.sqlite() as url:
+        on_sqlite = _section("SQLite", (SEMEL, BARE_SQLITE), url, effort)
+    return [on_redis, on_postgres, on_sqlite]
+
+
+def _section(
+    store: str, contenders: Sequence[ThreadContender], url: str, effort: Effort
+) -> Section:
+    here, missing = present(contenders)
+    races: list[Race] = []
+    for size, length in SIZES.items():
+        both = race(
+            here,
+            Place(url, Work("x" * length)),
+            callers=1,
+            rounds=effort.rounds(ROUNDS),
+            effort=effort,
+        )
+        for kind, one in zip(("first", "replay"), both, strict=True):
+            races.append(Race(f"{kind}, {size}", one.unit, one.lanes))
+    return Section(f"Results of different sizes, {store}, threads", "", races, missing=missing)

@@ -1,0 +1,127 @@
+"""An idle engine costs nothing; 10,000 running attempts are kept by one timer.
+
+Threads and connections are counted before the first call. Then 10,000 attempts run at once with a
+lease of 30 s, on Redis, and the CPU time of this process is taken over whole renewal periods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from benchmarks import backends
+from benchmarks.figures import OURS, Lane, Race, Section, at_most
+from benchmarks.measuring import Effort
+from semel import AsyncIdempotency, Idempotency, Policy, open_async_store
+
+ATTEMPTS = 10_000
+LEASE = 30.0
+PERIODS = 2
+"""How many thirds of a lease are watched: each attempt is renewed once in each."""
+CHUNK = 256
+
+
+def run(effort: Effort) -> list[Section]:
+    """Look at an idle engine, then at a busy one."""
+    return [_idle(), asyncio.run(_renewing(effort))]
+
+
+def _idle() -> Section:
+    with (
+        backends.redis_server() as server,
+        closing(server.client()) as client,
+        backends.postgres_server() as database,
+        database.connect() as connection,
+    ):
+        watched = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+
+        def connections() -> int:
+            found = connection.execute(watched).fetchone()
+            return len(client.client_list()) + int((found or (0,))[0])
+
+        threads, before = threading.active_count(), connections()
+        url = database.fresh_database()
+        engines: list[Any] = [kind(at) for at in (server.url, url) for kind in _KINDS]
+        threads, opened = threading.active_count() - threads, connections() - before
+        del engines
+    return Section(
+        "An idle engine",
+        "Four engines, sync and async, on Redis and PostgreSQL, before their first call.",
+        checks=[
+            at_most(7, "threads of an idle engine", threads, 0),
+            at_most(7, "connections of an idle engine", opened, 0),
+        ],
+    )
+
+
+_KINDS = (Idempotency, AsyncIdempotency)
+
+
+async def _renewing(effort: Effort) -> Section:
+    attempts = effort.count(ATTEMPTS, 600)
+    lease = effort.count(int(LEASE), 1)
+    with backends.redis_server() as server:
+        store: Any = open_async_store(server.url)
+        chunks = _watch_chunks(store)
+        async with AsyncIdempotency(store, policy=Policy(lease=lease, concurrent="reject")) as idem:
+            finish = asyncio.Event()
+
+            async def wait() -> None:
+                await finish.wait()
+
+            running = [
+                asyncio.create_task(idem.execute(f"attempt-{number}", wait))
+                for number in range(attempts)
+            ]
+            await _until_claimed(idem, attempts)
+            chunks.clear()
+            cpu, start = time.process_time(), time.monotonic()
+            await asyncio.sleep(PERIODS * lease / 3)
+            share = (time.process_time() - cpu) / (time.monotonic() - start)
+            renewed = list(chunks)
+            finish.set()
+            await asyncio.gather(*running)
+        await store.close()
+    if not renewed:
+        raise AssertionError("nothing was renewed")
+    percent = share * 100
+    return Section(
+        f"{attempts:,} running attempts, lease {lease} s, Redis",
+        f"{len(renewed)} commands renewed {sum(renewed):,} leases.",
+        [
+            Race(
+                "share of one core",
+                "%",
+                [Lane(OURS, "ours", [percent])],
+                more_is_better=False,
+            )
+        ],
+        [
+            at_most(7, "largest chunk of renewals", max(renewed), CHUNK),
+            at_most(7, "CPU for 10,000 running attempts", percent, 5, "% of a core"),
+        ],
+    )
+
+
+def _watch_chunks(store: Any) -> list[int]:
+    """Note the size of each batch of renewals."""
+    chunks: list[int] = []
+    renew_many = store.renew_many
+
+    async def watched(asks: Sequence[Any]) -> Any:
+        chunks.append(len(asks))
+        return await renew_many(asks)
+
+    store.renew_many = watched
+    return chunks
+
+
+async def _until_claimed(idem: AsyncIdempotency, attempts: int) -> None:
+    last = f"attempt-{attempts - 1}"
+    while await idem.peek(last) is None:  # noqa: ASYNC110 - another one's task makes it
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)  # those that were sent together with it

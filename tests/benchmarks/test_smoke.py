@@ -1,0 +1,68 @@
+"""Every group of benchmarks runs, with tiny counts, so that none of them can rot.
+
+Alternatives take part where they are installed (`make bench` does that); elsewhere the report has
+to name them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers import mariadb, postgres, redis
+
+pytestmark = pytest.mark.timeout(300)  # some start a dozen processes, on a machine that is busy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NEEDS = {
+    "async_rates": (redis.binary, postgres.binaries, mariadb.binary),
+    "sync_rates": (redis.binary, postgres.binaries, mariadb.binary),
+    "storms": (redis.binary, postgres.binaries),
+    "payloads": (redis.binary, postgres.binaries),
+    "memory": (redis.binary, postgres.binaries),
+    "growth": (postgres.binaries,),
+    "overhead": (),
+    "renewal": (redis.binary, postgres.binaries),
+    "imports": (),
+}
+"""What a group cannot do without; asking for it skips the test where it is not here."""
+
+
+def smoke(group: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--smoke", "--only", group],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "default"},  # the alternatives have some of their own
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("group", NEEDS)
+def test_a_group_runs_and_reports(group):
+    for needed in NEEDS[group]:
+        needed()
+    report = smoke(group)
+    assert "## It must show" in report
+    assert f"{group} " in report.splitlines()[-1]
+    assert "**semel**" in report
+
+
+def test_a_group_that_fails_fails_the_run():
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--smoke", "--only", "no_such_group"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "no_such_group failed" in ran.stderr
