@@ -32,6 +32,7 @@ from semel.core.records import State
 from semel.testing import bypass
 from semel.transactions import django as django_links
 from semel.transactions import families, troubles
+from semel.transactions.links import AsyncSavepoint, Savepoint
 from semel.transactions.sqlite import AsyncSQLiteLink, SQLiteLink
 from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
 
@@ -469,6 +470,43 @@ def test_what_a_session_could_not_write_at_the_end_is_the_applications_own_error
             with pytest.raises(IntegrityError), idem.transaction(session, "k"):
                 session.add(Order(id=1))  # flushed with the end of the block
         assert idem.peek("k") is None
+
+
+async def test_so_it_is_in_a_task(sqlite_url):
+    engine = create_async_engine(sqlalchemy_url(sqlite_url, "aiosqlite"), poolclass=NullPool)
+    async with AsyncIdempotency(sqlite_url) as idem, AsyncSession(engine) as session:
+        await idem.peek("any")
+        async with session.begin():
+            await (await session.connection()).run_sync(Base.metadata.create_all)
+            session.add(Order(id=1))
+            await session.flush()
+            session.expunge_all()
+            with pytest.raises(IntegrityError):
+                async with idem.transaction(session, "k"):
+                    session.add(Order(id=1))
+        assert await idem.peek("k") is None
+
+
+@on(SQLITE)
+async def test_a_deadlock_at_the_very_end_of_a_block_becomes_the_typed_error(world, monkeypatch):
+    kind = AsyncSavepoint if world.kind.asynchronous else Savepoint
+    ends = []
+    commit = kind.commit
+
+    def failing(self):
+        ends.append(self)
+        if len(ends) == 2:  # the inner one, which is the witness, then the outer one
+            raise busy()
+        return commit(self)
+
+    monkeypatch.setattr(kind, "commit", failing)
+    async with world.engine() as idem, world.work() as work:
+        with pytest.raises(RetryTransaction) as raised:
+            async with world.once(idem, work):
+                pass
+        assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
+        assert len(ends) == 2
+    assert world.query("SELECT count(*) FROM idempotent_record") == [(0,)]
 
 
 def test_a_number_in_an_error_of_the_application_is_no_deadlock():

@@ -102,6 +102,13 @@ def test_a_table_that_hides_the_attached_one_is_refused(sqlite_url, attached, hi
             idem.transaction(attached, "k").__enter__()
 
 
+def test_a_table_that_is_in_no_file_is_missing_in_the_first(sqlite_url):
+    with Idempotency(sqlite_url) as idem, begun(path_of(sqlite_url)) as connection:
+        connection.execute("CREATE TABLE temp.basket (entry TEXT)")
+        with pytest.raises(ConfigError, match="semel migrate"):
+            idem.transaction(connection, "k").__enter__()
+
+
 def test_another_table_has_to_be_in_the_engines_file_too(sqlite_url, attached):
     with Idempotency(sqlite_url) as idem:
         attached.execute("CREATE TABLE orders_done AS SELECT * FROM idempotent_record")

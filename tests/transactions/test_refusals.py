@@ -119,6 +119,25 @@ def test_mysqlclient_without_autocommit_is_always_in_a_transaction(mysql_url):
         assert idem.peek("k") is not None
 
 
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "READ COMMITTED"])
+def test_under_sqlalchemy_it_is_told_by_its_autocommit(mysql_url, level):
+    engine = create_engine(
+        "mysql+pymysql://",
+        creator=lambda: StandIn(**mysql_login(mysql_url)),
+        poolclass=NullPool,
+        isolation_level=level,
+    )
+    with Idempotency(mysql_url) as idem, engine.connect() as connection, connection.begin():
+        idem.peek("any")
+        if level == "AUTOCOMMIT":
+            with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+                idem.transaction(connection, "k").__enter__()
+        else:
+            with idem.transaction(connection, "k") as attempt:
+                attempt.result = 1
+            assert idem.peek("k") is None
+
+
 def test_a_lost_connection_of_mysqlclient_is_not_taken_for_one_without_a_transaction(
     mysql_url, monkeypatch
 ):

@@ -23,7 +23,7 @@ def test_a_port_that_another_server_got_first_is_exchanged_for_a_free_one(
 def test_no_server_starts_in_the_folder_of_anothers_temporary_tables(mariadb_of_this_worker):
     # A server removes those that it finds when it starts: an installation beside it would fail.
     folder = str(mariadb_of_this_worker.folder)
-    assert mariadb_of_this_worker.execute("SELECT @@tmpdir") == [(f"{folder}/tmp",)]
+    assert mariadb_of_this_worker.execute("SELECT @@tmpdir LIKE %s", f"{folder}/%") == [(1,)]
 
 
 def test_a_server_that_crashed_is_up_again_for_the_next_test():
