@@ -9,7 +9,7 @@ import time
 import pytest
 from psycopg_pool import ConnectionPool
 
-from semel.core.records import Busy, Claimed, Finished, RenewRequest
+from semel.core.records import Busy, Claimed, Finished
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
@@ -309,11 +309,10 @@ def test_a_deadlock_is_repeated_inside_the_store(server, url, kind):
         store.claim_many([ask(key) for key in keys])
         before = server.log().count("deadlock detected")
         lock = "SELECT * FROM idempotent_record WHERE idem_key = '{}' FOR UPDATE"
-        renewals = [RenewRequest(identity(key), OWNER, 30.0) for key in keys]
         with transaction(url) as other:
             other.execute("SET LOCAL deadlock_timeout = '20s'")
             other.execute(lock.format(keys[1]))
-            with meanwhile(lambda: store.renew_many(renewals)) as answer:
+            with meanwhile(lambda: store.forget_many([*map(identity, keys)])) as answer:
                 wait_until(lambda: blocked(url))
                 other.execute(lock.format(keys[0]))  # waits for the store, which waits for us
                 other.commit()

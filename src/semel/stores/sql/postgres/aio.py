@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core.records import Identity
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
+from semel.errors import StoreError
+from semel.stores.batching import Batcher, Single
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.postgres.aio_executor import AsyncExecutor
+from semel.stores.sql.postgres.aio_many import AsyncTogether
 from semel.stores.sql.postgres.aio_sources import (
     AsyncConnection,
     AsyncGivenConnection,
@@ -19,10 +22,12 @@ from semel.stores.sql.postgres.aio_sources import (
     AsyncSource,
 )
 from semel.stores.sql.postgres.aio_wakeups import AsyncPostgresWakeups
+from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
 from semel.stores.sql.postgres.settings import Settings, settings
-from semel.stores.sql.postgres.verbs import OwnColumns, PostgresVerbs
-from semel.stores.urls import positive_seconds
+from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
+from semel.stores.sql.postgres.verbs import OwnColumns
+from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.tasks import AsyncWatch
 
 
@@ -47,6 +52,7 @@ class AsyncPostgresStore(AsyncSQLStore):
         partitions: int | str | None = None,
         autocreate: bool | str = True,
         timeout: float | str = DEFAULT_TIMEOUT,
+        batching: bool | str = True,
         **options: Any,
     ) -> None:
         check_given(url, pool, connection, options)
@@ -54,26 +60,64 @@ class AsyncPostgresStore(AsyncSQLStore):
         own: Settings | None = None
         if pool is not None:
             source: AsyncSource = AsyncGivenPool(pool)
+            reserved = source
         elif connection is not None:
-            source = AsyncGivenConnection(connection)
+            source = reserved = AsyncGivenConnection(connection)
         else:
             own = settings(str(url), options, seconds)
             source = AsyncOwnPool(own, seconds)
+            reserved = AsyncOwnPool(own.for_renewals(), seconds)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = AsyncExecutor(source, self._schema, seconds)
         self._wakeups = AsyncPostgresWakeups(own, source.place)
-        self._postgres_verbs = PostgresVerbs(
-            self._schema.table, prefix, checked_columns(columns), self._wakeups
+        self._postgres_verbs = PostgresBatchVerbs(
+            self._schema.table,
+            prefix,
+            checked_columns(columns),
+            self._wakeups,
+            seconds * BATCH_LOCK_SHARE,
         )
+        self._renewals = AsyncExecutor(reserved, self._schema, seconds)
+        self._together = AsyncTogether(self._postgres_verbs, self._postgres, self._renewals)
         super().__init__(self._postgres_verbs, self._postgres)
+        one_by_one = AsyncSQLStore(self._postgres_verbs, self._postgres)
+        batched = switch("batching", batching)
+        self._batcher = Batcher(one_by_one, self._together) if batched else None
+        self._single: Single = self._batcher or one_by_one
 
     def watch(self, identity: Identity) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
+    async def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation, together with those who ask at the same time."""
+        return await self._single.claim(ask)
+
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the owner's success, together with those who do at the same time."""
+        return await self._single.complete(identity, owner, result, ttl)
+
+    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """`claim` for each, in one statement as far as that goes."""
+        told = await self._together.claim_many(asks)
+        return filled_in(told, await super().claim_many(left_open(asks, told)))
+
+    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """`complete` for each, in one statement as far as that goes."""
+        told = await self._together.complete_many(asks)
+        return filled_in(told, await super().complete_many(left_open(asks, told)))
+
+    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
+        told = await self._together.renew_many(asks)
+        return filled_in(told, await super().renew_many(left_open(asks, told)))
+
     async def close(self) -> None:
         """Release what this store opened itself."""
+        if self._batcher is not None:
+            await self._batcher.close()
         await self._wakeups.close()
+        await self._renewals.close()
         await super().close()
 
     async def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:

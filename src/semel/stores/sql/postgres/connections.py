@@ -24,6 +24,9 @@ LOCK_SHARE, STATEMENT_SHARE = 0.8, 0.9
 """Which part of the call's time each wait of the server may take. Each ends before the next one
 out (the last is ours), so that the error names the cause."""
 
+BATCH_LOCK_SHARE: Final = 0.1
+"""Less for a batch, so that one member's lock does not make all the others wait."""
+
 MOST_IDLE: Final = 300.0
 """Seconds after which an unused connection is one too many."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.core.records import Identity
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, Identity, RenewRequest
+from semel.errors import StoreError
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.migrations import DEFAULT_TABLE
+from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.executor import Executor
+from semel.stores.sql.postgres.many import Together
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
 from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.sources import (
@@ -19,10 +22,11 @@ from semel.stores.sql.postgres.sources import (
     Pool,
     Source,
 )
-from semel.stores.sql.postgres.verbs import OwnColumns, PostgresVerbs
+from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
+from semel.stores.sql.postgres.verbs import OwnColumns
 from semel.stores.sql.postgres.wakeups import PostgresWakeups
 from semel.stores.sql.store import SQLStore
-from semel.stores.urls import positive_seconds
+from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.threads import Watch
 
 
@@ -47,6 +51,7 @@ class PostgresStore(SQLStore):
         partitions: int | str | None = None,
         autocreate: bool | str = True,
         timeout: float | str = DEFAULT_TIMEOUT,
+        batching: bool | str = True,
         **options: Any,
     ) -> None:
         check_given(url, pool, connection, options)
@@ -54,26 +59,51 @@ class PostgresStore(SQLStore):
         own: Settings | None = None
         if pool is not None:
             source: Source = GivenPool(pool)
+            reserved = source
         elif connection is not None:
-            source = GivenConnection(connection)
+            source = reserved = GivenConnection(connection)
         else:
             own = settings(str(url), options, seconds)
             source = OwnPool(own, seconds)
+            reserved = OwnPool(own.for_renewals(), seconds)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = Executor(source, self._schema, seconds)
         self._wakeups = PostgresWakeups(own, source.place)
-        self._postgres_verbs = PostgresVerbs(
-            self._schema.table, prefix, checked_columns(columns), self._wakeups
+        self._postgres_verbs = PostgresBatchVerbs(
+            self._schema.table,
+            prefix,
+            checked_columns(columns),
+            self._wakeups,
+            seconds * BATCH_LOCK_SHARE,
         )
+        self._renewals = Executor(reserved, self._schema, seconds)
+        self._together = Together(self._postgres_verbs, self._postgres, self._renewals)
         super().__init__(self._postgres_verbs, self._postgres)
+        switch("batching", batching)  # threads have no use for it, and the same URL
 
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """`claim` for each, in one statement as far as that goes."""
+        told = self._together.claim_many(asks)
+        return filled_in(told, super().claim_many(left_open(asks, told)))
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """`complete` for each, in one statement as far as that goes."""
+        told = self._together.complete_many(asks)
+        return filled_in(told, super().complete_many(left_open(asks, told)))
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
+        told = self._together.renew_many(asks)
+        return filled_in(told, super().renew_many(left_open(asks, told)))
+
     def close(self) -> None:
         """Release what this store opened itself."""
         self._wakeups.close()
+        self._renewals.close()
         super().close()
 
     def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:

@@ -77,7 +77,7 @@ class PostgresVerbs:
         for _ in range(MOST_SENDINGS):
             reply = yield statement
             for *row, takeover, waited_for, written in reply.rows:
-                record = _record(row, ask.identity)
+                record = record_of(row, ask.identity)
                 if written:
                     return Claimed(record.number, record.fence, takeover)
                 answer, _changed = judge.claim(record, ask, record.now)
@@ -130,7 +130,7 @@ class PostgresVerbs:
         """Read the record; expired is absent."""
         reply = yield self._statements.get(**self._named(identity))
         for row in reply.rows:
-            record = _record(row, identity)
+            record = record_of(row, identity)
             return judge.present(record, record.now)
         return None
 
@@ -169,7 +169,7 @@ class PostgresVerbs:
             **self._named(ask.identity), owner=ask.owner, lease=ask.lease
         )
         for row in reply.rows:
-            return _record(row, ask.identity)
+            return record_of(row, ask.identity)
         return None
 
     @single()
@@ -253,7 +253,11 @@ class PostgresVerbs:
 
     def digest(self, identity: Identity) -> UUID:
         """Give the primary key of a record."""
-        return UUID(bytes=hashlib.sha256(self._salt + identity.encoded).digest()[:16])
+        return UUID(bytes=self.short_digest(identity))
+
+    def short_digest(self, identity: Identity) -> bytes:
+        """Give the primary key as bytes."""
+        return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
 
     def _named(self, identity: Identity) -> dict[str, Any]:
         return {
@@ -264,7 +268,8 @@ class PostgresVerbs:
         }
 
 
-def _record(row: Row | list[Any], identity: Identity) -> Record:
+def record_of(row: Row | list[Any], identity: Identity) -> Record:
+    """Read a row that must be of this identity."""
     *columns, now = row
     record = to_record(tuple(columns), seconds(now))
     if record.identity != identity:

@@ -1,0 +1,49 @@
+"""Sends many members as one statement, for threads. `aio_many` is the twin of this module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest
+from semel.errors import StoreError
+from semel.stores.batching import ALONE, Alone
+from semel.stores.sql.postgres.executor import Executor
+from semel.stores.sql.postgres.together import PostgresBatchVerbs, all_differ, each_its_own
+from semel.stores.sql.verbs import Operation
+
+
+class Together:
+    """The verbs for many, each one statement; ALONE stands for what that cannot tell."""
+
+    def __init__(self, verbs: PostgresBatchVerbs, executor: Executor, renewals: Executor) -> None:
+        """`renewals` has a connection of its own: claims, however many, must not hold them up."""
+        self._verbs = verbs
+        self._executor = executor
+        self._renewals = renewals
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
+        """`claim` for each."""
+        if self._verbs.has_own_columns:  # their types are the application's: no array has them
+            return [ALONE] * len(asks)
+        return self._sent(self._executor, self._verbs.claim_together, asks)
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
+        """`complete` for each."""
+        return self._sent(self._executor, self._verbs.complete_together, asks)
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError | Alone]:
+        """`renew` for each, unless one is to be parked."""
+        if any(ask.lease <= 0 for ask in asks):
+            return [ALONE] * len(asks)
+        return self._sent(self._renewals, self._verbs.renew_together, asks)
+
+    def _sent(
+        self,
+        executor: Executor,
+        together: Callable[[Sequence[Any]], Operation[list[Any]]],
+        asks: Sequence[Any],
+    ) -> list[Any]:
+        if not asks or not all_differ(asks):
+            return [ALONE] * len(asks)
+        return each_its_own((executor.run([together(asks)]))[0], len(asks))

@@ -1,0 +1,393 @@
+"""The batcher itself, before a store that tells what reaches it and answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+
+import pytest
+
+from semel.core.records import (
+    Busy,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+)
+from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from semel.stores.batching import ALONE, Batcher, Lane, weight_of_claim
+from stores.sqlite_helpers import in_a_fork
+
+RESULT = Encoded("json", b"1")
+caller_of = contextvars.ContextVar("caller_of", default=None)
+
+
+def ask(key, owner=b"owner-------"):
+    return ClaimRequest(Identity("s", str(key)), owner, None, 30.0, 60.0)
+
+
+class Store:
+    """Answers Claimed with the number of the request; each request waits while `gate` is shut."""
+
+    def __init__(self):
+        self.requests = []
+        """One key for a single verb, a list of keys for a batch."""
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.single_gate = asyncio.Event()
+        self.single_gate.set()
+        self.trouble = {}
+        """What a batch (by "batch") or a single key meets or, in a batch, gets for an answer."""
+        self.contexts = []
+
+    async def claim(self, ask):
+        self.requests.append(ask.identity.key)
+        number = len(self.requests)
+        await asyncio.sleep(0)
+        await self.single_gate.wait()
+        trouble = self.trouble.get(ask.identity.key)
+        if isinstance(trouble, Exception):
+            raise trouble
+        return Claimed(number, 1)
+
+    async def complete(self, identity, owner, result, ttl):
+        self.requests.append(identity.key)
+        await asyncio.sleep(0)
+        await self.single_gate.wait()
+        return True
+
+    async def claim_many(self, asks):
+        self.requests.append([ask.identity.key for ask in asks])
+        self.contexts.append(caller_of.get())
+        number = len(self.requests)
+        await self.gate.wait()
+        if "batch" in self.trouble:
+            raise self.trouble["batch"]
+        return [self.trouble.get(ask.identity.key, Claimed(number, 1)) for ask in asks]
+
+    async def complete_many(self, asks):
+        self.requests.append([ask.identity.key for ask in asks])
+        await self.gate.wait()
+        return [True for _ in asks]
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def batcher(store):
+    return Batcher(store, store)
+
+
+def task(awaitable):
+    return asyncio.ensure_future(awaitable)
+
+
+async def turns(count=5):
+    """Let every task go as far as it can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def crowd(batcher, store, keys):
+    """Ask for each key at once, with the first batch under way and kept there."""
+    store.gate.clear()
+    tasks = [task(batcher.claim(ask(key))) for key in keys]
+    await turns()
+    return tasks
+
+
+# --- idle and busy -----------------------------------------------------------------------
+
+
+async def test_an_idle_lane_sends_the_single_verb_in_the_task_of_its_caller(batcher, store):
+    coroutine = batcher.claim(ask("a"))
+    store.single_gate.clear()
+    coroutine.send(None)
+    assert store.requests == ["a"], "sent before anything else had a turn"
+    coroutine.close()
+
+
+async def test_callers_one_after_the_other_are_never_batched(batcher, store):
+    for key in "abc":
+        await batcher.claim(ask(key))
+        await batcher.complete(Identity("s", key), b"o", RESULT, 60.0)
+    assert store.requests == ["a", "a", "b", "b", "c", "c"]
+
+
+async def test_who_comes_while_a_batch_is_away_leaves_with_the_next(batcher, store):
+    first = await crowd(batcher, store, "abc")
+    assert store.requests == ["a", ["b", "c"]]
+    second = [task(batcher.claim(ask(key))) for key in "def"]
+    await turns()
+    assert store.requests == ["a", ["b", "c"]], "one batch is away at a time"
+    store.gate.set()
+    assert [await one for one in first] == [Claimed(1, 1), Claimed(2, 1), Claimed(2, 1)]
+    assert [await one for one in second] == [Claimed(3, 1)] * 3
+    assert store.requests[2:] == [["d", "e", "f"]]
+    await batcher.claim(ask("g"))
+    assert store.requests[3:] == ["g"], "idle again"
+
+
+async def test_a_single_call_that_hangs_keeps_no_batch_waiting(batcher, store):
+    store.single_gate.clear()
+    stuck = task(batcher.claim(ask("stuck")))
+    await turns()
+    others = [batcher.claim(ask(key)) for key in "ab"]
+    assert await asyncio.gather(*others) == [Claimed(2, 1)] * 2
+    assert await batcher.claim(ask("c")) == Claimed(3, 1)
+    assert store.requests == ["stuck", ["a", "b"], ["c"]]
+    store.single_gate.set()
+    assert await stuck == Claimed(1, 1)
+
+
+async def test_claims_and_completes_have_a_lane_each(batcher, store):
+    claims = await crowd(batcher, store, "ab")
+    completing = task(batcher.complete(Identity("s", "x"), b"o", RESULT, 60.0))
+    assert await completing is True
+    store.gate.set()
+    await asyncio.gather(*claims)
+
+
+async def test_completes_leave_together_too(batcher, store):
+    answers = [batcher.complete(Identity("s", key), b"o", RESULT, 60.0) for key in "abc"]
+    assert await asyncio.gather(*answers) == [True] * 3
+    assert store.requests == ["a", ["b", "c"]]
+
+
+async def test_a_batch_runs_in_nobodys_context(batcher, store):
+    caller_of.set("a caller")
+    await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
+    assert store.contexts == [None]
+
+
+# --- what a batch may hold ---------------------------------------------------------------
+
+
+async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, store):
+    first = await crowd(batcher, store, "a-")
+    owners = [b"1", b"2", b"3"]
+    waiting = [task(batcher.claim(ask("k", owner))) for owner in owners]
+    other = task(batcher.claim(ask("other")))
+    await turns()
+    store.gate.set()
+    answers = [await one for one in waiting]
+    await asyncio.gather(*first, other)
+    assert store.requests == ["a", ["-"], ["k", "other"], ["k"], ["k"]]
+    assert [answer.number for answer in answers] == [3, 4, 5]
+
+
+async def test_a_batch_has_a_limit_of_members(store):
+    batcher = Batcher(store, store, most_members=2)
+    tasks = await crowd(batcher, store, "abcdef")
+    store.gate.set()
+    await asyncio.gather(*tasks)
+    assert store.requests == ["a", ["b", "c"], ["d", "e"], ["f"]]
+
+
+async def test_a_batch_has_a_limit_of_bytes(store):
+    batcher = Batcher(store, store, most_bytes=5000)
+    store.gate.clear()
+    store.single_gate.clear()
+    sizes = {"first": 1, "big": 10_000, "a": 1, "b": 1}
+    tasks = [
+        task(batcher.complete(Identity("s", key), b"o", Encoded("json", b"x" * size), 60.0))
+        for key, size in sizes.items()
+    ]
+    await turns()
+    store.gate.set()
+    store.single_gate.set()
+    await asyncio.gather(*tasks)
+    assert store.requests == ["first", ["big"], ["a", "b"]]
+
+
+# --- members with an answer of their own -------------------------------------------------
+
+
+async def test_each_member_has_its_own_answer(batcher, store):
+    store.trouble = {"b": Busy(1.0), "c": StoreError("damaged"), "e": StoreFull("no room")}
+    a, b, c, d, e = await asyncio.gather(
+        *(batcher.claim(ask(key)) for key in "abcde"), return_exceptions=True
+    )
+    assert (a, b, d) == (Claimed(1, 1), Busy(1.0), Claimed(2, 1))
+    assert isinstance(c, StoreError)
+    assert isinstance(e, StoreFull)
+
+
+async def test_a_member_that_a_batch_cannot_tell_is_asked_for_alone_and_holds_up_nobody(
+    batcher, store
+):
+    store.trouble = {"b": ALONE, "c": ALONE}
+    tasks = await crowd(batcher, store, "abcd")
+    store.single_gate.clear()
+    store.gate.set()
+    assert await tasks[3] == Claimed(2, 1)
+    assert store.requests == ["a", ["b", "c", "d"], "b", "c"]
+    following = [batcher.claim(ask(key)) for key in "ef"]
+    store.single_gate.set()
+    await asyncio.gather(*tasks, *following)
+
+
+async def test_a_batch_that_fails_is_sent_again_one_by_one(batcher, store):
+    store.trouble = {"batch": ValueError("one of them is bad"), "c": ValueError("this one")}
+    answers = await asyncio.gather(
+        *(batcher.claim(ask(key)) for key in "abcd"), return_exceptions=True
+    )
+    assert store.requests == ["a", ["b", "c", "d"], "b", "c", "d"]
+    assert [type(answer) for answer in answers] == [Claimed, Claimed, ValueError, Claimed]
+
+
+async def test_a_store_that_is_away_is_asked_once_and_each_member_has_its_own_error(batcher, store):
+    away = StoreRefused("wrong password")
+    away.__cause__ = OSError("down")
+    store.trouble = {"batch": away}
+    _, *errors = await asyncio.gather(
+        *(batcher.claim(ask(key)) for key in "abcd"), return_exceptions=True
+    )
+    assert store.requests == ["a", ["b", "c", "d"]]
+    assert [type(error) for error in errors] == [StoreRefused] * 3
+    assert {str(error) for error in errors} == {"wrong password"}
+    assert {error.__cause__ for error in errors} == {away.__cause__}
+    assert len({id(error) for error in errors}) == 3
+
+
+# --- cancelled callers -------------------------------------------------------------------
+
+
+async def cancel(*tasks):
+    for one in tasks:
+        one.cancel()
+    await asyncio.wait(tasks)
+    assert all(one.cancelled() for one in tasks)
+
+
+async def test_a_cancelled_caller_is_free_at_once_and_the_others_get_their_answers(batcher, store):
+    first, gone, other = await crowd(batcher, store, "abc")
+    waiting, gone_too = task(batcher.claim(ask("d"))), task(batcher.claim(ask("e")))
+    await turns()
+    await cancel(gone, gone_too)
+    assert not store.gate.is_set()
+    store.gate.set()
+    assert await other == Claimed(2, 1)
+    assert await waiting == Claimed(3, 1)
+    assert await first == Claimed(1, 1)
+    assert store.requests[2:] == [["d"]], "who left before the batch did is not sent"
+
+
+async def test_answers_and_errors_of_cancelled_callers_are_dropped(batcher, store):
+    store.trouble = {"b": StoreError("damaged"), "c": ALONE, "d": ALONE}
+    tasks = await crowd(batcher, store, "abcde")
+    await cancel(*tasks[1:])
+    store.single_gate.clear()
+    store.gate.set()
+    await turns()
+    assert store.requests[2:] == ["c", "d"], "they were sent; what became of them is asked by owner"
+    store.trouble = {"d": StoreError("damaged")}
+    store.single_gate.set()
+    await tasks[0]
+    await batcher.close()
+
+
+# --- the end -----------------------------------------------------------------------------
+
+
+async def test_closing_refuses_who_waits_and_lets_what_is_away_come_back(batcher, store):
+    store.trouble = {"c": ALONE}
+    away = await crowd(batcher, store, "abc")
+    waiting = task(batcher.claim(ask("late")))
+    await turns()
+    closing = task(batcher.close())
+    await turns()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await waiting
+    assert not closing.done()
+    store.gate.set()
+    await closing
+    assert [await one for one in away] == [Claimed(1, 1), Claimed(2, 1), Claimed(3, 1)]
+    store.trouble = {"after": StoreUnavailable("the store's own word on it")}
+    with pytest.raises(StoreUnavailable, match="own word"):
+        await batcher.claim(ask("after"))
+
+
+async def test_a_closed_lane_forms_no_batch(batcher, store):
+    await batcher.close()
+    await asyncio.gather(*(batcher.claim(ask(key)) for key in "ab"))
+    assert store.requests == ["a", "b"]
+
+
+async def test_nobody_waits_for_ever_when_the_tasks_of_a_lane_are_cancelled(batcher, store):
+    store.trouble = {"b": ALONE}
+    store.single_gate.clear()
+    first, straggler = await crowd(batcher, store, "ab")
+    store.gate.set()
+    await turns()
+    store.gate.clear()
+    waiting = [task(batcher.claim(ask(key))) for key in "cd"]
+    await turns()
+    queued = task(batcher.claim(ask("e")))
+    await turns()
+    callers = {first, straggler, *waiting, queued, asyncio.current_task()}
+    for one in asyncio.all_tasks() - callers:
+        one.cancel()
+    for one in (straggler, *waiting, queued):
+        with pytest.raises(StoreUnavailable, match="event loop"):
+            await one
+    store.single_gate.set()
+    await first
+    store.gate.set()
+    assert isinstance(await batcher.claim(ask("f")), Claimed)
+
+
+def test_another_event_loop_is_the_stores_business():
+    store = None
+
+    async def make():
+        nonlocal store
+        store = Store()
+        lane = Lane(store.claim, store.claim_many, weight=weight_of_claim)
+        store.single_gate.clear()
+        return lane, task(lane.send(ask("a"))), await turns()
+
+    async def use(lane):
+        store.single_gate = asyncio.Event()
+        store.single_gate.set()
+        return await lane.send(ask("b"))
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        lane, _, _ = first.run(make())
+        assert second.run(use(lane)) == Claimed(2, 1)
+    assert store.requests == ["a", "b"], "not with those of the first loop"
+
+
+async def test_a_forked_child_starts_idle(batcher, store):
+    tasks = await crowd(batcher, store, "abc")
+
+    def child():
+        coroutine = batcher.claim(ask("child"))
+        loop = asyncio.new_event_loop()
+        asyncio._set_running_loop(None)
+        return loop.run_until_complete(coroutine)
+
+    assert "Claimed" in in_a_fork(child)
+    store.gate.set()
+    await asyncio.gather(*tasks)
+    assert store.requests == ["a", ["b", "c"]]
+
+
+async def test_the_requests_of_a_batch_are_the_callers_own(batcher):
+    seen = []
+
+    class Recorder(Store):
+        async def complete_many(self, asks):
+            seen.extend(asks)
+            return [True for _ in asks]
+
+    store = Recorder()
+    batcher = Batcher(store, store)
+    await asyncio.gather(
+        *(batcher.complete(Identity("s", key), b"owner", RESULT, 9.0) for key in "ab")
+    )
+    assert seen == [CompleteRequest(Identity("s", "b"), b"owner", RESULT, 9.0)]
