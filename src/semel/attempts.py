@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -138,6 +138,11 @@ class Outcome(Generic[T]):
         self.value = value
         self.replayed = attempt.replayed
         self.attempt = attempt
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Self:
+        """Give the outcome of an attempt that has its result."""
+        return cls(attempt.result, attempt)
 
     def __repr__(self) -> str:
         return f"Outcome({self.value!r}, replayed={self.replayed})"

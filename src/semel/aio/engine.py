@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from msgspec import UNSET
 
@@ -54,7 +54,7 @@ class AsyncIdempotency(AsyncTransactionRunner):
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return (await self._run(call, fn)).value
+        return cast("T", (await self._run(call, fn)).result)
 
     async def run(
         self,
@@ -70,7 +70,7 @@ class AsyncIdempotency(AsyncTransactionRunner):
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return await self._run(call, fn)
+        return Outcome.of(await self._run(call, fn))
 
     async def consume(
         self,

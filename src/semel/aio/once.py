@@ -59,14 +59,15 @@ class AsyncOnce(Generic[P, R]):
         """Run once per key; a duplicate gets the first result."""
         plan, arguments = self._plan, (*self._bound_to, *args)
         call = self._prepared(arguments, kwargs)
-        outcome = await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
-        return cast("R", outcome.value)
+        attempt = await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        return cast("R", attempt.result)
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""
         plan, arguments = self._plan, (*self._bound_to, *args)
         call = self._prepared(arguments, kwargs)
-        return await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        attempt = await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        return Outcome.of(attempt)
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Give the key that a call with these arguments would use."""

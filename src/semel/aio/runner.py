@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, TypeVar, assert_never
 
 from semel._mirror.seats import LATE
 from semel._mirror.tasks import (
@@ -24,7 +24,7 @@ from semel._mirror.tasks import (
     sleep,
 )
 from semel.aio.keeping import AsyncKeeper
-from semel.attempts import Attempt, Outcome
+from semel.attempts import Attempt
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide
 from semel.core.leases import Lease
@@ -47,17 +47,19 @@ class AsyncRunner(AsyncKeeper):
 
     # --- the way of one call -------------------------------------------------------------
 
-    async def _run(self, call: Call, fn: Callable[[], Awaitable[T]]) -> Outcome[T]:
+    async def _run(self, call: Call, fn: Callable[[], Awaitable[T]]) -> Attempt:
+        """Run once per key; the attempt has the result."""
         attempt = await self._begin(call)
         if attempt.replayed:
-            return Outcome(cast("T", attempt.result), attempt)
+            return attempt
         try:
             with attempt:
                 value = await finished(fn())
         except BaseException as error:
             await self._failed(call, attempt, error)
             raise
-        return Outcome(await self._succeeded(call, attempt, value), attempt)
+        attempt.result = await self._succeeded(call, attempt, value)
+        return attempt
 
     async def _begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""

@@ -72,13 +72,8 @@ def decide(claim: Claim, rules: Rules) -> Step:
     match claim:
         case Claimed():
             return Run(claim)
-        case Finished(state=State.FAILED, outcome=outcome):
-            described = ("Unknown", "") if outcome is None else decode_failure(outcome)
-            return Refuse(PreviousFailure(*described))
         case Finished():
-            if rules.duplicate == "reject":
-                return Refuse(DuplicateRequest(rules.message or ""))
-            return Replay(claim)
+            return _after_the_end(claim, rules)
         case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
                 return Refuse(ConcurrentRequest(rules.message or "", retry_after=retry_after))
@@ -96,6 +91,16 @@ def decide(claim: Claim, rules: Rules) -> Step:
             return Refuse(AttemptsExhausted(number))
         case _:
             assert_never(claim)
+
+
+def _after_the_end(claim: Finished, rules: Rules) -> Step:
+    if claim.state is State.FAILED:
+        outcome = claim.outcome
+        described = ("Unknown", "") if outcome is None else decode_failure(outcome)
+        return Refuse(PreviousFailure(*described))
+    if rules.duplicate == "reject":
+        return Refuse(DuplicateRequest(rules.message or ""))
+    return Replay(claim)
 
 
 def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from msgspec import UNSET
 
@@ -54,7 +54,7 @@ class Idempotency(TransactionRunner):
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return self._run(call, fn).value
+        return cast("T", self._run(call, fn).result)
 
     def run(
         self,
@@ -70,7 +70,7 @@ class Idempotency(TransactionRunner):
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return self._run(call, fn)
+        return Outcome.of(self._run(call, fn))
 
     def consume(
         self,

@@ -57,14 +57,15 @@ class Once(Generic[P, R]):
         """Run once per key; a duplicate gets the first result."""
         plan, arguments = self._plan, (*self._bound_to, *args)
         call = self._prepared(arguments, kwargs)
-        outcome = self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
-        return cast("R", outcome.value)
+        attempt = self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        return cast("R", attempt.result)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""
         plan, arguments = self._plan, (*self._bound_to, *args)
         call = self._prepared(arguments, kwargs)
-        return self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        attempt = self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        return Outcome.of(attempt)
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Give the key that a call with these arguments would use."""

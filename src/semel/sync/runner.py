@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import TypeVar, assert_never, cast
+from typing import TypeVar, assert_never
 
 from semel._mirror.seats import LATE
 from semel._mirror.threads import (
@@ -22,7 +22,7 @@ from semel._mirror.threads import (
     heed,
     sleep,
 )
-from semel.attempts import Attempt, Outcome
+from semel.attempts import Attempt
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Replay, Run, Wait, decide
 from semel.core.leases import Lease
@@ -46,17 +46,19 @@ class Runner(Keeper):
 
     # --- the way of one call -------------------------------------------------------------
 
-    def _run(self, call: Call, fn: Callable[[], T]) -> Outcome[T]:
+    def _run(self, call: Call, fn: Callable[[], T]) -> Attempt:
+        """Run once per key; the attempt has the result."""
         attempt = self._begin(call)
         if attempt.replayed:
-            return Outcome(cast("T", attempt.result), attempt)
+            return attempt
         try:
             with attempt:
                 value = finished(fn())
         except BaseException as error:
             self._failed(call, attempt, error)
             raise
-        return Outcome(self._succeeded(call, attempt, value), attempt)
+        attempt.result = self._succeeded(call, attempt, value)
+        return attempt
 
     def _begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""
