@@ -14,7 +14,7 @@ from benchmarks.contenders.redis_alternatives import ASYNC_ON_REDIS
 from benchmarks.contenders.redis_floors import BARE_PROTOCOL, RAW_PIPELINE
 from benchmarks.contenders.seed import SEED
 from benchmarks.contenders.sqlite_floors import AIOSQLITE, BATCH_LOOP
-from benchmarks.figures import OURS, Race, Section, at_least
+from benchmarks.figures import OURS, Race, Section, at_least, paired
 from benchmarks.measuring import Effort, Place, TaskContender, Work, present
 from benchmarks.racing import async_race
 
@@ -43,7 +43,7 @@ def _redis(effort: Effort) -> Section:
     return Section(
         "Redis, async",
         "",
-        _named("21 paired rounds: ", heart) + races,
+        paired(heart) + races,
         [
             at_least(1, "Redis first, to seed S0's design", first.ratio(OURS, seed), 8),
             at_least(1, "Redis first, to the bare floor", first.ratio(OURS, floor), 0.8),
@@ -68,7 +68,7 @@ def _postgres(effort: Effort) -> Section:
     return Section(
         "PostgreSQL with fsync, async",
         "",
-        _named("11 paired rounds: ", heart) + races,
+        paired(heart) + races,
         [at_least(1, "PostgreSQL first, to unbatched psycopg", ratio, 4.5)],
         missing,
     )
@@ -127,7 +127,3 @@ def _races(
             )
         )
     return races, missing
-
-
-def _named(prefix: str, races: Sequence[Race]) -> list[Race]:
-    return [Race(prefix + race.what, race.unit, race.lanes) for race in races]

@@ -7,6 +7,7 @@ round, so that a machine that is slow for a while is slow for both.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Literal, TypeAlias
 
@@ -99,6 +100,14 @@ class Group(Struct):
     name: str
     seconds: float
     sections: list[Section]
+
+
+def paired(races: Sequence[Race]) -> list[Race]:
+    """Name races by the number of their rounds."""
+    return [
+        Race(f"{len(one.lanes[0].samples)} paired rounds: {one.what}", one.unit, one.lanes)
+        for one in races
+    ]
 
 
 def at_least(line: int, what: str, measured: float | None, limit: float, unit: str = "") -> Check:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Generic
@@ -30,6 +31,9 @@ from benchmarks.measuring import (
 
 MOST_CALLS = 8192
 WARM_UP = -1
+LONGEST = 20.0
+"""Seconds that a race may take; then it ends, after `FEWEST` rounds at least."""
+FEWEST = 3
 
 
 class _Turn(Generic[Opened]):
@@ -116,8 +120,14 @@ async def async_race(
     return _races(turns, callers, "tasks")
 
 
-def _rounds(rounds: int) -> range:
-    return range(WARM_UP, rounds)
+def _rounds(rounds: int) -> Iterator[int]:
+    """Number the rounds; a machine that is too busy gets fewer of them."""
+    yield WARM_UP
+    end = time.monotonic() + LONGEST
+    for number in range(rounds):
+        if number >= FEWEST and time.monotonic() > end:
+            return
+        yield number
 
 
 def _rotated(turns: Sequence[_Turn[Opened]], number: int) -> Iterator[_Turn[Opened]]:

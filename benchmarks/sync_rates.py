@@ -16,7 +16,7 @@ from benchmarks.contenders.postgres_floors import PSYCOPG, SELECT_ONE
 from benchmarks.contenders.redis_alternatives import ON_REDIS
 from benchmarks.contenders.redis_floors import EVALSHA, GET, PING
 from benchmarks.contenders.sqlite_floors import BARE_SQLITE
-from benchmarks.figures import OURS, Race, Section, at_least, at_most
+from benchmarks.figures import OURS, Race, Section, at_least, at_most, paired
 from benchmarks.measuring import Effort, Place, ThreadContender, Work, present
 from benchmarks.racing import race
 
@@ -39,7 +39,7 @@ def _redis(effort: Effort) -> Section:
     return Section(
         "Redis, threads",
         "",
-        _named("31 paired rounds: ", heart) + alone + crowd,
+        paired(heart) + alone + crowd,
         [
             at_most(2, "Redis first, time to evalsha's", first.ratio(EVALSHA.title, OURS), 1.0),
             at_most(2, "Redis replay, time to evalsha's", replay.ratio(EVALSHA.title, OURS), 1.05),
@@ -64,7 +64,7 @@ def _postgres(effort: Effort) -> Section:
     return Section(
         "PostgreSQL with fsync, threads",
         "",
-        _named("31 paired rounds: ", heart) + alone + crowd,
+        paired(heart) + alone + crowd,
         [
             at_most(2, "PostgreSQL first, time to psycopg's", first.ratio(floor, OURS), 1.1),
             at_most(2, "PostgreSQL replay, time to psycopg's", replay.ratio(floor, OURS), 1.15),
@@ -107,7 +107,3 @@ def _races(
             effort=effort,
         )
     return races, missing
-
-
-def _named(prefix: str, races: Sequence[Race]) -> list[Race]:
-    return [Race(prefix + one.what, one.unit, one.lanes) for one in races]
