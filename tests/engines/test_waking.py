@@ -217,6 +217,7 @@ def threads_that_listen() -> list[str]:
 def test_nobody_listens_for_long_where_nobody_waits(monkeypatch, owner, waiter, pauses):
     for module in ("threads", "tasks"):
         monkeypatch.setattr(f"semel.stores.wakeups.{module}.LINGER", 0.1)
+        monkeypatch.setattr(f"semel.stores.wakeups.{module}.TIDY", 0.05)
     for number in range(2):
         effect = Effect(number)
         waiter.store.calls.clear()

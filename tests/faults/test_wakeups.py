@@ -19,13 +19,13 @@ import pytest
 from redis.crc import key_slot
 
 from engines.facade import PATIENCE, Effect, World, never, wait_until
-from semel import Idempotency, Policy
+from semel import Idempotency, Policy, WaitTimeout
 from semel.core.records import Identity
 from semel.stores.redis.hearsay import read_message
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.sql.postgres import PostgresStore
 from semel.stores.wakeups import rooms, threads
-from semel.stores.wakeups.rooms import Confirmed, Dropped, Hearing, Refused, Rooms, Told
+from semel.stores.wakeups.rooms import Hearing, Rooms
 from servers.postgres import pgbouncer
 from servers.proxy import proxy_to
 from servers.redis import redis_cluster, redis_sentinel, redis_server
@@ -142,6 +142,21 @@ def test_scripts_that_the_server_forgot_still_wake(on_redis, redis_of_this_worke
     scene.end()
 
 
+def test_who_gives_up_leaves_no_subscription_behind(on_redis, redis_of_this_worker, pauses):
+    scene = Scene(on_redis, pauses, policy=Policy(wait_timeout=1.0))
+    with contextlib.closing(redis_of_this_worker.client()) as client:
+
+        def subscribed() -> bool:
+            return channel() in client.execute_command("PUBSUB SHARDCHANNELS")
+
+        wait_until(subscribed)
+        with pytest.raises(WaitTimeout):
+            scene.waiting.result(SOON)
+        wait_until(lambda: not subscribed())
+    scene.effect.release()
+    assert scene.running.result(SOON) == "done"
+
+
 # --- refused ----------------------------------------------------------------------------------
 
 
@@ -231,7 +246,7 @@ def test_what_anybody_else_publishes_is_not_believed(on_redis, redis_of_this_wor
         other.execute("k", lambda: "of another database")
         record = client.get(channel())
         stranger = (60_000).to_bytes(6) + record
-        assert read_message(Identity("default", "k"), stranger) is not None
+        assert read_message(stranger) is not None
         for asked, message in enumerate((b"", b"garbled", stranger, b"\xff" * 100), 3):
             assert client.execute_command("SPUBLISH", channel(), message) == 1
             wait_until(lambda asked=asked: scene.waiter.commands("claim") == asked)
@@ -403,45 +418,57 @@ class Seat:
 
 
 def test_a_confirmation_belongs_to_the_room_that_asked_first():
-    account = Rooms()
+    account = Rooms("there")
     gone, here = Seat("k"), Seat("k")
     assert account.enter(gone)
     account.asked("k")
-    assert account.leave(gone)
+    account.leave(gone)
+    assert account.left() == ["k"]
     assert account.enter(here)
     account.asked("k")
-    account.hear(Confirmed())
+    account.confirmed()
     assert here.hearing is Hearing.SOON, "that was the answer to the one who left"
-    account.hear(Dropped("k"))  # the answer to his leaving
+    account.dropped("k")  # the answer to his leaving
     assert here.hearing is Hearing.SOON
-    account.hear(Confirmed())
+    account.confirmed()
     assert here.hearing is Hearing.YES
     assert account.hears("k")
 
 
+def test_a_subscription_that_is_needed_again_is_not_ended():
+    account = Rooms("there")
+    one, other = Seat("a"), Seat("b")
+    for seat in (one, other):
+        account.enter(seat)
+        account.leave(seat)
+    account.enter(one)
+    assert account.left() == ["b"]
+    assert account.left() == []
+
+
 def test_a_subscription_that_the_server_ends_or_refuses_makes_deaf():
-    account = Rooms()
+    account = Rooms("there")
     ended, refused = Seat("a"), Seat("b")
     for seat in (ended, refused):
         account.enter(seat)
         account.asked(seat.channel)
-    account.hear(Confirmed())
-    account.hear(Refused())
+    account.confirmed()
+    account.refused()
     assert refused.hearing is Hearing.NO
-    account.hear(Dropped("a"))
+    account.dropped("a")
     assert ended.hearing is Hearing.NO
     assert not account.hears("a")
     assert account.channels() == ["a", "b"]
 
 
 def test_a_message_reaches_those_who_wait_for_it_alone():
-    account = Rooms()
+    account = Rooms("there")
     one, other = Seat("a"), Seat("b")
     account.enter(one)
     account.enter(other)
-    account.hear(Told("a", b"x"))
-    account.hear(Told("c", b"y"))
-    account.hear(Dropped("c"))
+    account.told("a", b"x")
+    account.told("c", b"y")
+    account.dropped("c")
     assert (one.woken, other.woken) == ([b"x"], [])
     assert not account.hears("c")
 
@@ -458,5 +485,8 @@ def test_listening_is_tried_again_after_ever_longer_pauses(caplog):
     assert outage.is_over(10.0 + rooms.LONGEST_PAUSE)
     assert len(caplog.records) == 1
     outage.end()
+    outage.failed(OSError("it worked, and broke"), 100.0)
+    assert outage.is_over(100.0)
     outage.failed(OSError("no"), 100.0)
+    assert not outage.is_over(100.9)
     assert len(caplog.records) == 2

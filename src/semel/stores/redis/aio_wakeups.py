@@ -15,7 +15,8 @@ from semel.stores.redis.aio_cluster import AsyncClusterTransport
 from semel.stores.redis.aio_transport import AsyncTransport
 from semel.stores.redis.hearsay import Hearsay, Manner, read_message
 from semel.stores.redis.keys import KeyLayout
-from semel.stores.wakeups.tasks import AsyncEar, AsyncWatch, Listener
+from semel.stores.wakeups.rooms import Rooms
+from semel.stores.wakeups.tasks import AsyncEar, AsyncWatch, Broke
 
 
 class AsyncRedisLine(asyncio.Protocol):
@@ -29,12 +30,12 @@ class AsyncRedisLine(asyncio.Protocol):
         self._hearsay = Hearsay(manner)
         self._connection: Any = None
 
-    async def open(self, listener: Listener) -> None:
+    async def open(self, rooms: Rooms[Any], broke: Broke) -> None:
         """Connect, and read the stream from then on."""
         # Beside the pool: this connection is in use for long, and must not count there.
         self._connection = self._server.connection_class(**self._server.connection_kwargs)
         await self._connection.connect()
-        self._listener = listener
+        self._rooms, self._broke = rooms, broke
         # redis-py has no public way to the stream; `semel[redis]` pins what is tested.
         self._transport: asyncio.Transport = self._connection._writer.transport  # noqa: SLF001
         self._stream: Any = self._transport.get_protocol()
@@ -51,15 +52,14 @@ class AsyncRedisLine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Tell what has come."""
         try:
-            for news in self._hearsay.read(data):
-                self._listener.hear(news)
+            self._hearsay.read(data, self._rooms)
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits polls
-            self._listener.broke(self, error)
+            self._broke(self, error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell it, and redis-py, which may wait for the end of its stream."""
         self._stream.connection_lost(exc)
-        self._listener.broke(self, exc or ConnectionError("the server has hung up"))
+        self._broke(self, exc or ConnectionError("the server has hung up"))
 
     async def close(self) -> None:
         """Disconnect."""
@@ -85,7 +85,7 @@ class AsyncRedisWakeups:
         if self._pid != os.getpid():
             self._begin()  # forked: the connections are the parent's, and nobody reads them here
         channel = self._keys.record(identity)
-        return AsyncWatch(self._ear(channel), channel, partial(read_message, identity))
+        return AsyncWatch(self._ear(channel), channel, read_message)
 
     async def close(self) -> None:
         """End every connection."""

@@ -7,41 +7,31 @@ server has no shard channels (before Redis 7).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from hiredis import Reader
 from redis._parsers.base import BaseParser
 from redis.exceptions import AskError, InvalidResponse, ResponseError
 
-from semel.core.records import Ended, Finished, Identity, State
+from semel.core.records import Ended
 from semel.errors import RecordUnreadable
-from semel.stores.redis.packing import unpack_record
+from semel.stores.redis.packing import unpack_ended
 from semel.stores.redis.scripts import packed
-from semel.stores.wakeups.rooms import Confirmed, Dropped, News, OtherWay, Refused, Told
+from semel.stores.wakeups.rooms import OtherWay, Rooms
 
 _NOT_YET: Final = object()
 _TTL_BYTES: Final = 6
 
-_SUBSCRIBED: Final = frozenset({b"ssubscribe", b"subscribe"})
-_UNSUBSCRIBED: Final = frozenset({b"sunsubscribe", b"unsubscribe"})
-_MESSAGE: Final = frozenset({b"smessage", b"message"})
 
-
-def read_message(identity: Identity, message: bytes) -> Ended | None:
+def read_message(message: bytes) -> Ended | None:
     """What a wake-up tells of the record; None when the store has to be asked.
 
     The scripts write it: how long the record is kept, in milliseconds, and the packed record.
     """
-    ttl = int.from_bytes(message[:_TTL_BYTES])
     try:
-        record = unpack_record(identity, message[_TTL_BYTES:], ttl, 0)
+        return unpack_ended(message[_TTL_BYTES:], int.from_bytes(message[:_TTL_BYTES]) / 1e3)
     except RecordUnreadable:
-        return None  # the empty message of a record that carries none, or anybody's
-    if record.state is State.PROCESSING or record.retryable:
-        return None
-    finished = Finished(record.state, record.outcome, record.number, record.fence, ttl / 1e3)
-    return Ended(record.owner, record.fingerprint, finished)
+        return None  # the empty message of a record that is not carried, or anybody's
 
 
 class Manner:
@@ -70,19 +60,19 @@ class Hearsay:
             notEnoughData=_NOT_YET,
         )
 
-    def read(self, data: bytes) -> Iterator[News]:
-        """Give the news in a piece of the stream; an error that ends the line is raised."""
+    def read(self, data: bytes, rooms: Rooms[Any]) -> None:
+        """Tell the news in a piece of the stream; an error that ends the line is raised."""
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not _NOT_YET:
             match reply:
-                case [kind, channel, message] if kind in _MESSAGE:
-                    yield Told(channel, message)
-                case [kind, _, _] if kind in _SUBSCRIBED:
-                    yield Confirmed()
-                case [kind, channel, _] if kind in _UNSUBSCRIBED:
-                    yield Dropped(channel)
+                case [b"smessage" | b"message", channel, message]:
+                    rooms.told(channel, message)
+                case [b"ssubscribe" | b"subscribe", _, _]:
+                    rooms.confirmed()
+                case [b"sunsubscribe" | b"unsubscribe", channel, _]:
+                    rooms.dropped(channel)
                 case AskError():  # a MovedError is one too: another node has the slot
-                    yield Refused()
+                    rooms.refused()
                 case ResponseError() if self._manner.sharded and "unknown command" in str(reply):
                     self._manner.sharded = False
                     raise OtherWay

@@ -7,7 +7,6 @@ here, because its own subscriptions have no way to be told of another channel by
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final, cast
 
@@ -16,7 +15,7 @@ from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.hearsay import Hearsay, Manner, read_message
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.transport import ServerTransport, Transport
-from semel.stores.wakeups.rooms import News
+from semel.stores.wakeups.rooms import Rooms
 from semel.stores.wakeups.threads import Ear, Watch
 
 CHUNK: Final = 65536
@@ -54,13 +53,13 @@ class RedisLine:
         """Ask for them no longer."""
         self._socket.sendall(self._manner.unsubscribe(channel))
 
-    def read(self) -> Iterator[News]:
-        """Give what has come."""
+    def read(self, rooms: Rooms[Any]) -> None:
+        """Tell what has come."""
         while True:
             data = self._socket.recv(CHUNK)
             if not data:
                 raise ConnectionError("the server has hung up")
-            yield from self._hearsay.read(data)
+            self._hearsay.read(data, rooms)
             # What TLS has decrypted already does not make the socket readable again.
             if not getattr(self._socket, "pending", int)():
                 return
@@ -89,7 +88,7 @@ class RedisWakeups:
         if self._pid != os.getpid():
             self._begin()  # forked: the connections are the parent's, and nobody reads them here
         channel = self._keys.record(identity)
-        return Watch(self._ear(channel), channel, partial(read_message, identity))
+        return Watch(self._ear(channel), channel, read_message)
 
     def close(self) -> None:
         """End every connection."""

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from msgspec import Struct
-
 from semel.core.records import Ended
 
 log = logging.getLogger(__name__)
@@ -24,6 +22,9 @@ SOON: Final = 0.25
 
 SAFETY: Final = 5.0
 """Seconds after which a waiter that hears asks all the same: a message may have been lost."""
+
+TIDY: Final = 1.0
+"""Seconds after which subscriptions that nobody needs any more are ended."""
 
 LINGER: Final = 10.0
 """Seconds after which a connection on which nobody waits any more is closed."""
@@ -82,33 +83,6 @@ class BaseWatch:
         return None if message is None else self._read(message)
 
 
-# --- what a line may hear ----------------------------------------------------------------
-
-
-class Confirmed(Struct, frozen=True):
-    """The oldest subscription that was asked for is in force."""
-
-
-class Refused(Struct, frozen=True):
-    """The oldest subscription that was asked for cannot be had here."""
-
-
-class Told(Struct, frozen=True):
-    """A message came."""
-
-    channel: Channel
-    message: Any
-
-
-class Dropped(Struct, frozen=True):
-    """The server has ended a subscription."""
-
-    channel: Channel
-
-
-News: TypeAlias = Confirmed | Refused | Told | Dropped
-
-
 class OtherWay(Exception):
     """The line has learnt how its server wants to be spoken to: it is to be opened anew."""
 
@@ -131,17 +105,15 @@ class Room(Generic[S]):
 
 
 class Rooms(Generic[S]):
-    """Everybody who waits on one connection."""
+    """Everybody who waits on one connection. What a line hears, it says here."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self.outage = Outage(where)
         self._rooms: dict[Channel, Room[S]] = {}
         self._asked: deque[Room[S]] = deque()
-        """Rooms whose subscription is on its way; a server confirms in the order it was asked."""
-
-    def hears(self, channel: Channel) -> bool:
-        """Whether somebody waits here for this, and will hear of it."""
-        room = self._rooms.get(channel)
-        return room is not None and room.hears
+        """Rooms whose subscription is on its way; a server answers in the order it was asked."""
+        self._left: dict[Channel, None] = {}
+        """What is still subscribed to, although nobody waits for it any more."""
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -150,50 +122,72 @@ class Rooms(Generic[S]):
         """List what is waited for."""
         return list(self._rooms)
 
+    def hears(self, channel: Channel) -> bool:
+        """Whether somebody waits here for this, and will hear of it."""
+        room = self._rooms.get(channel)
+        return room is not None and room.hears
+
+    # --- who waits -----------------------------------------------------------------------
+
     def enter(self, seat: S) -> bool:
         """Give a seat; True when it is the first of its room, which then must be asked for."""
         room = self._rooms.get(seat.channel)
         first = room is None
         if room is None:
             room = self._rooms[seat.channel] = Room()
+            self._left.pop(seat.channel, None)
         room.seats[seat] = None
         if room.hears:
             seat.hearing = Hearing.YES
             seat.wake()
         return first
 
-    def leave(self, seat: S) -> bool:
-        """Give up a seat; True when it was the last, and the subscription can go."""
+    def leave(self, seat: S) -> None:
+        """Give up a seat. The subscription stays for a while: whoever leaves is in a hurry."""
         room = self._rooms[seat.channel]
         del room.seats[seat]
-        if room.seats:
-            return False
-        del self._rooms[seat.channel]
-        return True
+        if not room.seats:
+            del self._rooms[seat.channel]
+            self._left[seat.channel] = None
+
+    def left(self) -> list[Channel]:
+        """Take what can be unsubscribed."""
+        left, self._left = self._left, {}
+        return list(left)
+
+    # --- what a line hears ---------------------------------------------------------------
 
     def asked(self, channel: Channel) -> None:
         """A subscription was asked for."""
         self._asked.append(self._rooms[channel])
 
-    def hear(self, news: News) -> None:
-        """Take in what the line heard."""
-        match news:
-            case Told(channel=channel, message=message):
-                if channel in self._rooms:
-                    for seat in self._rooms[channel].seats:
-                        seat.wake(message)
-            case Confirmed():
-                self._asked.popleft().set(Hearing.YES)
-            case Refused():
-                self._asked.popleft().set(Hearing.NO)
-            case Dropped(channel=channel):
-                # An answer to our own request finds the room gone, or a new one not yet confirmed.
-                if channel in self._rooms and self._rooms[channel].hears:
-                    self._rooms[channel].set(Hearing.NO)
+    def told(self, channel: Channel, message: Any) -> None:
+        """A message came."""
+        room = self._rooms.get(channel)
+        if room is not None:
+            for seat in room.seats:
+                seat.wake(message)
+
+    def confirmed(self) -> None:
+        """The oldest subscription that was asked for is in force."""
+        self.outage.end()
+        self._asked.popleft().set(Hearing.YES)
+
+    def refused(self) -> None:
+        """The oldest subscription that was asked for cannot be had here."""
+        self._asked.popleft().set(Hearing.NO)
+
+    def dropped(self, channel: Channel) -> None:
+        """The server has ended a subscription, by itself or as it was asked."""
+        room = self._rooms.get(channel)
+        # The answer to our own request finds the room gone, or a new one not yet confirmed.
+        if room is not None and room.hears:
+            room.set(Hearing.NO)
 
     def deafen(self) -> None:
         """Nothing is heard any more."""
         self._asked.clear()
+        self._left.clear()
         for room in self._rooms.values():
             room.set(Hearing.NO)
 
@@ -203,16 +197,20 @@ class Outage:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._pause = FIRST_PAUSE
-        self._until = 0.0
         self._told = False
+        self._pause, self._until = FIRST_PAUSE, 0.0
+        self.works = False
+        """Whether the line that is open has been confirmed to hear."""
 
     def is_over(self, now: float) -> bool:
         """Whether it may be tried."""
         return now >= self._until
 
     def failed(self, error: Exception, now: float) -> None:
-        """Wait longer each time."""
+        """Wait longer each time; but a line that worked and broke may be opened again at once."""
+        if self.works:
+            self.works = False
+            return
         self._until = now + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         if not self._told:
@@ -221,4 +219,5 @@ class Outage:
 
     def end(self) -> None:
         """It works."""
-        self._pause, self._until, self._told = FIRST_PAUSE, 0.0, False
+        self.works, self._told = True, False
+        self._pause, self._until = FIRST_PAUSE, 0.0

@@ -10,32 +10,20 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from semel.core.records import Ended
 from semel.stores.wakeups.rooms import (
     LINGER,
+    TIDY,
     BaseWatch,
     Channel,
-    Confirmed,
     Hearing,
-    News,
     OtherWay,
-    Outage,
     Rooms,
 )
 
-
-class Listener(Protocol):
-    """Whom a line tells."""
-
-    def hear(self, news: News) -> None:
-        """Something was heard."""
-        ...
-
-    def broke(self, line: AsyncLine, error: Exception) -> None:
-        """Nothing will be heard any more on this line."""
-        ...
+Broke: TypeAlias = "Callable[[AsyncLine, Exception], None]"
 
 
 class AsyncLine(Protocol):
@@ -44,8 +32,8 @@ class AsyncLine(Protocol):
     confirms: bool
     """Whether the server confirms each subscription; else it is in force at once."""
 
-    async def open(self, listener: Listener) -> None:
-        """Connect, and tell the listener what is heard from then on."""
+    async def open(self, rooms: Rooms[Any], broke: Broke) -> None:
+        """Connect, and tell what is heard from then on, and when it ends."""
         ...
 
     def subscribe(self, channel: Channel) -> None:
@@ -104,20 +92,18 @@ class AsyncEar:
 
     def __init__(self, new_line: Callable[[], AsyncLine] | None, where: str) -> None:
         """`new_line` is None where there is nothing to listen to."""
-        self.rooms = Rooms[AsyncWatch]()
+        self.rooms = Rooms[AsyncWatch](where)
         self._new_line = new_line
-        self._outage = Outage(where)
         self._opening: asyncio.Task[None] | None = None
         self._line: AsyncLine | None = None
         """The line, while it is open."""
-        self._idle: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.TimerHandle | None = None
+        self._idle = 0.0
         self._endings: set[asyncio.Task[None]] = set()
-        self._heard = self._closed = False
+        self._closed = False
 
     def enter(self, watch: AsyncWatch) -> None:
         """Begin to listen for a watch; what stands in the way only makes it deaf."""
-        if self._idle is not None:
-            self._idle.cancel()
         first = self.rooms.enter(watch)
         if self._line is not None:
             if first:
@@ -127,16 +113,11 @@ class AsyncEar:
 
     def leave(self, watch: AsyncWatch) -> None:
         """Listen no longer for this watch."""
-        if self.rooms.leave(watch) and self._line is not None:
-            with suppress(Exception):  # a broken line says so by itself
-                self._line.unsubscribe(watch.channel)
-            self._rest()
+        self.rooms.leave(watch)
 
     async def close(self) -> None:
         """End the connection; whoever waits is woken, and polls."""
         self._closed = True
-        if self._idle is not None:
-            self._idle.cancel()
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
@@ -148,60 +129,62 @@ class AsyncEar:
 
     def _start(self) -> bool:
         new_line = self._new_line
-        if new_line is None or self._closed or not self._outage.is_over(monotonic()):
+        if new_line is None or self._closed or not self.rooms.outage.is_over(monotonic()):
             return False
         self._opening = asyncio.get_running_loop().create_task(self._open(new_line()))
         return True
 
     async def _open(self, line: AsyncLine) -> None:
-        self._heard = False
         try:
-            await line.open(self)
+            await line.open(self.rooms, self._broke)
         except BaseException as error:
             await line.close()
             self._opening = None
             self.rooms.deafen()
             if not isinstance(error, Exception):
                 raise
-            self._outage.failed(error, monotonic())
+            self.rooms.outage.failed(error, monotonic())
             return
         self._opening, self._line = None, line
         for channel in self.rooms.channels():
             self._subscribe(line, channel)
-        self._rest()
-
-    def _rest(self) -> None:
-        if not self.rooms:
-            self._idle = asyncio.get_running_loop().call_later(LINGER, self._hang_up)
+        self._tidy_later(line)
 
     def _subscribe(self, line: AsyncLine, channel: Channel) -> None:
         self.rooms.asked(channel)
         with suppress(Exception):  # a broken line says so by itself
             line.subscribe(channel)
             if not line.confirms:
-                self.hear(Confirmed())
+                self.rooms.confirmed()
 
-    def hear(self, news: News) -> None:
-        """Something was heard."""
-        if isinstance(news, Confirmed):
-            self._heard = True
-            self._outage.end()
-        self.rooms.hear(news)
+    def _tidy_later(self, line: AsyncLine) -> None:
+        self._tidying = asyncio.get_running_loop().call_later(TIDY, self._tidy, line)
 
-    def broke(self, line: AsyncLine, error: Exception) -> None:
+    def _tidy(self, line: AsyncLine) -> None:
+        for channel in self.rooms.left():
+            line.unsubscribe(channel)
+        self._idle = 0.0 if self.rooms else self._idle + TIDY
+        if self._idle < LINGER:
+            self._tidy_later(line)
+        else:
+            self._hang_up()
+
+    def _broke(self, line: AsyncLine, error: Exception) -> None:
         """Nothing will be heard any more on this line."""
         if line is not self._line:
             return  # it was hung up here
         self._hang_up()
         if isinstance(error, OtherWay):
             self._start()
-        elif not self._heard:
-            # A line that worked and broke may be opened again at once.
-            self._outage.failed(error, monotonic())
+        else:
+            self.rooms.outage.failed(error, monotonic())
 
     def _hang_up(self) -> None:
         line, self._line = self._line, None
+        self._idle = 0.0
         self.rooms.deafen()
+        if self._tidying is not None:
+            self._tidying.cancel()
         if line is not None:
             ending = asyncio.get_running_loop().create_task(line.close())
             self._endings.add(ending)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Protocol, Self
@@ -17,13 +17,11 @@ from typing import Any, Final, Protocol, Self
 from semel.core.records import Ended
 from semel.stores.wakeups.rooms import (
     LINGER,
+    TIDY,
     BaseWatch,
     Channel,
-    Confirmed,
     Hearing,
-    News,
     OtherWay,
-    Outage,
     Rooms,
 )
 
@@ -53,8 +51,8 @@ class Line(Protocol):
         """Ask for them no longer."""
         ...
 
-    def read(self) -> Iterable[News]:
-        """Give what has come; never waits for more."""
+    def read(self, rooms: Rooms[Any]) -> None:
+        """Tell what has come; never waits for more."""
         ...
 
     def close(self) -> None:
@@ -94,9 +92,8 @@ class Ear:
 
     def __init__(self, new_line: Callable[[], Line] | None, where: str) -> None:
         """`new_line` is None where there is nothing to listen to."""
-        self.rooms = Rooms[Watch]()
+        self.rooms = Rooms[Watch](where)
         self._new_line = new_line
-        self._outage = Outage(where)
         self._lock = threading.Lock()
         self._closed = False
         self._retire()
@@ -107,6 +104,7 @@ class Ear:
         """The line, while it is open."""
         self._bell: socket.socket | None = None
         """Ringing wakes the thread."""
+        self._idle = 0.0
 
     def enter(self, watch: Watch) -> None:
         """Begin to listen for a watch; what stands in the way only makes it deaf."""
@@ -121,9 +119,7 @@ class Ear:
     def leave(self, watch: Watch) -> None:
         """Listen no longer for this watch."""
         with self._lock:
-            if self.rooms.leave(watch) and self._line is not None:
-                with suppress(Exception):  # a broken line is noticed by its reader
-                    self._line.unsubscribe(watch.channel)
+            self.rooms.leave(watch)
 
     def close(self) -> None:
         """End the connection; whoever waits is woken, and polls."""
@@ -137,7 +133,7 @@ class Ear:
 
     def _start(self) -> bool:
         new_line = self._new_line
-        if new_line is None or self._closed or not self._outage.is_over(monotonic()):
+        if new_line is None or self._closed or not self.rooms.outage.is_over(monotonic()):
             return False
         self._thread = threading.Thread(
             target=self._run, args=(new_line,), name="semel-wakeups", daemon=True
@@ -154,13 +150,7 @@ class Ear:
         with suppress(Exception):  # a broken line is noticed by its reader
             line.subscribe(channel)
             if not line.confirms:
-                self._hear(Confirmed())
-
-    def _hear(self, news: News) -> None:
-        if isinstance(news, Confirmed):
-            self._heard = True
-            self._outage.end()
-        self.rooms.hear(news)
+                self.rooms.confirmed()
 
     # --- the thread ----------------------------------------------------------------------
 
@@ -180,7 +170,6 @@ class Ear:
 
     def _listen(self, line: Line, door: socket.socket) -> bool:
         """Listen until there is nobody to listen for; False = the line has to be opened anew."""
-        self._heard = False
         try:
             line.open()
             with self._lock:
@@ -192,12 +181,14 @@ class Ear:
             with selectors.DefaultSelector() as ready:
                 ready.register(line, selectors.EVENT_READ)
                 ready.register(door, selectors.EVENT_READ)
-                while self._goes_on(line, [key.fileobj for key, _ in ready.select(LINGER)]):
+                while self._goes_on(line, ready.select(TIDY)):
                     pass
         except OtherWay:
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits polls
-            self._failed(error)
+            with self._lock:
+                if not self._closed:
+                    self.rooms.outage.failed(error, monotonic())
         finally:
             with self._lock:
                 if self._line is line:
@@ -205,19 +196,17 @@ class Ear:
             line.close()
         return True
 
-    def _goes_on(self, line: Line, ready: list[Any]) -> bool:
+    def _goes_on(self, line: Line, ready: list[tuple[selectors.SelectorKey, int]]) -> bool:
         with self._lock:
             if self._closed:
                 return False
-            if line in ready:
-                for news in line.read():
-                    self._hear(news)
-            elif not self.rooms:
-                self._retire()  # under the lock: who enters now starts another thread
-                return False
-        return True
-
-    def _failed(self, error: Exception) -> None:
-        # A line that worked and broke may be opened again at once.
-        if not self._closed and not self._heard:
-            self._outage.failed(error, monotonic())
+            if ready:
+                line.read(self.rooms)  # the bell rings only to close
+                return True
+            for channel in self.rooms.left():
+                line.unsubscribe(channel)
+            self._idle = 0.0 if self.rooms else self._idle + TIDY
+            if self._idle < LINGER:
+                return True
+            self._retire()  # under the lock: who enters now starts another thread
+            return False

@@ -10,10 +10,11 @@ from uuid import UUID
 
 import psycopg
 
-from semel.stores.sql.postgres.hearsay import LISTEN, news, read_outcome
+from semel.stores.sql.postgres.hearsay import LISTEN, read_outcome, tell
 from semel.stores.sql.postgres.lending import leave_alone
 from semel.stores.sql.postgres.settings import Settings
-from semel.stores.wakeups.tasks import AsyncEar, AsyncWatch, Listener
+from semel.stores.wakeups.rooms import Rooms
+from semel.stores.wakeups.tasks import AsyncEar, AsyncWatch, Broke
 
 
 class AsyncPostgresLine:
@@ -26,14 +27,14 @@ class AsyncPostgresLine:
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._socket: int | None = None
 
-    async def open(self, listener: Listener) -> None:
+    async def open(self, rooms: Rooms[Any], broke: Broke) -> None:
         """Connect, and listen to everything."""
         connection = await psycopg.AsyncConnection.connect(self._settings.conninfo, autocommit=True)
         self._connection = connection
         await connection.execute(LISTEN)
         self._pgconn = connection.pgconn
         self._socket = self._pgconn.socket  # a broken connection does not tell it any more
-        asyncio.get_running_loop().add_reader(self._socket, self._read, listener)
+        asyncio.get_running_loop().add_reader(self._socket, self._read, rooms, broke)
 
     def subscribe(self, channel: Any) -> None:
         """Nothing to ask for: every message comes."""
@@ -41,15 +42,13 @@ class AsyncPostgresLine:
     def unsubscribe(self, channel: Any) -> None:
         """Nothing was asked for."""
 
-    def _read(self, listener: Listener) -> None:
+    def _read(self, rooms: Rooms[Any], broke: Broke) -> None:
         """Tell what has come."""
         try:
-            self._pgconn.consume_input()
-            for each in news(iter(self._pgconn.notifies, None)):
-                listener.hear(each)
+            tell(self._pgconn, rooms)
         except psycopg.OperationalError as error:
             self._read_no_more()
-            listener.broke(self, error)
+            broke(self, error)
 
     def _read_no_more(self) -> None:
         if self._socket is not None:

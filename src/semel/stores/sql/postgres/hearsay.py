@@ -6,16 +6,16 @@ anything does, is the outcome, as `words` writes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from psycopg.pq import PGnotify
+from psycopg.pq.abc import PGconn
 
 from semel.core.records import Encoded, Ended, Finished, State
 from semel.stores.sql.postgres.words import CHANNEL
-from semel.stores.wakeups.rooms import Told
+from semel.stores.wakeups.rooms import Rooms
 
 LISTEN: Final = f"LISTEN {CHANNEL}"
 
@@ -26,14 +26,13 @@ _outcomes: Final = msgspec.json.Decoder(
 )
 
 
-def news(notices: Iterator[PGnotify]) -> Iterator[Told]:
-    """Part each message into the record it is about and the rest; others are nobody's."""
-    for notice in notices:
-        try:
-            digest = UUID(bytes.decode(notice.extra[:_DIGEST]))
-        except ValueError:
-            continue
-        yield Told(digest, notice.extra[_DIGEST:])
+def tell(pgconn: PGconn, rooms: Rooms[Any]) -> None:
+    """Take in what has come: each message names its record, and others are nobody's."""
+    pgconn.consume_input()
+    while (notice := pgconn.notifies()) is not None:
+        with suppress(ValueError):
+            digest = UUID(notice.extra[:_DIGEST].decode())
+            rooms.told(digest, notice.extra[_DIGEST:])
 
 
 def read_outcome(message: bytes) -> Ended | None:

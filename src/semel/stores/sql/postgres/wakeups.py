@@ -7,17 +7,16 @@ to take for long. Nor has one behind pgbouncer, which would give the session to 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
 import psycopg
 
-from semel.stores.sql.postgres.hearsay import LISTEN, news, read_outcome
+from semel.stores.sql.postgres.hearsay import LISTEN, read_outcome, tell
 from semel.stores.sql.postgres.lending import leave_alone
 from semel.stores.sql.postgres.settings import Settings
-from semel.stores.wakeups.rooms import News
+from semel.stores.wakeups.rooms import Rooms
 from semel.stores.wakeups.threads import Ear, Watch
 
 
@@ -47,10 +46,9 @@ class PostgresLine:
     def unsubscribe(self, channel: Any) -> None:
         """Nothing was asked for."""
 
-    def read(self) -> Iterator[News]:
-        """Give what has come."""
-        self._pgconn.consume_input()
-        return news(iter(self._pgconn.notifies, None))
+    def read(self, rooms: Rooms[Any]) -> None:
+        """Tell what has come."""
+        tell(self._pgconn, rooms)
 
     def close(self) -> None:
         """Disconnect."""
