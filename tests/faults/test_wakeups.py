@@ -9,22 +9,25 @@ A waiter with `SELDOM` polls after half a minute at the earliest: an answer befo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import threading
+from typing import ClassVar
 
 import psycopg
 import pytest
 from redis.crc import key_slot
 
 from engines.facade import PATIENCE, Effect, World, never, wait_until
-from semel import Idempotency, Policy, WaitTimeout
+from semel import Idempotency, Policy, WaitTimeout, open_async_store, open_store
 from semel.core.records import Identity
-from semel.stores.redis.hearsay import read_message
+from semel.stores.redis.hearsay import Hearsay, Manner, read_message
 from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.wakeups import RedisLine
 from semel.stores.sql.postgres import PostgresStore
-from semel.stores.wakeups import rooms, threads
+from semel.stores.wakeups import rooms, tasks, threads
 from semel.stores.wakeups.rooms import Hearing, Rooms
 from servers.postgres import pgbouncer
 from servers.proxy import proxy_to
@@ -191,23 +194,25 @@ def test_a_user_without_channels_polls_and_the_log_tells_it_once(kind, pauses, c
     assert "permission" in told[0].message
 
 
-def test_where_no_further_connection_can_be_had_polling_goes_on(kind):
-    with (
-        redis_server() as server,
-        proxy_to(server.port) as proxy,
-        World(kind, proxy.url, timeout=1) as world,
-    ):
-        owner, waiter = world.engine(), world.engine()
-        for engine in (owner, waiter):
-            engine.peek("connected")
-        effect = Effect().held()
-        running = owner.start("k", effect)
-        effect.wait_started()
-        proxy.refusing = True
-        waiting = waiter.start("k", never)
-        wait_until(lambda: proxy.refused > 0 and waiter.commands("claim") > 3)
-        effect.release()
-        assert waiting.result(SOON) == running.result(SOON) == "done"
+@pytest.mark.parametrize("database", ["redis", "postgres"])
+def test_where_no_further_connection_can_be_had_polling_goes_on(request, kind, database):
+    url = request.getfixturevalue(f"{database}_url")
+    port = request.getfixturevalue(f"{database}_of_this_worker").port
+    with proxy_to(port) as proxy:
+        through = url.replace(f":{port}/", f":{proxy.port}/")
+        with World(kind, through, timeout=1) as world:
+            owner, waiter = world.engine(), world.engine()
+            for engine in (owner, waiter):
+                engine.peek("connected")
+            effect = Effect().held()
+            running = owner.start("k", effect)
+            effect.wait_started()
+            proxy.refusing = True
+            waiting = waiter.start("k", never)
+            wait_until(lambda: proxy.refused > 0 and waiter.commands("claim") > 3)
+            effect.release()
+            assert waiting.result(SOON) == running.result(SOON) == "done"
+            proxy.refusing = False
 
 
 def test_a_server_without_shard_channels_is_subscribed_to_plainly(kind, pauses, caplog):
@@ -402,6 +407,121 @@ def test_a_forked_child_listens_for_itself(request, database, pauses):
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         scene.end()
+
+
+@pytest.mark.parametrize("database", ["redis", "postgres"])
+async def test_after_a_fork_a_store_for_asyncio_listens_anew(request, database):
+    store = open_async_store(request.getfixturevalue(f"{database}_url"))
+    with store.watch(Identity("s", "k")) as before:
+        store._wakeups._pid = 0  # as if another process had opened it
+        with store.watch(Identity("s", "k")) as after:
+            assert after._ear is not before._ear
+            await after.wait(SOON)
+            assert after.hearing is Hearing.YES
+        await before._ear.close()
+    await store.close()
+
+
+# --- lines that are slow, or say strange things -------------------------------------------------
+
+
+class SlowLine:
+    """A line that does not open until it may."""
+
+    confirms = True
+
+    def __init__(self) -> None:
+        self.opening = threading.Event()
+        self.may_open = threading.Event()
+        self.closed = threading.Event()
+
+    def open(self) -> None:
+        self.opening.set()
+        assert self.may_open.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_closing_does_not_wait_for_a_line_that_does_not_open(monkeypatch):
+    monkeypatch.setattr(threads, "CLOSING", 0.01)
+    line = SlowLine()
+    ear = threads.Ear(lambda: line, "there")
+    with threads.Watch(ear, "k", lambda message: message) as watch:
+        assert line.opening.wait(PATIENCE)
+        with threads.Watch(ear, "k", lambda message: message):
+            pass  # another one waits for the same line
+        ear.close()
+        assert not line.closed.is_set()
+        line.may_open.set()
+        assert line.closed.wait(PATIENCE)
+        watch.wait(SOON)
+        assert watch.hearing is Hearing.NO
+        with threads.Watch(ear, "k", lambda message: message) as late:
+            assert late.hearing is Hearing.NO
+
+
+async def test_closing_ends_a_line_for_asyncio_that_does_not_open():
+    opening, closed = asyncio.Event(), asyncio.Event()
+
+    class Silent:
+        confirms = True
+
+        async def open(self, _rooms, _broke) -> None:
+            opening.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            closed.set()
+
+    ear = tasks.AsyncEar(Silent, "there")
+    with tasks.AsyncWatch(ear, "k", lambda message: message) as watch:
+        await opening.wait()
+        await ear.close()
+        assert closed.is_set()
+        await watch.wait(SOON)
+        assert watch.hearing is Hearing.NO
+
+
+async def test_a_task_that_is_woken_twice_looks_once():
+    watch = tasks.AsyncWatch(tasks.AsyncEar(None, "there"), "k", lambda message: message)
+    watch.wake("first")
+    watch.wake("second")
+    assert await watch.wait(SOON) == "second"
+    assert await watch.wait(0.01) is None
+
+
+def test_what_is_no_news_is_passed_over():
+    account = Rooms("there")
+    seat = Seat(b"k")
+    account.enter(seat)
+    hearsay = Hearsay(Manner())
+    hearsay.read(b"+PONG\r\n>2\r\n+MOVING\r\n:1\r\n*3\r\n$8\r\nsmess", account)
+    assert seat.woken == []
+    hearsay.read(b"age\r\n$1\r\nk\r\n$1\r\nx\r\n", account)
+    assert seat.woken == [b"x"]
+
+
+def test_what_tls_has_decrypted_already_is_read_too(redis_url):
+    class Pieces:
+        """A socket whose first piece left another one behind."""
+
+        left: ClassVar = [b"*3\r\n$8\r\nsmessage\r\n$1\r\nk\r\n", b"$1\r\nx\r\n"]
+
+        def recv(self, _size: int) -> bytes:
+            return self.left.pop(0)
+
+        def pending(self) -> int:
+            return len(self.left)
+
+    with contextlib.closing(open_store(redis_url)) as store:
+        line = RedisLine(store._transport._client.connection_pool, Manner())
+        line._socket = Pieces()
+        account = Rooms("there")
+        seat = Seat(b"k")
+        account.enter(seat)
+        line.read(account)
+        assert seat.woken == [b"x"]
 
 
 # --- the account of who waits -------------------------------------------------------------------

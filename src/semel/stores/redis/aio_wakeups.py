@@ -25,15 +25,13 @@ class AsyncRedisLine(asyncio.Protocol):
     confirms = True
 
     def __init__(self, server: Any, manner: Manner) -> None:
-        self._server = server
+        # Beside the pool: this connection is in use for long, and must not count there.
+        self._connection = server.connection_class(**server.connection_kwargs)
         self._manner = manner
         self._hearsay = Hearsay(manner)
-        self._connection: Any = None
 
     async def open(self, rooms: Rooms[Any], broke: Broke) -> None:
         """Connect, and read the stream from then on."""
-        # Beside the pool: this connection is in use for long, and must not count there.
-        self._connection = self._server.connection_class(**self._server.connection_kwargs)
         await self._connection.connect()
         self._rooms, self._broke = rooms, broke
         # redis-py has no public way to the stream; `semel[redis]` pins what is tested.
@@ -63,8 +61,7 @@ class AsyncRedisLine(asyncio.Protocol):
 
     async def close(self) -> None:
         """Disconnect."""
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+        await self._connection.disconnect(nowait=True)
 
 
 class AsyncRedisWakeups:

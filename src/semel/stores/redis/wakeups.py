@@ -27,15 +27,13 @@ class RedisLine:
     confirms = True
 
     def __init__(self, server: Any, manner: Manner) -> None:
-        self._server = server
+        # Beside the pool: this connection is in use for long, and must not count there.
+        self._connection = server.connection_class(**server.connection_kwargs)
         self._manner = manner
         self._hearsay = Hearsay(manner)
-        self._connection: Any = None
 
     def open(self) -> None:
         """Connect."""
-        # Beside the pool: this connection is in use for long, and must not count there.
-        self._connection = self._server.connection_class(**self._server.connection_kwargs)
         self._connection.connect()
         # redis-py has no public way to the socket; `semel[redis]` pins what is tested.
         self._socket = self._connection._sock  # noqa: SLF001
@@ -66,8 +64,7 @@ class RedisLine:
 
     def close(self) -> None:
         """Disconnect."""
-        if self._connection is not None:
-            self._connection.disconnect()
+        self._connection.disconnect()
 
 
 class RedisWakeups:

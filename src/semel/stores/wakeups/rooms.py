@@ -70,13 +70,11 @@ class BaseWatch:
 
     def pause(self, planned: float) -> float:
         """How long to wait at most before the store is asked again."""
-        match self.hearing:
-            case Hearing.SOON:
-                return max(planned, SOON)
-            case Hearing.YES:
-                return max(planned, random.uniform(SAFETY / 2, SAFETY))  # noqa: S311 - no secret
-            case Hearing.NO:
-                return planned
+        if self.hearing is Hearing.NO:
+            return planned
+        if self.hearing is Hearing.SOON:
+            return max(planned, SOON)
+        return max(planned, random.uniform(SAFETY / 2, SAFETY))  # noqa: S311 - no secret
 
     def _heard(self) -> Ended | None:
         message, self._message = self._message, None

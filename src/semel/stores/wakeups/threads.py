@@ -187,8 +187,7 @@ class Ear:
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits polls
             with self._lock:
-                if not self._closed:
-                    self.rooms.outage.failed(error, monotonic())
+                self.rooms.outage.failed(error, monotonic())
         finally:
             with self._lock:
                 if self._line is line:

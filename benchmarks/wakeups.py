@@ -1,0 +1,146 @@
+"""Wake-ups: how long after a save returned a waiter in another process has its answer.
+
+The owner saves here, the waiter waits in a process of its own, and both read the same clock. The
+measure is a round trip (PING, SELECT 1) of the plain driver, taken in the same round: a wake-up
+needs half of one from the server, and what the waiter does with it. Below zero the waiter was
+answered before the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psycopg
+import redis
+
+from benchmarks import backends
+from benchmarks.figures import Lane, Race, Section, at_most
+from benchmarks.measuring import RESULT, Effort
+from semel import AsyncIdempotency, Idempotency
+
+ROUNDS = 101
+PINGS = 25
+LISTENS_AFTER = 0.03
+"""Seconds in which a waiter that was told to begin has asked, subscribed and asked again."""
+CONNECTS_AFTER = 1.0
+READY = 60.0
+KINDS = ("threads", "asyncio")
+
+
+def run(effort: Effort) -> list[Section]:
+    """Wake-ups on Redis and PostgreSQL."""
+    with backends.redis_server() as server, closing(redis.Redis.from_url(server.url)) as client:
+        on_redis = _section("Redis", server.url, client.ping, 2, effort)
+    with backends.postgres_server() as server:
+        url = server.fresh_database()
+        with psycopg.connect(url, autocommit=True) as connection:
+
+            def select() -> object:
+                return connection.execute("SELECT 1").fetchone()
+
+            on_postgres = _section("PostgreSQL", url, select, 3, effort)
+    return [on_redis, on_postgres]
+
+
+def _section(
+    name: str, url: str, ping: Callable[[], object], limit: float, effort: Effort
+) -> Section:
+    lanes = [
+        Lane(f"semel, {kind}", "ours", _samples(url, kind, ping, effort.rounds(ROUNDS)))
+        for kind in KINDS
+    ]
+    return Section(
+        f"Wake-up in another process, {name}",
+        "From the moment the save returned to the owner, until the waiter has its answer.",
+        [Race("woken after the save", "round trips", lanes, more_is_better=False)],
+        [
+            at_most(5, f"wake-up in another process, {name}, {kind}", lane.median, limit, "RTT")
+            for kind, lane in zip(KINDS, lanes, strict=True)
+        ],
+    )
+
+
+def _samples(url: str, kind: str, ping: Callable[[], object], rounds: int) -> list[float]:
+    """Round trips from save to answer; one for each round, after one that only connects."""
+    samples = []
+    with Idempotency(url) as owner, _waiter(url, kind) as line:
+        for number in range(rounds + 1):
+            key, pause = f"{kind}-{number}", LISTENS_AFTER if number else CONNECTS_AFTER
+
+            def work(key: str = key, pause: float = pause) -> str:
+                line.send(key)
+                time.sleep(pause)
+                return RESULT
+
+            owner.execute(key, work)
+            saved = time.monotonic()
+            answered: float = line.recv()
+            samples.append((answered - saved) / _round_trip(ping))
+    return samples[1:]
+
+
+def _round_trip(ping: Callable[[], object]) -> float:
+    took = []
+    for _ in range(PINGS):
+        start = time.monotonic()
+        ping()
+        took.append(time.monotonic() - start)
+    return statistics.median(took)
+
+
+# --- the waiter --------------------------------------------------------------------------
+
+
+@contextmanager
+def _waiter(url: str, kind: str) -> Iterator[Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_wait, args=(url, kind, theirs))
+    process.start()
+    try:
+        if not ours.poll(READY):
+            raise TimeoutError("the waiter did not start")
+        ours.recv()
+        yield ours
+    finally:
+        ours.send(None)
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+
+
+def _wait(url: str, kind: str, line: Connection) -> None:
+    """Serve as the process that waits."""
+    if kind == "asyncio":
+        asyncio.run(_await(url, line))
+        return
+    with Idempotency(url) as waiter:
+        waiter.peek("connected")
+        line.send("ready")
+        while (key := line.recv()) is not None:
+            waiter.execute(key, _never)
+            line.send(time.monotonic())
+
+
+async def _await(url: str, line: Connection) -> None:
+    async with AsyncIdempotency(url) as waiter:
+        await waiter.peek("connected")
+        line.send("ready")
+        while (key := await asyncio.to_thread(line.recv)) is not None:
+            await waiter.execute(key, _anever)
+            line.send(time.monotonic())
+
+
+def _never() -> Any:
+    raise AssertionError("the waiter ran what it waited for")
+
+
+async def _anever() -> Any:
+    _never()
