@@ -17,12 +17,15 @@ from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql.postgres import (
     AsyncPostgresStore,
     PostgresStore,
-    aio,
     aio_executor,
+    aio_given,
+    aio_many,
+    aio_sessions,
     aio_sources,
     executor,
+    many,
+    sessions,
     sources,
-    store,
 )
 from semel.stores.sql.postgres.patience import MOST_REPEATS, Patience
 from semel.stores.sql.postgres.settings import part, settings
@@ -324,18 +327,37 @@ def plain(module, name):
     return text.replace("Awaitable[T]", "T")
 
 
-@pytest.mark.parametrize("name", ["Executor", "together", "in_transaction", "drive", "execute"])
+@pytest.mark.parametrize("name", ["Executor", "together", "in_transaction", "drive"])
 def test_the_executors_read_alike(name):
     twin = name if name.islower() else f"Async{name}"
     assert plain(aio_executor, twin) == plain(executor, name)
 
 
-@pytest.mark.parametrize("name", ["GivenPool", "Source"])
-def test_the_sources_read_alike(name):
-    assert plain(aio_sources, f"Async{name}") == plain(sources, name)
+@pytest.mark.parametrize(
+    ("twin", "name"),
+    [
+        ("AsyncPsycopgSession", "PsycopgSession"),
+        ("OwnAsyncPsycopgSession", "OwnPsycopgSession"),
+        ("AsyncSession", "Session"),
+        ("OwnAsyncSession", "OwnSession"),
+        ("connect_psycopg", "connect"),
+        ("execute", "execute"),
+    ],
+)
+def test_the_sessions_read_alike(twin, name):
+    assert plain(aio_sessions, twin) == plain(sessions, name)
 
 
-@pytest.mark.parametrize("method", ["lend", "close", "_take", "_connect", "_give_back"])
+def test_the_sources_read_alike():
+    assert plain(aio_sources, "AsyncSource") == plain(sources, "Source")
+    assert plain(aio_given, "AsyncGivenPool") == plain(sources, "GivenPool")
+
+
+def test_what_sends_many_members_reads_alike():
+    assert plain(aio_many, "AsyncTogether") == plain(many, "Together")
+
+
+@pytest.mark.parametrize("method", ["lend", "close", "_take", "_give_back"])
 def test_the_pools_read_alike(method):
     def text(kind):
         tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(kind, method))))
@@ -344,5 +366,13 @@ def test_the_pools_read_alike(method):
     assert text(aio_sources.AsyncOwnPool) == text(sources.OwnPool)
 
 
-def test_the_stores_read_alike():
-    assert plain(aio, "AsyncPostgresStore") == plain(store, "PostgresStore")
+@pytest.mark.parametrize(
+    "method",
+    ["watch", "claim_many", "complete_many", "renew_many", "migrate", "migration"],
+)
+def test_the_stores_read_alike(method):
+    def text(kind):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(kind, method))))
+        return ast.unparse(Plain().visit(tree)).replace("Async", "").replace("async", "")
+
+    assert text(AsyncPostgresStore) == text(PostgresStore)

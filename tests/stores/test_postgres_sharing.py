@@ -272,18 +272,18 @@ def test_a_store_that_was_closed_says_so(postgres_url, kind):
 
 def test_a_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
     store = PostgresStore(postgres_url)
-    with store._postgres._source.lend(Patience(10.0)) as connection:
+    with store._postgres._source.lend(Patience(10.0)) as session:
         store.close()
-        assert not connection.closed
-    assert connection.closed
+        assert not session.dead
+    assert session.dead
 
 
 async def test_an_async_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
     store = AsyncPostgresStore(postgres_url)
-    async with store._postgres._source.lend(Patience(10.0)) as connection:
+    async with store._postgres._source.lend(Patience(10.0)) as session:
         await store.close()
-        assert not connection.closed
-    assert connection.closed
+        assert not session.dead
+    assert session.dead
 
 
 @kinds

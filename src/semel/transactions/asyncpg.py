@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semel.stores.sql.postgres import asyncpg_sessions
 from semel.stores.sql.verbs import Reply, Statement
 from semel.transactions.links import AsyncPlainLink
 
@@ -22,10 +23,5 @@ class AsyncpgLink(AsyncPlainLink):
         return bool(self._connection.is_in_transaction())
 
     async def execute(self, statement: Statement) -> Reply:
-        """Run one statement; asyncpg gives either its rows or how many it changed."""
-        if statement.writes and " RETURNING " not in statement.sql:
-            status: str = await self._connection.execute(statement.sql, *statement.parameters)
-            *_, last = status.split()
-            return Reply([], int(last) if last.isdigit() else 0)
-        rows = await self._connection.fetch(statement.sql, *statement.parameters)
-        return Reply([tuple(row) for row in rows], len(rows))
+        """Run one statement."""
+        return await asyncpg_sessions.execute(self._connection, statement)

@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg.pq import TransactionStatus
 
-from semel.stores.sql.postgres import aio_executor, executor
+from semel.stores.sql.postgres import aio_sessions, sessions
 from semel.stores.sql.verbs import Reply, Statement
 from semel.transactions.links import AsyncPlainLink, PlainLink
 
@@ -28,7 +28,7 @@ class PsycopgLink(PlainLink):
 
     def execute(self, statement: Statement) -> Reply:
         """Run one statement."""
-        return executor.execute(self._connection, statement)
+        return sessions.execute(self._connection, statement)
 
 
 class AsyncPsycopgLink(AsyncPlainLink):
@@ -46,4 +46,4 @@ class AsyncPsycopgLink(AsyncPlainLink):
 
     async def execute(self, statement: Statement) -> Reply:
         """Run one statement."""
-        return await aio_executor.execute(self._connection, statement)
+        return await aio_sessions.execute(self._connection, statement)

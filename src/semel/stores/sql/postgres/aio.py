@@ -12,16 +12,21 @@ from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.postgres.aio_executor import AsyncExecutor
-from semel.stores.sql.postgres.aio_many import AsyncTogether
-from semel.stores.sql.postgres.aio_sources import (
-    AsyncConnection,
-    AsyncGivenConnection,
-    AsyncGivenPool,
-    AsyncOwnPool,
+from semel.stores.sql.postgres.aio_given import (
+    AsyncpgPool,
     AsyncPool,
-    AsyncSource,
+    source_of_connection,
+    source_of_pool,
 )
+from semel.stores.sql.postgres.aio_many import AsyncTogether
+from semel.stores.sql.postgres.aio_sessions import AsyncConnection, connect_psycopg
+from semel.stores.sql.postgres.aio_sources import AsyncOwnPool, AsyncSource, Connect
 from semel.stores.sql.postgres.aio_wakeups import AsyncPostgresWakeups
+from semel.stores.sql.postgres.asyncpg_sessions import (
+    AsyncpgConnection,
+    asyncpg_understands,
+    connect_asyncpg,
+)
 from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
 from semel.stores.sql.postgres.settings import Settings, settings
@@ -43,8 +48,8 @@ class AsyncPostgresStore(AsyncSQLStore):
         self,
         url: str | None = None,
         *,
-        pool: AsyncPool | None = None,
-        connection: AsyncConnection | None = None,
+        pool: AsyncPool | AsyncpgPool | None = None,
+        connection: AsyncConnection | AsyncpgConnection | None = None,
         prefix: str = DEFAULT_PREFIX,
         table: str = DEFAULT_TABLE,
         schema: str | None = None,
@@ -59,14 +64,15 @@ class AsyncPostgresStore(AsyncSQLStore):
         seconds = positive_seconds("timeout", timeout)
         own: Settings | None = None
         if pool is not None:
-            source: AsyncSource = AsyncGivenPool(pool)
+            source: AsyncSource = source_of_pool(pool)
             reserved = source
         elif connection is not None:
-            source = reserved = AsyncGivenConnection(connection)
+            source = reserved = source_of_connection(connection)
         else:
             own = settings(str(url), options, seconds)
-            source = AsyncOwnPool(own, seconds)
-            reserved = AsyncOwnPool(own.for_renewals(), seconds)
+            connect = quickest(own, columns)
+            source = AsyncOwnPool(own, connect)
+            reserved = AsyncOwnPool(own.for_renewals(), connect)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = AsyncExecutor(source, self._schema, seconds)
         self._wakeups = AsyncPostgresWakeups(own, source.place)
@@ -130,3 +136,11 @@ class AsyncPostgresStore(AsyncSQLStore):
     def migration(self) -> str:
         """Write what `migrate` runs on an empty database, for a person to read and run."""
         return self._schema.script()
+
+
+def quickest(settings: Settings, columns: OwnColumns | None) -> Connect:
+    """Take asyncpg where it can do what is asked for, else psycopg.
+
+    asyncpg wants values of the very type of their column: for those of semel that is no question.
+    """
+    return connect_asyncpg if asyncpg_understands(settings) and not columns else connect_psycopg

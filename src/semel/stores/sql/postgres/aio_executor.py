@@ -7,15 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import psycopg
-from psycopg.rows import tuple_row
-
 from semel.errors import StoreUnavailable
-from semel.stores.sql.postgres.aio_sources import AsyncConnection, AsyncSource
+from semel.stores.sql.postgres.aio_sessions import AsyncSession
+from semel.stores.sql.postgres.aio_sources import AsyncSource
 from semel.stores.sql.postgres.errors import DRIVER_ERRORS, translate
 from semel.stores.sql.postgres.patience import Patience, concerns_all
 from semel.stores.sql.postgres.schema import READ_COMMITTED, Schema
-from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+from semel.stores.sql.verbs import Operation, Verb
 
 T = TypeVar("T")
 
@@ -44,7 +42,7 @@ class AsyncExecutor:
     async def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table, bring it up to date and add columns; returns its version."""
         return await self._repeated(
-            lambda connection: in_transaction(connection, self._schema.migrate(columns)),
+            lambda session: in_transaction(session, self._schema.migrate(columns)),
             prepared=True,
         )
 
@@ -54,12 +52,12 @@ class AsyncExecutor:
 
     async def _alone(self, operation: Operation[Any]) -> Any:
         try:
-            return await self._repeated(lambda connection: drive(connection, operation.start()))
+            return await self._repeated(lambda session: drive(session, operation.start()))
         except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
             return error
 
     async def _repeated(
-        self, work: Callable[[AsyncConnection], Awaitable[T]], *, prepared: bool = False
+        self, work: Callable[[AsyncSession], Awaitable[T]], *, prepared: bool = False
     ) -> T:
         """Run the work on a connection, again while there is time and sense in it."""
         patience = Patience(self._timeout)
@@ -67,49 +65,41 @@ class AsyncExecutor:
             try:
                 if not (self._prepared or prepared):
                     await self._prepare(patience)
-                async with self._source.lend(patience) as connection:
-                    return await work(connection)
+                async with self._source.lend(patience) as session:
+                    return await work(session)
             except DRIVER_ERRORS as error:
                 pause = patience.pause_after(error)
                 if pause is None:
-                    raise translate(error, self._source.place) from error
+                    raise translate(patience.reason(error), self._source.place) from error
             await asyncio.sleep(pause)
 
     async def _prepare(self, patience: Patience) -> None:
-        async with self._source.lend(patience) as connection:
-            if not await drive(connection, self._schema.check()):
-                await in_transaction(connection, self._schema.migrate({}))
+        async with self._source.lend(patience) as session:
+            if not await drive(session, self._schema.check()):
+                await in_transaction(session, self._schema.migrate({}))
         self._prepared = True
 
 
-async def together(connection: AsyncConnection, operations: Sequence[Operation[Any]]) -> list[Any]:
+async def together(session: AsyncSession, operations: Sequence[Operation[Any]]) -> list[Any]:
     """Run the operations in one transaction."""
-    async with connection.transaction():
-        await execute(connection, READ_COMMITTED)
-        return [await drive(connection, operation.start()) for operation in operations]
+    async with session.transaction():
+        await session.execute(READ_COMMITTED)
+        return [await drive(session, operation.start()) for operation in operations]
 
 
-async def in_transaction(connection: AsyncConnection, verb: Verb[T]) -> T:
+async def in_transaction(session: AsyncSession, verb: Verb[T]) -> T:
     """Run a verb of several statements in one transaction."""
-    async with connection.transaction():
-        await execute(connection, READ_COMMITTED)
-        return await drive(connection, verb)
+    async with session.transaction():
+        await session.execute(READ_COMMITTED)
+        return await drive(session, verb)
 
 
-async def drive(connection: AsyncConnection, verb: Verb[T]) -> T:
+async def drive(session: AsyncSession, verb: Verb[T]) -> T:
     """Run the statements of a verb to its end."""
     try:
         statement = next(verb)
         while True:
-            statement = verb.send(await execute(connection, statement))
+            statement = verb.send(await session.execute(statement))
     except StopIteration as end:
         answer: T = end.value
         return answer
-
-
-async def execute(connection: AsyncConnection, statement: Statement) -> Reply:
-    """Run one statement."""
-    async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
-        rows = [] if cursor.description is None else await cursor.fetchall()
-        return Reply(rows, cursor.rowcount)

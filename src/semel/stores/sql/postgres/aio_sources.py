@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Protocol, TypeAlias
-
-import psycopg
-from psycopg_pool import AsyncConnectionPool
+from typing import Protocol, TypeAlias
 
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.forking import follow_forks
-from semel.stores.sql.postgres.connections import (
-    CONFIGURE,
-    AsyncBoundedConnection,
-    is_dead,
-    is_idle,
-    limits,
-)
-from semel.stores.sql.postgres.lending import (
-    check_idle,
-    check_process,
-    exhausted,
-    is_old,
-    leave_alone,
-)
+from semel.stores.sql.postgres.aio_sessions import AsyncSession, OwnAsyncSession
+from semel.stores.sql.postgres.lending import exhausted, is_old, leave_alone
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
 from semel.stores.sql.postgres.settings import Settings
-
-AsyncConnection: TypeAlias = psycopg.AsyncConnection[Any]
-AsyncPool: TypeAlias = AsyncConnectionPool[Any]
 
 
 class AsyncSource(Protocol):
@@ -42,13 +23,17 @@ class AsyncSource(Protocol):
     place: str
     """The name of the database, for error messages."""
 
-    def lend(self, patience: Patience) -> AbstractAsyncContextManager[AsyncConnection]:
+    def lend(self, patience: Patience) -> AbstractAsyncContextManager[AsyncSession]:
         """Lend a connection for one call."""
         ...
 
     async def close(self) -> None:
         """Close what was opened here."""
         ...
+
+
+Connect: TypeAlias = Callable[[Settings, Patience], Awaitable[OwnAsyncSession]]
+"""How a connection is opened, for a call with this patience."""
 
 
 class AsyncOwnPool:
@@ -58,26 +43,26 @@ class AsyncOwnPool:
     cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
     """
 
-    def __init__(self, settings: Settings, timeout: float) -> None:
+    def __init__(self, settings: Settings, connect: Connect) -> None:
         self.place = settings.place
         self._settings = settings
-        self._timeout = timeout
+        self._connect = connect
         self._closed = False
         self._start()
         follow_forks(self)
 
     def _start(self) -> None:
         self._seats = asyncio.Semaphore(self._settings.max_size)
-        self._free: deque[AsyncBoundedConnection] = deque()
+        self._free: deque[OwnAsyncSession] = deque()
         """The one that was used last is used next, so that the others become old."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
-    async def lend(self, patience: Patience) -> AsyncIterator[AsyncConnection]:
+    async def lend(self, patience: Patience) -> AsyncIterator[AsyncSession]:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
         await self._take_seat(patience)
         try:
-            connection = await self._take() or await self._connect(patience)
+            connection = await self._take() or await self._connect(self._settings, patience)
             connection.deadline = patience.deadline
             try:
                 yield connection
@@ -115,32 +100,17 @@ class AsyncOwnPool:
         except TimeoutError:
             raise exhausted(self._settings) from None
 
-    async def _take(self) -> AsyncBoundedConnection | None:
+    async def _take(self) -> OwnAsyncSession | None:
         with suppress(IndexError):  # none is left
             while True:
                 connection = self._free.pop()
-                if not is_dead(connection):
+                if not connection.dead:
                     return connection
                 await connection.close()
         return None
 
-    async def _connect(self, patience: Patience) -> AsyncBoundedConnection:
-        connection = await AsyncBoundedConnection.connect(
-            self._settings.conninfo,
-            autocommit=True,
-            prepare_threshold=self._settings.prepare_threshold,
-        )
-        connection.deadline = patience.deadline
-        if self._settings.own_session:
-            try:
-                await psycopg.AsyncRawCursor(connection).execute(CONFIGURE, limits(self._timeout))
-            except BaseException:
-                await connection.close()
-                raise
-        return connection
-
-    async def _give_back(self, connection: AsyncBoundedConnection) -> None:
-        if self._closed or not is_idle(connection):
+    async def _give_back(self, connection: OwnAsyncSession) -> None:
+        if self._closed or not connection.idle:
             await connection.close()
             return
         connection.idle_since = time.monotonic()
@@ -159,70 +129,3 @@ class AsyncOwnPool:
         """Start with no connection: these sockets are the parent's."""
         leave_alone(self._free)
         self._start()
-
-
-class AsyncGivenPool:
-    """A pool that the application opened, and will close."""
-
-    place = "the PostgreSQL database of the given pool"
-
-    def __init__(self, pool: AsyncPool) -> None:
-        self._pool = pool
-        self._opened_by = os.getpid()
-
-    @asynccontextmanager
-    async def lend(self, patience: Patience) -> AsyncIterator[AsyncConnection]:
-        """Borrow a connection, and give it back as it was."""
-        check_process(self._opened_by)
-        connection = await self._pool.getconn(timeout=patience.left)
-        try:
-            async with committing(connection):
-                yield connection
-        finally:
-            await self._pool.putconn(connection)
-
-    async def close(self) -> None:
-        """Leave it open."""
-
-
-class AsyncGivenConnection:
-    """A connection that the application opened, and will close."""
-
-    place = "the PostgreSQL database of the given connection"
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-        self._opened_by = os.getpid()
-        self._lock = asyncio.Lock()
-
-    @asynccontextmanager
-    async def lend(self, patience: Patience) -> AsyncIterator[AsyncConnection]:
-        """Use it, one call at a time, unless the application has a transaction open on it."""
-        check_process(self._opened_by)
-        try:
-            await asyncio.wait_for(self._lock.acquire(), patience.left)
-        except TimeoutError:
-            raise StoreUnavailable(
-                "the given connection was busy with other calls all the time"
-            ) from None
-        try:
-            async with committing(self._connection):
-                yield self._connection
-        finally:
-            self._lock.release()
-
-    async def close(self) -> None:
-        """Leave it open."""
-
-
-@asynccontextmanager
-async def committing(connection: AsyncConnection) -> AsyncIterator[None]:
-    """Let each statement commit by itself for a while."""
-    check_idle(connection)
-    before = connection.autocommit
-    await connection.set_autocommit(True)
-    try:
-        yield
-    finally:
-        with suppress(psycopg.OperationalError):  # it broke
-            await connection.set_autocommit(before)

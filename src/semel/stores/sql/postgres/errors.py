@@ -81,7 +81,7 @@ _REFUSALS: Final = (
         "{place} refused the login; check user and password ({text})",
     ),
     (
-        "pg_hba.conf|certificate|not support SSL|permission denied",
+        "pg_hba.conf|certificate|not support SSL|rejected SSL|permission denied",
         "{place} does not let this client in ({text})",
     ),
 )

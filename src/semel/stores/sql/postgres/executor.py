@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import psycopg
-from psycopg.rows import tuple_row
-
 from semel.errors import StoreUnavailable
 from semel.stores.sql.postgres.errors import DRIVER_ERRORS, translate
 from semel.stores.sql.postgres.patience import Patience, concerns_all
 from semel.stores.sql.postgres.schema import READ_COMMITTED, Schema
-from semel.stores.sql.postgres.sources import Connection, Source
-from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+from semel.stores.sql.postgres.sessions import Session
+from semel.stores.sql.postgres.sources import Source
+from semel.stores.sql.verbs import Operation, Verb
 
 T = TypeVar("T")
 
@@ -48,7 +46,7 @@ class Executor:
     def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table, bring it up to date and add columns; returns its version."""
         return self._repeated(
-            lambda connection: in_transaction(connection, self._schema.migrate(columns)),
+            lambda session: in_transaction(session, self._schema.migrate(columns)),
             prepared=True,
         )
 
@@ -58,60 +56,52 @@ class Executor:
 
     def _alone(self, operation: Operation[Any]) -> Any:
         try:
-            return self._repeated(lambda connection: drive(connection, operation.start()))
+            return self._repeated(lambda session: drive(session, operation.start()))
         except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
             return error
 
-    def _repeated(self, work: Callable[[Connection], T], *, prepared: bool = False) -> T:
+    def _repeated(self, work: Callable[[Session], T], *, prepared: bool = False) -> T:
         """Run the work on a connection, again while there is time and sense in it."""
         patience = Patience(self._timeout)
         while True:
             try:
                 if not (self._prepared or prepared):
                     self._prepare(patience)
-                with self._source.lend(patience) as connection:
-                    return work(connection)
+                with self._source.lend(patience) as session:
+                    return work(session)
             except DRIVER_ERRORS as error:
                 pause = patience.pause_after(error)
                 if pause is None:
-                    raise translate(error, self._source.place) from error
+                    raise translate(patience.reason(error), self._source.place) from error
             time.sleep(pause)
 
     def _prepare(self, patience: Patience) -> None:
-        with self._source.lend(patience) as connection:
-            if not drive(connection, self._schema.check()):
-                in_transaction(connection, self._schema.migrate({}))
+        with self._source.lend(patience) as session:
+            if not drive(session, self._schema.check()):
+                in_transaction(session, self._schema.migrate({}))
         self._prepared = True
 
 
-def together(connection: Connection, operations: Sequence[Operation[Any]]) -> list[Any]:
+def together(session: Session, operations: Sequence[Operation[Any]]) -> list[Any]:
     """Run the operations in one transaction."""
-    with connection.transaction():
-        execute(connection, READ_COMMITTED)
-        return [drive(connection, operation.start()) for operation in operations]
+    with session.transaction():
+        session.execute(READ_COMMITTED)
+        return [drive(session, operation.start()) for operation in operations]
 
 
-def in_transaction(connection: Connection, verb: Verb[T]) -> T:
+def in_transaction(session: Session, verb: Verb[T]) -> T:
     """Run a verb of several statements in one transaction."""
-    with connection.transaction():
-        execute(connection, READ_COMMITTED)
-        return drive(connection, verb)
+    with session.transaction():
+        session.execute(READ_COMMITTED)
+        return drive(session, verb)
 
 
-def drive(connection: Connection, verb: Verb[T]) -> T:
+def drive(session: Session, verb: Verb[T]) -> T:
     """Run the statements of a verb to its end."""
     try:
         statement = next(verb)
         while True:
-            statement = verb.send(execute(connection, statement))
+            statement = verb.send(session.execute(statement))
     except StopIteration as end:
         answer: T = end.value
         return answer
-
-
-def execute(connection: Connection, statement: Statement) -> Reply:
-    """Run one statement."""
-    with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
-        cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
-        rows = [] if cursor.description is None else cursor.fetchall()
-        return Reply(rows, cursor.rowcount)

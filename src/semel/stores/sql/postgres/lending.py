@@ -10,11 +10,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.sql.postgres.connections import (
-    MOST_IDLE,
-    AsyncBoundedConnection,
-    BoundedConnection,
-)
+from semel.stores.sql.postgres.aio_sessions import OwnAsyncSession
+from semel.stores.sql.postgres.connections import MOST_IDLE
+from semel.stores.sql.postgres.sessions import OwnSession
 from semel.stores.sql.postgres.settings import Settings
 
 _left_alone: list[object] = []
@@ -33,9 +31,9 @@ def exhausted(settings: Settings) -> StoreUnavailable:
     )
 
 
-def is_old(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
+def is_old(session: OwnSession | OwnAsyncSession) -> bool:
     """Whether nobody needed the connection for long."""
-    return time.monotonic() - connection.idle_since > MOST_IDLE
+    return time.monotonic() - session.idle_since > MOST_IDLE
 
 
 def check_process(opened_by: int) -> None:
@@ -52,7 +50,12 @@ def check_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any
         TransactionStatus.INTRANS,
         TransactionStatus.INERROR,
     }:
-        raise StoreError(
-            "the given connection has an open transaction; commit it or roll it back first, or "
-            "give the store a connection of its own"
-        )
+        raise open_transaction()
+
+
+def open_transaction() -> StoreError:
+    """Tell that the application is in the middle of something."""
+    return StoreError(
+        "the given connection has an open transaction; commit it or roll it back first, or "
+        "give the store a connection of its own"
+    )

@@ -62,13 +62,18 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self.deadline = time.monotonic() + seconds
         self._repeats = 0
+        self._first: Exception | None = None
 
     @property
     def left(self) -> float:
         """Seconds until the deadline, never less than nothing."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def pause_after(self, error: BaseException) -> float | None:
+    def reason(self, error: Exception) -> Exception:
+        """Tell why the call failed: running out of time is only how a repeated one ends."""
+        return error if self._first is None or not isinstance(error, TimeIsUp) else self._first
+
+    def pause_after(self, error: Exception) -> float | None:
         """How long to wait before the call is repeated; None when it should not be."""
         undone = isinstance(error, UNDONE) and self._repeats < MOST_REPEATS
         if not (undone or is_lost(error)):
@@ -76,4 +81,5 @@ class Patience:
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._repeats)
         pause = random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again
         self._repeats += 1
+        self._first = self._first or error
         return pause if pause < self.left else None

@@ -38,6 +38,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     min_size: int
     max_size: int
     prepare: bool
+    timeout: float
+    """Seconds that a call may take."""
 
     @property
     def prepare_threshold(self) -> int | None:
@@ -106,6 +108,7 @@ def settings(url: str, options: Mapping[str, Any], timeout: float) -> Settings:
         min_size=least,
         max_size=most,
         prepare=switch("prepare", options.get("prepare", True)),
+        timeout=timeout,
     )
 
 

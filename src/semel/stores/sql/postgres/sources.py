@@ -19,13 +19,6 @@ from psycopg_pool import ConnectionPool
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
-from semel.stores.sql.postgres.connections import (
-    CONFIGURE,
-    BoundedConnection,
-    is_dead,
-    is_idle,
-    limits,
-)
 from semel.stores.sql.postgres.lending import (
     check_idle,
     check_process,
@@ -34,9 +27,15 @@ from semel.stores.sql.postgres.lending import (
     leave_alone,
 )
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
+from semel.stores.sql.postgres.sessions import (
+    Connection,
+    OwnSession,
+    PsycopgSession,
+    Session,
+    connect,
+)
 from semel.stores.sql.postgres.settings import Settings
 
-Connection: TypeAlias = psycopg.Connection[Any]
 Pool: TypeAlias = ConnectionPool[Any]
 
 
@@ -46,7 +45,7 @@ class Source(Protocol):
     place: str
     """The name of the database, for error messages."""
 
-    def lend(self, patience: Patience) -> AbstractContextManager[Connection]:
+    def lend(self, patience: Patience) -> AbstractContextManager[Session]:
         """Lend a connection for one call."""
         ...
 
@@ -62,25 +61,25 @@ class OwnPool:
     cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
     """
 
-    def __init__(self, settings: Settings, timeout: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.place = settings.place
         self._settings = settings
-        self._timeout = timeout
+        self._connect = connect
         self._closed = False
         self._start()
         follow_forks(self)
 
     def _start(self) -> None:
         self._seats = threading.Semaphore(self._settings.max_size)
-        self._free: deque[BoundedConnection] = deque()
+        self._free: deque[OwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
     @contextmanager
-    def lend(self, patience: Patience) -> Iterator[Connection]:
+    def lend(self, patience: Patience) -> Iterator[Session]:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
         self._take_seat(patience)
         try:
-            connection = self._take() or self._connect(patience)
+            connection = self._take() or self._connect(self._settings, patience)
             connection.deadline = patience.deadline
             try:
                 yield connection
@@ -105,32 +104,17 @@ class OwnPool:
         if not self._seats.acquire(timeout=patience.left):
             raise exhausted(self._settings)
 
-    def _take(self) -> BoundedConnection | None:
+    def _take(self) -> OwnSession | None:
         with suppress(IndexError):  # none is left, or another thread was faster
             while True:
                 connection = self._free.pop()
-                if not is_dead(connection):
+                if not connection.dead:
                     return connection
                 connection.close()
         return None
 
-    def _connect(self, patience: Patience) -> BoundedConnection:
-        connection = BoundedConnection.connect(
-            self._settings.conninfo,
-            autocommit=True,
-            prepare_threshold=self._settings.prepare_threshold,
-        )
-        connection.deadline = patience.deadline
-        if self._settings.own_session:
-            try:
-                psycopg.RawCursor(connection).execute(CONFIGURE, limits(self._timeout))
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    def _give_back(self, connection: BoundedConnection) -> None:
-        if self._closed or not is_idle(connection):
+    def _give_back(self, connection: OwnSession) -> None:
+        if self._closed or not connection.idle:
             connection.close()
             return
         connection.idle_since = time.monotonic()
@@ -161,13 +145,13 @@ class GivenPool:
         self._opened_by = os.getpid()
 
     @contextmanager
-    def lend(self, patience: Patience) -> Iterator[Connection]:
+    def lend(self, patience: Patience) -> Iterator[Session]:
         """Borrow a connection, and give it back as it was."""
         check_process(self._opened_by)
         connection = self._pool.getconn(timeout=patience.left)
         try:
             with committing(connection):
-                yield connection
+                yield PsycopgSession(connection)
         finally:
             self._pool.putconn(connection)
 
@@ -186,14 +170,14 @@ class GivenConnection:
         self._lock = threading.Lock()
 
     @contextmanager
-    def lend(self, patience: Patience) -> Iterator[Connection]:
+    def lend(self, patience: Patience) -> Iterator[Session]:
         """Use it, one call at a time, unless the application has a transaction open on it."""
         check_process(self._opened_by)
         if not self._lock.acquire(timeout=patience.left):
             raise StoreUnavailable("the given connection was busy with other calls all the time")
         try:
             with committing(self._connection):
-                yield self._connection
+                yield PsycopgSession(self._connection)
         finally:
             self._lock.release()
 

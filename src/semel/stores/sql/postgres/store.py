@@ -13,9 +13,9 @@ from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.executor import Executor
 from semel.stores.sql.postgres.many import Together
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
+from semel.stores.sql.postgres.sessions import Connection
 from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.sources import (
-    Connection,
     GivenConnection,
     GivenPool,
     OwnPool,
@@ -64,8 +64,8 @@ class PostgresStore(SQLStore):
             source = reserved = GivenConnection(connection)
         else:
             own = settings(str(url), options, seconds)
-            source = OwnPool(own, seconds)
-            reserved = OwnPool(own.for_renewals(), seconds)
+            source = OwnPool(own)
+            reserved = OwnPool(own.for_renewals())
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = Executor(source, self._schema, seconds)
         self._wakeups = PostgresWakeups(own, source.place)
