@@ -5,9 +5,11 @@ described in `addresses`, keys in `keys`, the record in `packing`.
 
 The least a server has to permit, `idem:` being the prefix:
 
-    ACL SETUSER semel on >password ~idem:* -@all
+    ACL SETUSER semel on >password ~idem:* &idem:* -@all
         +evalsha +eval +get +set +del +pexpire +pttl +time +zadd +zrem +zrangebyscore
         +pexpiretime                 Redis 7 and newer
+        +spublish +ssubscribe +sunsubscribe    wake-ups, Redis 7 and newer; else waiters poll
+        +publish +subscribe +unsubscribe       wake-ups, before Redis 7; else waiters poll
         +scan                        listing and counting (command line, dashboard)
         +cluster|slots +command      a cluster
         +asking                      a cluster while its slots are moved
