@@ -103,6 +103,11 @@ def claim(  # noqa: C901 - one line of the law is one branch
     return _claimed(record, ask, now, fence_after=record.fence)
 
 
+def first_claim(ask: ClaimRequest, now: float) -> tuple[Claim, Record]:
+    """Judge a claim of a key that nobody has ever used."""
+    return _claimed(None, ask, now, fence_after=0)
+
+
 def renew(stored: Record | None, ask: RenewRequest, now: float) -> Record | None:
     """Extend the owner's lease; 0 parks it from now on, less that long ago. None = refused."""
     if not _running(stored, ask.owner):

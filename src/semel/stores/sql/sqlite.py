@@ -20,8 +20,9 @@ from semel.stores.sql.combining import Combiner
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
 from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
+from semel.stores.sql.sqlite_verbs import SQLiteVerbs
 from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Operation, Verbs
+from semel.stores.sql.verbs import Operation
 from semel.stores.sql.writing import Writer
 from semel.stores.urls import merge_options, positive_seconds, split_url
 
@@ -71,7 +72,7 @@ class SQLiteStore(SQLStore):
         else:
             raise ConfigError("an SQLite store takes a path or a connection, one of them")
         self._records = records
-        super().__init__(Verbs(records), Combiner(Session(source), timeout))
+        super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout))
 
     def migrate(self) -> int:
         """Make the table, as any first call does too, and return its version."""
@@ -101,7 +102,7 @@ class AsyncSQLiteStore(AsyncSQLStore):
     ) -> None:
         records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
-        super().__init__(Verbs(records), Writer(Session(source), timeout))
+        super().__init__(SQLiteVerbs(records), Writer(Session(source), timeout))
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -17,6 +18,9 @@ from semel.stores.sql.sqlite_errors import VALUE_ERRORS, primary_code, translate
 from semel.stores.sql.verbs import Operation, Reply
 
 J = TypeVar("J", bound=Job)
+
+BREATH = 0.0005
+"""Seconds between two tries to get the write lock, for connections that do not wait at all."""
 
 
 class Source(Protocol):
@@ -113,7 +117,12 @@ class Session:
 
     def _peeked(self, connection: sqlite3.Connection, member: Member) -> bool:
         if member.operation.peek:
-            self._drive(connection, member, may_write=False)
+            try:
+                self._drive(connection, member, may_write=False)
+            except sqlite3.OperationalError as error:
+                if primary_code(error) != sqlite3.SQLITE_BUSY:
+                    raise
+                # Another process repairs the file: a transaction waits for it.
         return member.outcome is not PENDING
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
@@ -135,7 +144,7 @@ class Session:
     ) -> sqlite3.Error | None:
         """Run members, and those of the jobs, in one transaction; return what lost it, if so."""
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
             # Only now: who lost patience while another process held the lock is not served.
             members.extend(_pending([job for job in jobs if job.take()]))
             for member in members:
@@ -149,6 +158,18 @@ class Session:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         return None
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        deadline = time.monotonic() + self._source.timeout
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+                time.sleep(BREATH)
+            else:
+                return
 
     def _drive(self, connection: sqlite3.Connection, member: Member, *, may_write: bool) -> None:
         try:
@@ -187,7 +208,8 @@ class Session:
 
 def drive(connection: sqlite3.Connection, operation: Operation[Any], *, may_write: bool) -> Any:
     """Run an operation to its answer; PENDING when it wants to write and may not."""
-    verb = operation.start()
+    begin = operation.start if may_write or operation.look is None else operation.look
+    verb = begin()
     cursor = connection.cursor()
     cursor.row_factory = None  # an application's own connection may have another
     try:

@@ -21,6 +21,10 @@ Trace = Callable[[str], object]
 
 SYNCHRONOUS: Final = ("FULL", "NORMAL")
 
+ASK_AGAIN_MS = 1
+"""Who finds the file locked by another process asks again so often. SQLite's own patience would
+sleep longer and longer, and miss moments in which the lock is free."""
+
 RETRY_WAL = 0.01
 
 
@@ -56,6 +60,7 @@ class FileSource:
             self._use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             ensure_table(connection, self._table)
+            connection.execute(f"PRAGMA busy_timeout = {ASK_AGAIN_MS}")
         except BaseException:
             connection.close()
             raise

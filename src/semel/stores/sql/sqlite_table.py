@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable
 from inspect import cleandoc
 
-from semel.core.records import Identity, Record, State
+from semel.core.records import CompleteRequest, Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.paging import position
 from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.ranges import behind
-from semel.stores.sql.rows import COLUMNS, MICROSECONDS, seconds, stamp, to_record, to_row
+from semel.stores.sql.rows import COLUMNS, MICROSECONDS, Row, seconds, stamp, to_record, to_row
 from semel.stores.sql.verbs import Statement, Verb
 from semel.stores.urls import whole_number
 
@@ -56,6 +56,12 @@ class SQLiteTable:
         self.create = _create(name)
         self._read = f"SELECT {_LIST} FROM {name} WHERE identity = ?"  # noqa: S608 - checked above
         self._save = _upsert(name)
+        self._insert = _insert(name)
+        self._complete = (
+            f"UPDATE {name} SET status = {int(State.SUCCEEDED)}, result_payload = ?, codec = ?, "  # noqa: S608 - checked above
+            "lease_until = NULL, expire_at = ?, updated_at = ? "
+            f"WHERE identity = ? AND owner = ? AND status = {int(State.PROCESSING)}"
+        )
         self._delete = f"DELETE FROM {name} WHERE identity = ?"  # noqa: S608 - checked above
 
     def version(self) -> Verb[int]:
@@ -71,7 +77,7 @@ class SQLiteTable:
     def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
         """Read the record as stored, and the store's time once the answer is there."""
         reply = yield Statement(self._read, (self._digest(identity),), writes=False)
-        now = self._now()
+        now = self.now()
         if not reply.rows:
             return None, now
         record = to_record(reply.rows[0], now)
@@ -81,8 +87,26 @@ class SQLiteTable:
 
     def save(self, record: Record) -> Verb[None]:
         """Insert or overwrite the record."""
-        row = (self._digest(record.identity), self._prefix, *to_row(record))
-        yield Statement(self._save, row, writes=True)
+        yield Statement(self._save, self._row(record), writes=True)
+
+    def insert(self, record: Record) -> Statement:
+        """Insert the record, unless there is a row."""
+        return Statement(self._insert, self._row(record), writes=True)
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner."""
+        now = self.now()
+        return Statement(
+            self._complete,
+            (
+                *(ask.result.data, ask.result.codec, stamp(now + ask.ttl), stamp(now)),
+                *(self._digest(ask.identity), ask.owner),
+            ),
+            writes=True,
+        )
+
+    def _row(self, record: Record) -> Row:
+        return (self._digest(record.identity), self._prefix, *to_row(record))
 
     def delete(self, identity: Identity) -> Verb[None]:
         """Remove the record."""
@@ -93,7 +117,7 @@ class SQLiteTable:
     ) -> Verb[Page]:
         """List records in the order of the unique index, so that no page sorts or skips."""
         whole_number("limit", limit)
-        now = self._now()
+        now = self.now()
         where = ["prefix = ?", "idem_key >= ?", "(expire_at IS NULL OR expire_at > ?)"]
         values: list[object] = [self._prefix, prefix, stamp(now)]
         end = behind(prefix)
@@ -118,7 +142,7 @@ class SQLiteTable:
 
     def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
         """Read the index of leases from its old end."""
-        now = self._now()
+        now = self.now()
         reply = yield Statement(
             f"SELECT {_LIST} FROM {self.name} "  # noqa: S608 - checked above
             "WHERE status = 0 AND prefix = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?",
@@ -129,7 +153,7 @@ class SQLiteTable:
 
     def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
         """Delete along the indexes, in one small batch."""
-        now = self._now()
+        now = self.now()
         # By rowid, which each index holds: the record is looked up once, where it is deleted.
         may_go = f"SELECT rowid FROM {self.name} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - checked above
         values: list[object] = [stamp(now), self._prefix]
@@ -148,7 +172,7 @@ class SQLiteTable:
 
     def counts(self) -> Verb[Counts]:
         """Count what has not expired."""
-        now = stamp(self._now())
+        now = stamp(self.now())
         reply = yield Statement(
             "SELECT count(CASE WHEN status = 0 AND lease_until > ? THEN 1 END), "  # noqa: S608 - as above
             "count(CASE WHEN status = 0 AND lease_until <= ? THEN 1 END), "
@@ -159,7 +183,8 @@ class SQLiteTable:
         )
         return Counts(*reply.rows[0])
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Read the store's time."""
         # Cut to what the table can hold: a lease that ends "now" must read back as ended.
         return seconds(int(self._clock() * MICROSECONDS))
 
@@ -200,11 +225,16 @@ def _create(table: str) -> tuple[str, ...]:
     )
 
 
+def _insert(table: str) -> str:
+    return _new_row(table) + "ON CONFLICT (identity) DO NOTHING"
+
+
 def _upsert(table: str) -> str:
-    names = ("identity", "prefix", *COLUMNS)
     kept = {"idem_key", "biz_type"}
     changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in kept)
-    return (
-        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "  # noqa: S608 - names from this module
-        f"ON CONFLICT (identity) DO UPDATE SET {changes}"
-    )
+    return _new_row(table) + f"ON CONFLICT (identity) DO UPDATE SET {changes}"
+
+
+def _new_row(table: str) -> str:
+    names = ("identity", "prefix", *COLUMNS)
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "  # noqa: S608 - names from this module

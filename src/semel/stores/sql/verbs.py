@@ -60,6 +60,8 @@ class Operation(NamedTuple, Generic[T]):
     start: Callable[[], Verb[T]]
     peek: bool
     """Worth a try without a transaction: it often, or always, ends without writing."""
+    look: Callable[[], Verb[T]] | None = None
+    """What to try without a transaction, where `start` would begin with a write."""
 
 
 def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Operation[T]]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -27,12 +29,13 @@ BATCH = 1024
 class _Awaited(Job):
     """A job whose task awaits a future of its loop."""
 
-    __slots__ = ("answered", "loop")
+    __slots__ = ("answered", "asked", "loop")
 
     def __init__(self, operations: Sequence[Operation[Any]]) -> None:
         super().__init__(operations)
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[None] = self.loop.create_future()
+        self.asked = time.monotonic()
 
 
 class Writer:
@@ -52,6 +55,8 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._farewell: _Awaited | None = None
         """The last job, an empty one: `close` waits for it, and the thread ends with it."""
+        self._watches: dict[asyncio.AbstractEventLoop, deque[_Awaited]] = {}
+        """The jobs of each loop in their order, while one of them may run out of patience."""
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them.
@@ -68,11 +73,8 @@ class Writer:
                 )
                 self._thread.start()
             self._queue.put(job)
-        alarm = job.loop.call_later(self._patience, self._give_up, job)
-        try:
-            await job.answered
-        finally:
-            alarm.cancel()
+        self._watch(job)
+        await job.answered
         return job.outcomes
 
     async def close(self) -> None:
@@ -105,9 +107,26 @@ class Writer:
                 batch.append(self._queue.get_nowait())
         return batch
 
+    def _watch(self, job: _Awaited) -> None:
+        """Jobs are served in their order: one alarm, for the oldest, is enough for a loop."""
+        jobs = self._watches.get(job.loop)
+        if jobs is None:
+            jobs = self._watches[job.loop] = deque()
+            job.loop.call_later(self._patience, self._look, job.loop)
+        jobs.append(job)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        jobs, now = self._watches[loop], time.monotonic()
+        while jobs and (jobs[0].answered.done() or now >= jobs[0].asked + self._patience):
+            self._give_up(jobs.popleft())
+        if jobs:
+            loop.call_later(jobs[0].asked + self._patience - now, self._look, loop)
+        else:
+            del self._watches[loop]
+
     def _give_up(self, job: _Awaited) -> None:
-        what = "nothing was done" if job.take() else "the transaction may still be committed"
         if not job.answered.done():
+            what = "nothing was done" if job.take() else "the transaction may still be committed"
             job.answered.set_exception(
                 StoreUnavailable(
                     f"the SQLite database {self._session.place} did not answer within "
