@@ -217,6 +217,12 @@ def test_an_unknown_option_is_refused_by_the_name_that_was_called(kind):
         ENGINES[kind]("memory://", retention=5)
 
 
+def test_an_option_of_the_store_is_told_where_to_go(kind):
+    opener = {"threads": "open_store", "asyncio": "open_async_store"}[kind]
+    with refused(TypeError, "behind", f"semel.{opener}(url, ...)"):
+        ENGINES[kind]("redis://localhost", behind="sqlite:///semel.db")
+
+
 class Claiming:
     """A store that was begun and not finished."""
 

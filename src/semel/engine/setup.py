@@ -69,8 +69,11 @@ class Setup(ABC, Generic[S]):
         **unknown: Unpack[Unknown],
     ) -> None:
         if unknown:  # Python itself would name this class, which users do not know
-            named = f"{type(self).__name__}() got an unexpected keyword argument"
-            raise TypeError(f"{named} {min(unknown)!r}")
+            opener = "open_async_store" if self._asynchronous else "open_store"
+            raise TypeError(
+                f"{type(self).__name__}() got an unexpected keyword argument {min(unknown)!r}; "
+                f"options of a store, such as behind=, go to semel.{opener}(url, ...)"
+            )
         check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {"prefix": prefix, "key_pattern": key_pattern}
         if url_or_store is not None:
