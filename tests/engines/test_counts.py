@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from engines.facade import PATIENCE, World, never, wait_until
+from engines.facade import PATIENCE, Effect, World, never, wait_until
+from semel.stores.wakeups import rooms
 from stores.sqlite_helpers import Statements
 
 DUPLICATES = 1000
@@ -70,6 +71,35 @@ def test_on_redis_a_first_execution_is_two_calls_and_a_replay_is_one(on_redis, s
 def test_on_redis_a_thousand_duplicates_in_one_process_are_two_calls(on_redis, scripts_run):
     storm(on_redis)
     assert scripts_run() == 2
+
+
+def test_on_redis_a_thousand_duplicates_in_four_processes_are_eight_calls(
+    kind, redis_url, redis_of_this_worker, monkeypatch
+):
+    monkeypatch.setattr(rooms, "SOON", PATIENCE)  # a busy machine may take long to connect
+    pauses = []
+    pause = rooms.BaseWatch.pause
+    monkeypatch.setattr(
+        rooms.BaseWatch, "pause", lambda watch, planned: pauses.append(0) or pause(watch, planned)
+    )
+    with World(kind, redis_url) as world:
+        first, *others = [world.engine() for _ in range(4)]  # each with a store of its own
+        for engine in (first, *others):
+            engine.execute("first", lambda: None)
+        before = redis_of_this_worker.calls("evalsha", "eval")
+        effect = Effect().held()
+        calls = [first.start("storm", effect) for _ in range(DUPLICATES // 4)]
+        effect.wait_started()
+        for engine in others:
+            calls += [engine.start("storm", never) for _ in range(DUPLICATES // 4)]
+        # Each of the others has asked, subscribed and asked again; the rest waits for its leader.
+        wait_until(lambda: len(pauses) == 6)
+        wait_until(lambda: first.sharers() == DUPLICATES // 4 - 1)
+        wait_until(lambda: all(each.sharers() == DUPLICATES // 4 - 1 for each in others))
+        effect.release()
+        assert {call.result(PATIENCE) for call in calls} == {"done"}
+        assert effect.runs == 1
+        assert redis_of_this_worker.calls("evalsha", "eval") - before == 8
 
 
 # --- SQLite -----------------------------------------------------------------------------------

@@ -5,13 +5,21 @@ The waiters here would poll after half a minute at the earliest. An answer befor
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 
 import pytest
 
-from engines.facade import PATIENCE, Effect, World, never, wait_until
-from semel import DuplicateRequest, OutcomeUnknown, Policy, PreviousFailure, WaitTimeout
+from engines.facade import PATIENCE, Effect, World, never, until, wait_until
+from semel import (
+    AsyncIdempotency,
+    DuplicateRequest,
+    OutcomeUnknown,
+    Policy,
+    PreviousFailure,
+    WaitTimeout,
+)
 from semel.core.decide import Wait
 from semel.core.policy import resolve
 from semel.core.records import Encoded, Ended, Finished, Identity, State
@@ -198,6 +206,23 @@ def test_who_gives_up_leaves_no_subscription(owner, waiter):
         waiter.execute("k", never, policy=Policy(wait_timeout=0.5))
     assert listening(waiter, 0)
     effect.release()
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_leaves_no_subscription(redis_url):
+    async with AsyncIdempotency(redis_url) as owner, AsyncIdempotency(redis_url) as waiter:
+        may_end = asyncio.Event()
+        running = asyncio.create_task(owner.execute("k", may_end.wait))
+        await until(lambda: owner._leases)
+        waiting = asyncio.create_task(waiter.execute("k", may_end.wait))
+        await until(lambda: waiter._store._wakeups._ears)
+        (ear,) = waiter._store._wakeups._ears.values()
+        await until(lambda: any(room.hears for room in ear.rooms._rooms.values()))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not ear.rooms
+        may_end.set()
+        await running
 
 
 def test_who_does_not_wait_does_not_listen(owner, waiter):

@@ -22,11 +22,13 @@ from redis.crc import key_slot
 
 from engines.facade import PATIENCE, Effect, World, never, wait_until
 from semel import Idempotency, Policy, WaitTimeout, open_async_store, open_store
-from semel.core.records import Identity
+from semel.core.records import ClaimRequest, Encoded, Finished, Identity
 from semel.stores.redis.hearsay import Hearsay, Manner, read_message
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.wakeups import RedisLine
 from semel.stores.sql.postgres import PostgresStore
+from semel.stores.sql.postgres.verbs import PostgresVerbs
+from semel.stores.sql.verbs import Reply
 from semel.stores.wakeups import rooms, tasks, threads
 from semel.stores.wakeups.rooms import Hearing, Rooms
 from servers.postgres import pgbouncer
@@ -158,6 +160,32 @@ def test_who_gives_up_leaves_no_subscription_behind(on_redis, redis_of_this_work
         wait_until(lambda: not subscribed())
     scene.effect.release()
     assert scene.running.result(SOON) == "done"
+
+
+def execute(connection, statement) -> Reply:
+    cursor = psycopg.RawCursor(connection)
+    cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
+    return Reply(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+
+
+def test_an_attempt_that_ends_before_the_note_is_asked_for_again(postgres_url):
+    """The claim saw it running; when the note was to be written, it had ended."""
+    waiting = set()
+    with contextlib.closing(PostgresStore(postgres_url)) as store:
+        identity = Identity("s", "k")
+        first = ClaimRequest(identity, b"anna" * 3, None, 60.0, 60.0)
+        store.claim(first)
+        verbs = PostgresVerbs(store._schema.table, "idem:", {}, waiting)
+        waiting.add(verbs.digest(identity))
+        verb = verbs.claim(ClaimRequest(identity, b"bert" * 3, None, 60.0, 60.0)).start()
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            note = verb.send(execute(connection, next(verb)))
+            assert "waited_for = true" in note.sql
+            assert store.complete(identity, first.owner, Encoded("json/1", b"1"), 60.0)
+            again = verb.send(execute(connection, note))
+            with pytest.raises(StopIteration) as end:
+                verb.send(execute(connection, again))
+        assert isinstance(end.value.value, Finished)
 
 
 # --- refused ----------------------------------------------------------------------------------
