@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.records import Encoded, Identity, State
+from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, State
 from semel.errors import RecordUnreadable, StoreError
-from semel.stores.redis.packing import CODECS, pack_outcome, unpack_outcome, unpack_record
+from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.packing import (
+    CODECS,
+    pack_outcome,
+    unpack_finished,
+    unpack_outcome,
+    unpack_record,
+)
+from semel.stores.redis.scripts import packed
+from semel.stores.redis.verbs import Verbs
 from stores.redis_given import ERROR, IDENTITY, RESULT, ask, new_owner, opened
 
 outcomes = st.builds(
@@ -202,3 +211,28 @@ def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
     assert "left out of the listing" in caplog.text
     with pytest.raises(RecordUnreadable):
         store.get_many([good, bad])
+
+
+# --- commands on the wire -----------------------------------------------------------------------
+
+
+def _calls():
+    verbs = Verbs(KeyLayout("idem:"))
+    identity, owner = Identity("orders.create", "Ünïcode-42"), b"o" * 12
+    result = Encoded("json/1", b'{"id": 42}')
+    yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0))
+    yield verbs.claim(ClaimRequest(identity, owner, b"f" * 16, 0.5, 1e12, True, True, 7))
+    yield verbs.complete(CompleteRequest(identity, owner, result, 600.0))
+    yield verbs.fail(identity, owner, result, retryable=True, keep_fingerprint=False, ttl=0.0)
+    yield verbs.get(identity)
+    yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0)).without_index()
+
+
+@pytest.mark.parametrize("call", list(_calls()))
+def test_what_is_sent_is_what_the_arguments_say(call):
+    assert call.wire() == packed(call.command(with_text=False))
+
+
+def test_a_finished_record_that_is_cut_short_is_unreadable():
+    with pytest.raises(RecordUnreadable, match="damaged"):
+        unpack_finished(b"\x01\x01", 0.0)

@@ -57,13 +57,12 @@ class Shelf:
         identity = record.identity
         self._records[identity] = record
         self._finished.pop(identity, None)
-        if record.state is State.PROCESSING:
-            if ttl is not None:
-                self._ttls[identity] = ttl
-        else:
+        if record.state is not State.PROCESSING:
             self._ttls.pop(identity, None)
             self._finished[identity] = None
-        self._schedule(record)
+        elif ttl is not None:
+            self._ttls[identity] = ttl
+        self._schedule(identity, self._first_look_at(record))
 
     def drop(self, identity: Identity) -> bool:
         """Remove a record, whatever its state."""
@@ -89,7 +88,7 @@ class Shelf:
                 dropped += 1
             else:  # renewed, touched or held since it was put on the agenda
                 del self._due[identity]
-                self._schedule(record)
+                self._schedule(identity, at)
         return dropped
 
     def drop_oldest_finished(self) -> bool:
@@ -103,9 +102,18 @@ class Shelf:
             return None
         return record.lease_until + self._ttls[record.identity]
 
-    def _schedule(self, record: Record) -> None:
+    def _first_look_at(self, record: Record) -> float | None:
+        """Tell when to see whether it may go: not after it may, and for a running one before.
+
+        It will most likely end, and then go sooner than it may now: with one early look at it,
+        its end needs no place of its own on the agenda.
+        """
         at = self._may_go_at(record)
-        identity = record.identity
+        if at is None or record.state is not State.PROCESSING:
+            return at
+        return min(at, record.updated_at + self._ttls[record.identity])
+
+    def _schedule(self, identity: Identity, at: float | None) -> None:
         planned = self._due.get(identity)
         if at is None or (planned is not None and planned <= at):
             # Never, or not before the entry that exists: that one is set right when its time comes.
