@@ -154,13 +154,21 @@ async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server)
         assert await stays is None
 
 
-async def test_renewals_have_a_line_of_their_own(server):
+async def test_renewals_soon_have_a_line_of_their_own(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             claim = ask()
             await store.claim(claim)
+            assert await store.renew(IDENTITY, claim.owner, 30.0)  # on the line that is there
+            await store._transport._lanes._renewals.open()
             assert await store.renew(IDENTITY, claim.owner, 30.0)
             assert proxy.connections == 2
+
+
+async def test_a_renewal_that_comes_first_opens_the_line_for_all(server):
+    async with opened_async(server.url) as store:
+        assert not await store.renew(IDENTITY, ask().owner, 30.0)
+        assert isinstance(await store.claim(ask()), Claimed)
 
 
 async def test_renewals_share_the_line_of_a_client_that_has_no_second_connection(server):
@@ -168,7 +176,8 @@ async def test_renewals_share_the_line_of_a_client_that_has_no_second_connection
     store = AsyncRedisStore(client)
     claim = ask()
     await store.claim(claim)
-    assert await store.renew(IDENTITY, claim.owner, 30.0)
+    for _ in range(3):
+        assert await store.renew(IDENTITY, claim.owner, 30.0)
     await store.close()
     await client.aclose()
 

@@ -15,7 +15,7 @@ from semel.stores.redis.aio_transport import AsyncTransport, scan_step
 from semel.stores.redis.cluster import ASKING, PAUSE
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
-from semel.stores.redis.line import Lane
+from semel.stores.redis.line import Lanes
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -29,7 +29,7 @@ class AsyncClusterTransport(AsyncTransport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
-        self._lanes_of: dict[tuple[str, bool], Lane[_Node]] = {}
+        self._lanes_of: dict[str, Lanes[_Node]] = {}
 
     def _may_redirect(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
@@ -51,7 +51,7 @@ class AsyncClusterTransport(AsyncTransport):
 
         async def ask(node: ClusterNode, positions: list[int]) -> None:
             asked = [attempts[position] for position in positions]
-            answers = await _ask_node(self._lane(node, urgent=urgent), asked)
+            answers = await _ask_node(self._lanes(node), asked, urgent=urgent)
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer
 
@@ -80,14 +80,14 @@ class AsyncClusterTransport(AsyncTransport):
             self._newcomers[attempt.node] = ClusterNode(*attempt.node, **settings)
         return self._newcomers[attempt.node]
 
-    def _lane(self, node: ClusterNode, *, urgent: bool = False) -> Lane[_Node]:
-        lane = self._lanes_of.get((node.name, urgent))
-        if lane is None or lane.source.node is not node:
+    def _lanes(self, node: ClusterNode) -> Lanes[_Node]:
+        lanes = self._lanes_of.get(node.name)
+        if lanes is None or lanes.source.node is not node:
             # A new map may bring a new object for a node, and close the old one.
-            lane = self._lanes_of[node.name, urgent] = Lane(_Node(node), self._timeout / 2)
-        return lane
+            lanes = self._lanes_of[node.name] = Lanes(_Node(node), self._timeout / 2)
+        return lanes
 
-    def _lanes(self) -> list[Lane[Any]]:
+    def _all_lanes(self) -> list[Lanes[Any]]:
         return list(self._lanes_of.values())
 
     async def _read_map(self) -> None:
@@ -110,7 +110,7 @@ class AsyncClusterTransport(AsyncTransport):
             found = self._client.get_node(node_name=node)
             if found is None:
                 return 0, []
-            return await scan_step(await self._lane(found).open(), cursor, pattern, count)
+            return await scan_step(await self._lanes(found).calls.open(), cursor, pattern, count)
 
     async def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""
@@ -138,14 +138,16 @@ class _Node:
         self.node.release(connection)
 
 
-async def _ask_node(lane: Lane[_Node], attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+async def _ask_node(
+    lanes: Lanes[_Node], attempts: Sequence[Attempt], *, urgent: bool
+) -> list[Reply | Exception]:
     commands: list[bytes] = []
     for attempt in attempts:
         if attempt.asking:
             commands.append(ASKING)
         commands.append(attempt.wire())
     try:
-        replies = await (await lane.open()).exchange(commands)
+        replies = await (await lanes.open(urgent=urgent)).exchange(commands)
     except DRIVER_ERRORS as error:
         return [error] * len(attempts)
     pairs = zip(commands, replies, strict=True)

@@ -19,7 +19,7 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
-from semel.stores.redis.line import Lane, Line
+from semel.stores.redis.line import Lanes, Line
 from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
 from semel.stores.redis.scripts import Call, packed
 
@@ -90,14 +90,14 @@ class AsyncTransport(ABC):
         """Send one round trip."""
 
     @abstractmethod
-    def _lanes(self) -> list[Lane[Any]]:
-        """Every lane that was ever used."""
+    def _all_lanes(self) -> list[Lanes[Any]]:
+        """The lines to every server that was ever asked."""
 
     async def close(self) -> None:
         """Close what was opened for this transport; a client of the application stays open."""
         self._closed = True
-        for lane in self._lanes():
-            await lane.close()
+        for lanes in self._all_lanes():
+            await lanes.close()
         if self._owned:
             for client in clients_of(self._client):
                 await client.aclose()
@@ -118,13 +118,12 @@ class AsyncServerTransport(AsyncTransport):
 
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
-        pool = _Pool(client.connection_pool)
-        self._calls, self._renewals = Lane(pool, timeout / 2), Lane(pool, timeout / 2)
+        self._lanes = Lanes(_Pool(client.connection_pool), timeout / 2)
         self._follows_the_primary = follows_the_primary(client)
 
     async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
         """One call, one answer: straight through a line that is open."""
-        line = (self._renewals if urgent else self._calls).line
+        line = self._lanes.ready(urgent=True) if urgent else self._lanes.calls.line
         if line is None or line.broken or self._loop is not asyncio.get_running_loop():
             return await super().call(call, urgent=urgent)
         begun = monotonic()
@@ -141,23 +140,22 @@ class AsyncServerTransport(AsyncTransport):
     def _may_redirect(self) -> Callable[[], bool]:
         return never
 
-    def _lanes(self) -> list[Lane[Any]]:
-        return [self._calls, self._renewals]
+    def _all_lanes(self) -> list[Lanes[Any]]:
+        return [self._lanes]
 
     async def _exchange(
         self, attempts: Sequence[Attempt], *, urgent: bool
     ) -> list[Reply | Exception]:
-        lane = self._renewals if urgent else self._calls
         commands = [attempt.wire() for attempt in attempts]
         repeating = Repeating(self._timeout / 2)
         while True:
             try:
-                return await self._ask(lane, commands)
+                return await self._ask(commands, urgent=urgent)
             except (driver.ConnectionError, driver.TimeoutError, OSError) as error:
                 await asyncio.sleep(repeating.pause_after(error))
 
-    async def _ask(self, lane: Lane[Any], commands: Sequence[bytes]) -> list[Reply | Exception]:
-        line = await self._line_of(lane)
+    async def _ask(self, commands: Sequence[bytes], *, urgent: bool) -> list[Reply | Exception]:
+        line = await self._lanes.open(urgent=urgent)
         replies = await line.exchange(commands)
         unfit = unfit_server(replies)
         if unfit is not None:
@@ -166,15 +164,6 @@ class AsyncServerTransport(AsyncTransport):
             if self._follows_the_primary or unfit in replies:
                 raise unfit
         return replies
-
-    async def _line_of(self, lane: Lane[Any]) -> Line:
-        try:
-            return await lane.open()
-        except driver.MaxConnectionsError:
-            calls = self._calls.line
-            if lane is self._calls or calls is None:
-                raise
-            return calls  # the application's pool has no second connection to spare
 
     async def nodes(self) -> list[str]:
         """There is one, and it needs no name."""
@@ -189,7 +178,7 @@ class AsyncServerTransport(AsyncTransport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         async with self._turn():
-            return await scan_step(await self._calls.open(), cursor, pattern, count)
+            return await scan_step(await self._lanes.calls.open(), cursor, pattern, count)
 
 
 class _Pool:

@@ -159,16 +159,24 @@ class Lane(Generic[S]):
         """The line that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Line] | None = None
 
+    @property
+    def ready(self) -> bool:
+        """Whether the line is open."""
+        return self.line is not None and self.line.broken is None
+
     async def open(self) -> Line:
         """Give the line, opened if need be; a failure to open is told to all who wait for it."""
-        line = self.line
-        if line is not None and line.broken is None:
-            return line
+        if self.line is not None and self.line.broken is None:
+            return self.line
+        # Shielded: one who leaves must not take the line from those who stay.
+        return await asyncio.shield(self.open_soon())
+
+    def open_soon(self) -> asyncio.Task[Line]:
+        """Begin to open the line, unless that is under way; nobody has to wait for it."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
             self._opening.add_done_callback(self._opened)
-        # Shielded: one who leaves must not take the line from those who stay.
-        return await asyncio.shield(self._opening)
+        return self._opening
 
     async def _open(self) -> Line:
         # Twice: redis-py's own patience must end first, because it knows the reason.
@@ -196,3 +204,33 @@ class Lane(Generic[S]):
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         await self._release()
+
+
+class Lanes(Generic[S]):
+    """The two lines to one server: one for calls, and one for renewals, which must not queue.
+
+    Until the second is open, renewals take the first: to connect may take longer than their lease
+    lasts, and a client of the application may have no second connection to spare.
+    """
+
+    def __init__(self, source: S, patience: float) -> None:
+        self.source = source
+        self.calls, self._renewals = Lane(source, patience), Lane(source, patience)
+
+    def ready(self, *, urgent: bool) -> Line | None:
+        """Give the line for such a call, if it is open."""
+        if urgent and self.calls.ready:
+            if self._renewals.ready:
+                return self._renewals.line
+            self._renewals.open_soon()
+        line = self.calls.line
+        return None if line is None or line.broken else line
+
+    async def open(self, *, urgent: bool) -> Line:
+        """Give the line for such a call, opened if need be."""
+        return self.ready(urgent=urgent) or await self.calls.open()
+
+    async def close(self) -> None:
+        """Close both."""
+        await self._renewals.close()
+        await self.calls.close()
