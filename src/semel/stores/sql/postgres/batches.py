@@ -43,44 +43,49 @@ class BatchStatements:
         self.renew = Query(_renew(table), writes=True)
 
 
-def _asked(*columns: str) -> str:
-    """Turn the arrays into rows, and the wait for other locks into a short one.
-
-    The arrays are in the order of the digest, and so are the writes: two batches never deadlock.
-    """
-    common = ("digests::bytea[]", "keys::text[]", "scopes::text[]", "locks::bigint[]")
-    arrays = ", ".join(f":{column}" for column in (*common, *columns))
-    names = ", ".join(column.partition("::")[0] for column in columns)
-    return f"""
-        (SELECT set_config('lock_timeout', :patience::text, true)) AS bounded,
-        unnest({arrays}) AS asked (ask_digest, ask_key, ask_scope, ask_lock, {names})
-    """
-
-
-_DIGEST = "encode(ask_digest, 'hex')::uuid"
+_BOUNDED = "(SELECT set_config('lock_timeout', :patience::text, true)) AS bounded"
+_NEW_DIGEST = "encode(ask_digest, 'hex')::uuid AS new_digest"
 _FREE = "pg_try_advisory_xact_lock_shared(ask_lock)"
-_THIS = "r.digest = a.digest AND r.idem_key = a.ask_key AND r.biz_type = a.ask_scope"
-_RUNNING = f"r.owner = a.owners AND r.status = {State.PROCESSING:d}"
+_LOCKING = f"""
+    asked AS MATERIALIZED (
+        SELECT {_NEW_DIGEST}, ask_digest, {_FREE} AS free
+        FROM {_BOUNDED}, unnest(:digests::bytea[], :locks::bigint[]) AS asked (ask_digest, ask_lock)
+    )
+"""  # noqa: S608 - words of our own, here and below
+
+
+def _own(array: str) -> str:
+    """Take what belongs to the row out of an array.
+
+    Not by a join: the planner takes one that compares each member with each, since it expects
+    few; or one that reads the table once for each, since it is small yet. Prepared plans are kept.
+    """
+    return f"(:{array})[array_position(:digests::bytea[], uuid_send(r.digest))]"
+
+
+_RUNNING = f"""
+    r.digest = ANY (ARRAY(SELECT new_digest FROM asked WHERE free))
+    AND r.idem_key = {_own("keys::text[]")} AND r.biz_type = {_own("scopes::text[]")}
+    AND r.owner = {_own("owners::bytea[]")} AND r.status::integer = {State.PROCESSING:d}
+"""  # noqa: S608
+"""The attempts that these owners run; the cast keeps the index of all running ones out of it."""
 
 
 def _claim(table: str) -> str:
-    """Insert what is new; give back what is there, as it is.
-
-    LATERAL and LIMIT: each member is looked up by the index, whatever the planner thinks of the
-    table, which may have been empty when it thought.
-    """
+    """Insert what is new; give back what is there, as it is."""
     nothing = ", ".join("NULL" for _ in COLUMNS)
     return f"""
-        WITH looked AS MATERIALIZED (
-            SELECT {_DIGEST} AS new_digest, asked.*, r.* FROM
-            {
-        _asked("fingerprints::bytea[]", "owners::bytea[]", "leases::float8[]", "holds::boolean[]")
-    }
-            LEFT JOIN LATERAL (
-                SELECT r.* FROM {table} AS r WHERE r.digest = {_DIGEST} LIMIT 1
-            ) AS r ON true
+        WITH asked AS MATERIALIZED (
+            SELECT {_NEW_DIGEST}, asked.* FROM {_BOUNDED}, unnest(
+                :digests::bytea[], :keys::text[], :scopes::text[], :locks::bigint[],
+                :fingerprints::bytea[], :owners::bytea[], :leases::float8[], :holds::boolean[]
+            ) AS asked (ask_digest, ask_key, ask_scope, ask_lock, fingerprint, owner, lease, hold)
+        ), found AS MATERIALIZED (
+            SELECT r.* FROM {table} AS r
+            WHERE r.digest = ANY (ARRAY(SELECT new_digest FROM asked))
         ), tried AS MATERIALIZED (
-            SELECT *, {_FREE} AS free FROM looked WHERE digest IS NULL
+            SELECT asked.*, {_FREE} AS free FROM asked
+            WHERE new_digest NOT IN (SELECT digest FROM found)
         ), written AS (
             INSERT INTO {table} AS r (
                 digest, prefix, idem_key, biz_type, payload_hash, status, created_at, updated_at,
@@ -88,15 +93,14 @@ def _claim(table: str) -> str:
                 waited_for, format
             )
             SELECT
-                new_digest, :prefix::text, ask_key, ask_scope, fingerprints,
-                {State.PROCESSING:d}, {NOW}, {NOW}, false, owners, 1, {micros(NOW)}, holds,
-                {NOW} + leases * interval '1 second', '{{}}'::bytea[], false, false, {FORMAT}
+                new_digest, :prefix::text, ask_key, ask_scope, fingerprint,
+                {State.PROCESSING:d}, {NOW}, {NOW}, false, owner, 1, {micros(NOW)}, hold,
+                {NOW} + lease * interval '1 second', '{{}}'::bytea[], false, false, {FORMAT}
             FROM tried WHERE free
             ON CONFLICT (digest) DO NOTHING
             RETURNING r.digest, r.fence
         )
-        SELECT {Seen.FOUND:d}, uuid_send(r.digest), r.waited_for, {SEEN}
-        FROM looked AS r WHERE r.digest IS NOT NULL
+        SELECT {Seen.FOUND:d}, uuid_send(r.digest), r.waited_for, {SEEN} FROM found AS r
         UNION ALL
         SELECT {Seen.WRITTEN:d}, uuid_send(digest), NULL, {nothing}, fence FROM written
         UNION ALL
@@ -107,16 +111,13 @@ def _claim(table: str) -> str:
 def _complete(table: str) -> str:
     """End running attempts; gives the digests of those that it ended."""
     return f"""
+        WITH {_LOCKING}
         UPDATE {table} AS r SET
-            status = {State.SUCCEEDED:d}, lease_until = NULL, result_payload = a.datas,
-            codec = a.codecs, retryable = false, updated_at = {NOW},
-            expire_at = {NOW} + a.ttls * interval '1 second'
-        FROM (
-            SELECT {_DIGEST} AS digest, asked.* FROM
-            {_asked("owners::bytea[]", "datas::bytea[]", "codecs::text[]", "ttls::float8[]")}
-            WHERE {_FREE} OFFSET 0
-        ) AS a
-        WHERE {_THIS} AND {_RUNNING}
+            status = {State.SUCCEEDED:d}, lease_until = NULL, retryable = false,
+            updated_at = {NOW}, result_payload = {_own("results::bytea[]")},
+            codec = {_own("codecs::text[]")},
+            expire_at = {NOW} + {_own("ttls::float8[]")} * interval '1 second'
+        WHERE {_RUNNING}
         RETURNING uuid_send(r.digest), {WAKE_WITH_OUTCOME}
     """  # noqa: S608 - the name is checked
 
@@ -124,16 +125,14 @@ def _complete(table: str) -> str:
 def _renew(table: str) -> str:
     """Extend leases; gives the digests of those it extended (true) or could not look at (false)."""
     return f"""
-        WITH a AS MATERIALIZED (
-            SELECT {_DIGEST} AS digest, asked.*, {_FREE} AS free FROM
-            {_asked("owners::bytea[]", "leases::float8[]")}
-        ), written AS (
+        WITH {_LOCKING}, written AS (
             UPDATE {table} AS r SET
-                lease_until = {NOW} + a.leases * interval '1 second', updated_at = {NOW}
-            FROM a WHERE a.free AND {_THIS} AND {_RUNNING}
+                lease_until = {NOW} + {_own("leases::float8[]")} * interval '1 second',
+                updated_at = {NOW}
+            WHERE {_RUNNING}
             RETURNING r.digest
         )
         SELECT uuid_send(digest), true FROM written
         UNION ALL
-        SELECT ask_digest, false FROM a WHERE NOT free
+        SELECT ask_digest, false FROM asked WHERE NOT free
     """  # noqa: S608 - the name is checked

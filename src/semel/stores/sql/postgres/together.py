@@ -101,7 +101,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         reply = yield self._batches.complete(
             **self._named_together(digests, ordered),
             owners=[ask.owner for ask in ordered],
-            datas=[ask.result.data for ask in ordered],
+            results=[ask.result.data for ask in ordered],
             codecs=[ask.result.codec for ask in ordered],
             ttls=[ask.ttl for ask in ordered],
         )
