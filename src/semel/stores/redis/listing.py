@@ -97,7 +97,8 @@ class Listing:
             return Call(scripts.CHECK, keys, (), record_reader(identity))
 
         yield from self._visit_due(older_than, limit, check, keep)
-        return sorted(found, key=_idle_for, reverse=True)
+        # By when the lease ended, not by how long ago that was: each was read at another moment.
+        return sorted(found, key=_lease_end)
 
     def purge(self, limit: int, abandoned_after: float | None) -> Steps[int]:
         """See `Scannable.purge`. Expired records go by themselves."""
@@ -218,8 +219,12 @@ def _following(nodes: Sequence[str], node: str) -> str | None:
 
 def _idle_for(record: Record) -> float:
     """Seconds since the lease ended."""
+    return record.now - _lease_end(record)
+
+
+def _lease_end(record: Record) -> float:
     assert record.lease_until is not None  # noqa: S101 - check.lua answers PROCESSING only
-    return record.now - record.lease_until
+    return record.lease_until
 
 
 def _read_due(reply: list[bytes]) -> list[tuple[float, Identity | None]]:
