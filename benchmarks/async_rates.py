@@ -36,7 +36,7 @@ def _redis(effort: Effort) -> Section:
             server.url,
             effort,
             CALLERS,
-            5,
+            3,
         )
     first, replay = heart
     floor, seed = BARE_PROTOCOL.title, SEED.title
