@@ -17,6 +17,7 @@ from typing import Any, Self
 from semel import AsyncIdempotency, Idempotency, open_async_store, open_store
 from semel.core.records import Record
 from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
+from stores.postgres_given import always_in_batches
 
 PATIENCE = 60.0
 """How long a test waits for what must happen; only a failure ever waits that long."""
@@ -49,6 +50,12 @@ def never() -> None:
 
 class Stop(BaseException):
     """Stands for KeyboardInterrupt and its kind, which would end an event loop."""
+
+
+def open_batching(url: str, **options: Any) -> Any:
+    """Open a store for asyncio; what would go together in a crowd does so here with one caller."""
+    store: Any = open_async_store(url, **options)
+    return always_in_batches(store) if getattr(store, "_batcher", None) is not None else store
 
 
 class Effect:
@@ -205,7 +212,7 @@ class Threads:
 class Loop:
     """Drives engines for asyncio, on a loop in a thread of its own."""
 
-    open_store = staticmethod(open_async_store)
+    open_store = staticmethod(open_batching)
     engine = AsyncIdempotency
     steered = AsyncSteered
 

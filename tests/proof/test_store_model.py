@@ -14,6 +14,7 @@ from proof.model import StoreBesideTheLaw, histories
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.registry import open_async_store, open_store
 from semel.testing import FakeClock, StoreDriver
+from stores.postgres_given import always_in_batches
 
 SECONDS_A_MACHINE_MAY_STALL = 40.0
 """Less than half of the smallest lease, so that a wrong lease is told from a slow machine."""
@@ -85,7 +86,11 @@ def test_postgresql_in_partitions_obeys_the_law(postgres_url):
 
 
 def test_async_postgresql_obeys_the_law(postgres_url):
-    obeys_the_law(open_async_store(postgres_url))
+    obeys_the_law(open_async_store(postgres_url, batching="off"))
+
+
+def test_async_postgresql_in_batches_obeys_the_law(postgres_url):
+    obeys_the_law(always_in_batches(open_async_store(postgres_url)))
 
 
 @pytest.mark.parametrize(

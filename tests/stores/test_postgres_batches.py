@@ -23,7 +23,7 @@ from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.together import lock_number
 from servers.postgres import postgres_server
-from stores.postgres_given import driven, migrate, rows, transaction
+from stores.postgres_given import blocked, driven, migrate, rows, transaction
 from stores.sqlite_helpers import RESULT, ask, finish, identity
 
 kinds = pytest.mark.parametrize("kind", ["threads", "asyncio"])
@@ -145,13 +145,15 @@ def test_a_transactional_block_does_not_stall_a_batch(postgres_url, kind):
     with driven(kind, postgres_url, timeout=60) as store:
         store.counts()
         idem = Idempotency(PostgresStore(postgres_url))
-        with psycopg.connect(postgres_url) as connection, connection.transaction():
-            with idem.transaction(connection, "taken", scope="orders") as attempt:
-                attempt.result = "done"
-                keys = ["taken", *OTHERS]
-                answers = store.claim_many([ask(key) for key in keys])
-                assert isinstance(answers[0], Busy)
-                assert all(isinstance(answer, Claimed) for answer in answers[1:])
+        with (
+            psycopg.connect(postgres_url) as connection,
+            connection.transaction(),
+            idem.transaction(connection, "taken", scope="orders") as attempt,
+        ):
+            attempt.result = "done"
+            answers = store.claim_many([ask(key) for key in ["taken", *OTHERS]])
+            assert isinstance(answers[0], Busy)
+            assert all(isinstance(answer, Claimed) for answer in answers[1:])
         assert isinstance(store.claim(ask("taken")), Finished)
         idem.close()
 
@@ -230,7 +232,8 @@ def test_members_in_every_state_are_answered_as_if_they_came_alone(postgres_url,
         assert (new.number, new.takeover) == (1, False)
         assert store.get(identity("new")).fence == new.fence
         again = store.claim_many([ask(key, b"second------") for key in keys])
-        assert [again[1], again[3], again[4]] == [expired, parked, new], "the same attempts"
+        same = [(answer.number, answer.fence) for answer in (expired, parked, new)]
+        assert [(again[place].number, again[place].fence) for place in (1, 3, 4)] == same
         ended = store.complete_many([complete(key, b"second------") for key in keys])
         assert ended == [False, True, False, True, True]
         assert store.complete_many([complete(key, b"second------") for key in keys]) == ended
@@ -383,10 +386,7 @@ async def test_a_cancelled_call_leaves_no_connection_with_half_an_answer(postgre
     with transaction(postgres_url) as holder:
         holder.execute("SELECT 1 FROM idempotent_record FOR UPDATE")
         waiting = asyncio.ensure_future(store.renew(identity("k"), OWNER, 30.0))
-        while not rows(
-            postgres_url,
-            "SELECT 1 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0",
-        ):
+        while not blocked(postgres_url):  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -11,6 +11,7 @@ from psycopg_pool import ConnectionPool
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.testing import StoreContract
 from servers.postgres import pgbouncer
+from stores.postgres_given import always_in_batches
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,27 @@ class TestAsyncPostgres(StoreContract):
     @pytest.fixture
     def store(self, database, prefix):
         return AsyncPostgresStore(database, prefix=prefix)
+
+
+class TestAsyncPostgresInBatches(StoreContract):
+    @pytest.fixture
+    def store(self, database, prefix):
+        return always_in_batches(AsyncPostgresStore(database, prefix=prefix))
+
+
+class TestAsyncPostgresWithoutBatches(StoreContract):
+    """With psycopg: asyncpg has no keepalives."""
+
+    @pytest.fixture
+    def store(self, database, prefix):
+        return AsyncPostgresStore(database, prefix=prefix, batching="off", keepalives="1")
+
+
+class TestAsyncPostgresBatchesInPartitions(StoreContract):
+    @pytest.fixture
+    def store(self, database, prefix):
+        options = {"table": "in_partitions", "partitions": 4}
+        return always_in_batches(AsyncPostgresStore(database, prefix=prefix, **options))
 
 
 class TestPostgresInPartitions(StoreContract):
