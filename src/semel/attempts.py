@@ -46,10 +46,10 @@ class Attempt:
     def __init__(
         self,
         identity: Identity,
-        *,
         number: int = 1,
         fence: int = 0,
         owner: bytes = b"",
+        *,
         replayed: bool = False,
         protected: bool = True,
         store: object = None,

@@ -26,7 +26,7 @@ from semel._mirror.tasks import (
 from semel.aio.keeping import AsyncKeeper
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Replay, Run, Wait, decide
+from semel.core.decide import Refuse, Wait, decide
 from semel.core.leases import Lease
 from semel.core.records import Claimed, Finished
 from semel.engine.call import (
@@ -103,9 +103,7 @@ class AsyncRunner(AsyncKeeper):
             return self._without_store(call, given)
         return None
 
-    async def _ask(  # noqa: C901 - every answer of a store, in one place
-        self, call: Call
-    ) -> Attempt | Finished | Wait:
+    async def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
         before = cancellations()
@@ -129,13 +127,11 @@ class AsyncRunner(AsyncKeeper):
                 raise
             step = decide(answer, call.rules)
             match step:
-                case Run(claimed=claimed):
-                    return self._started(call, ask.owner, claimed, sent)
-                case Replay(finished=finished):
-                    return finished
+                case Claimed():
+                    return self._started(call, ask.owner, step, sent)
                 case Refuse(error=error):
                     self._refuse(call, error)
-                case Wait():
+                case Finished() | Wait():
                     return step
                 case _:
                     assert_never(step)

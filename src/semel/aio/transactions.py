@@ -19,9 +19,9 @@ from semel._mirror.tasks import finished, sleep
 from semel.aio.runner import AsyncRunner
 from semel.attempts import Attempt
 from semel.core.codec import returned_by
-from semel.core.decide import Refuse, Replay, Run, Wait, decide
+from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
-from semel.core.records import CompleteRequest
+from semel.core.records import Claimed, CompleteRequest, Finished
 from semel.engine.call import Call, pauses
 from semel.errors import ConcurrentRequest, ConfigError, LeaseLost
 from semel.events import logger
@@ -212,16 +212,16 @@ class AsyncTransactionContext:
         self._bound = UNSET
         step = decide(answer, call.rules)
         match step:
-            case Run(claimed=claimed):
+            case Claimed():
                 return TransactionAttempt(
                     call.identity,
-                    number=claimed.number,
-                    fence=claimed.fence,
+                    number=step.number,
+                    fence=step.fence,
                     owner=ask.owner,
                     store=engine._store,
                 )
-            case Replay(finished=finished):
-                return engine._replayed(call, finished, waited=False)
+            case Finished():
+                return engine._answered(call, step, waited=False)
             case Refuse(error=error):
                 engine._refuse(call, error)
             case Wait(retry_after=retry_after):

@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from semel.core.policy import Rules
 
 
-class Run(Struct, frozen=True, gc=False):
-    """Run the function: this caller owns the operation."""
-
-    claimed: Claimed
-
-
-class Replay(Struct, frozen=True, gc=False):
-    """Give the stored result."""
-
-    finished: Finished
-
-
 class Wait(Struct, frozen=True, gc=False):
     """Ask again, at the latest when the running attempt's lease ends."""
 
@@ -64,14 +52,15 @@ class Refuse(Struct, frozen=True):
     error: IdempotencyError
 
 
-Step: TypeAlias = Run | Replay | Wait | Refuse
+Step: TypeAlias = Claimed | Finished | Wait | Refuse
+"""Run the function; give the stored result; ask again; refuse."""
 
 
 def decide(claim: Claim, rules: Rules) -> Step:
     """Turn the store's answer into the next step under these rules."""
     match claim:
         case Claimed():
-            return Run(claim)
+            return claim
         case Finished():
             return _after_the_end(claim, rules)
         case Busy(retry_after=retry_after, owner=owner):
@@ -100,7 +89,7 @@ def _after_the_end(claim: Finished, rules: Rules) -> Step:
         return Refuse(PreviousFailure(*described))
     if rules.duplicate == "reject":
         return Refuse(DuplicateRequest(rules.message or ""))
-    return Replay(claim)
+    return claim
 
 
 def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:

@@ -44,12 +44,7 @@ class Answers(Setup[S]):
         if claimed.takeover:
             self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
         return Attempt(
-            call.identity,
-            number=claimed.number,
-            fence=claimed.fence,
-            owner=owner,
-            store=self._store,
-            lease=lease,
+            call.identity, claimed.number, claimed.fence, owner, store=self._store, lease=lease
         )
 
     def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
@@ -70,13 +65,7 @@ class Answers(Setup[S]):
             self._announce(
                 events.Replayed(identity=call.identity, number=finished.number, waited=waited)
             )
-        return Attempt(
-            call.identity,
-            number=finished.number,
-            fence=finished.fence,
-            replayed=True,
-            result=value,
-        )
+        return Attempt(call.identity, finished.number, finished.fence, replayed=True, result=value)
 
     def _codecs_for(self, rules: Rules) -> Mapping[str, Codec]:
         """The codecs that may read a result; the rules' own first, as two may share a name."""

@@ -24,7 +24,7 @@ from semel._mirror.threads import (
 )
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Replay, Run, Wait, decide
+from semel.core.decide import Refuse, Wait, decide
 from semel.core.leases import Lease
 from semel.core.records import Claimed, Finished
 from semel.engine.call import (
@@ -102,9 +102,7 @@ class Runner(Keeper):
             return self._without_store(call, given)
         return None
 
-    def _ask(  # noqa: C901 - every answer of a store, in one place
-        self, call: Call
-    ) -> Attempt | Finished | Wait:
+    def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
         before = cancellations()
@@ -128,13 +126,11 @@ class Runner(Keeper):
                 raise
             step = decide(answer, call.rules)
             match step:
-                case Run(claimed=claimed):
-                    return self._started(call, ask.owner, claimed, sent)
-                case Replay(finished=finished):
-                    return finished
+                case Claimed():
+                    return self._started(call, ask.owner, step, sent)
                 case Refuse(error=error):
                     self._refuse(call, error)
-                case Wait():
+                case Finished() | Wait():
                     return step
                 case _:
                     assert_never(step)

@@ -48,8 +48,10 @@ class Shelf:
         """Look a record up as it was stored last, expired or not."""
         return self._records.get(identity)
 
-    def has_room(self) -> bool:
-        """Whether one more record fits."""
+    def has_room(self, now: float) -> bool:
+        """Whether one more record fits, after a few that may go by now have gone."""
+        if self._agenda and self._agenda[0][0] <= now:
+            self._drop_due(now)
         return len(self._records) < self.room
 
     def place(self, record: Record, ttl: float | None = None) -> None:
@@ -73,10 +75,9 @@ class Shelf:
         self._due.pop(identity, None)
         return True
 
-    def drop_due(self, now: float, limit: int = SWEEP) -> int:
-        """Remove at most `limit` records that may go by now."""
+    def _drop_due(self, now: float) -> None:
         dropped = 0
-        while dropped < limit and self._agenda and self._agenda[0][0] <= now:
+        while dropped < SWEEP and self._agenda and self._agenda[0][0] <= now:
             due, key, scope = heapq.heappop(self._agenda)
             identity = Identity(scope, key)
             if self._due.get(identity) != due:
@@ -89,7 +90,6 @@ class Shelf:
             else:  # renewed, touched or held since it was put on the agenda
                 del self._due[identity]
                 self._schedule(identity, at)
-        return dropped
 
     def drop_oldest_finished(self) -> bool:
         """Remove the record that ended first; False when none has."""

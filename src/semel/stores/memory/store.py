@@ -167,8 +167,9 @@ class MemoryStore:
         self._shelf.place(record, ttl)
 
     def _make_room(self, now: float) -> None:
-        self._shelf.drop_due(now)
-        if self._shelf.has_room() or (self._evict_finished and self._shelf.drop_oldest_finished()):
+        if self._shelf.has_room(now):
+            return
+        if self._evict_finished and self._shelf.drop_oldest_finished():
             return
         raise StoreFull(
             f"the memory store holds {self._shelf.room} records and none may go: "
