@@ -68,23 +68,14 @@ async def _renewing(effort: Effort) -> Section:
         store: Any = open_async_store(server.url)
         chunks = _watch_chunks(store)
         async with AsyncIdempotency(store, policy=Policy(lease=lease, concurrent="reject")) as idem:
-            finish = asyncio.Event()
-
-            async def wait() -> None:
-                await finish.wait()
-
-            running = [
-                asyncio.create_task(idem.execute(f"attempt-{number}", wait))
-                for number in range(attempts)
-            ]
-            await _until_claimed(idem, attempts)
+            crowd = Crowd()
+            await crowd.gather(idem, attempts)
             chunks.clear()
             cpu, start = time.process_time(), time.monotonic()
             await asyncio.sleep(PERIODS * lease / 3)
             share = (time.process_time() - cpu) / (time.monotonic() - start)
             renewed = list(chunks)
-            finish.set()
-            await asyncio.gather(*running)
+            await crowd.leave()
         await store.close()
     if not renewed:
         raise AssertionError("nothing was renewed")
@@ -120,8 +111,33 @@ def _watch_chunks(store: Any) -> list[int]:
     return chunks
 
 
-async def _until_claimed(idem: AsyncIdempotency, attempts: int) -> None:
-    last = f"attempt-{attempts - 1}"
-    while await idem.peek(last) is None:  # noqa: ASYNC110 - another one's task makes it
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.5)  # those that were sent together with it
+class Crowd:
+    """Many attempts that run until they are told to end."""
+
+    def __init__(self) -> None:
+        self._finish = asyncio.Event()
+        self._running = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def gather(self, idem: AsyncIdempotency, attempts: int) -> None:
+        """Start them, some at a time: to claim all of them at once is another benchmark."""
+        for begin in range(0, attempts, CHUNK):
+            numbers = range(begin, min(begin + CHUNK, attempts))
+            self._tasks += [
+                asyncio.create_task(idem.execute(f"attempt-{number}", self._run))
+                for number in numbers
+            ]
+            while self._running < numbers.stop:
+                await asyncio.sleep(0.01)
+                for task in self._tasks[begin:]:
+                    if task.done():
+                        await task  # it can only have failed
+
+    async def leave(self) -> None:
+        """Let them end."""
+        self._finish.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _run(self) -> None:
+        self._running += 1
+        await self._finish.wait()

@@ -24,7 +24,6 @@ NEEDS = {
     "sync_rates": (redis.binary, postgres.binaries, mariadb.binary),
     "storms": (redis.binary, postgres.binaries),
     "wakeups": (redis.binary, postgres.binaries),
-    "wakeups": (redis.binary, postgres.binaries),
     "payloads": (redis.binary, postgres.binaries),
     "memory": (redis.binary, postgres.binaries),
     "growth": (postgres.binaries,),
