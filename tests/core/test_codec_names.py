@@ -292,6 +292,51 @@ def test_the_return_annotation_is_the_hint():
     assert returned_by(object()) is None
 
 
+class Shop:
+    def sell(self) -> list[Point]:
+        raise NotImplementedError
+
+    def refund(self) -> NotMadeYet:  # noqa: F821 - that is the point
+        raise NotImplementedError
+
+
+def test_a_return_annotation_is_resolved_once(monkeypatch):
+    shop = Shop()
+    assert returned_by(shop.sell) == list[Point]
+    monkeypatch.setattr(typing, "get_type_hints", None)
+    assert returned_by(shop.sell) == list[Point]
+    assert returned_by(Shop().sell) == list[Point]
+
+
+def test_a_return_annotation_that_cannot_be_resolved_yet_is_tried_again(monkeypatch):
+    assert returned_by(Shop().refund) is None
+    monkeypatch.setitem(globals(), "NotMadeYet", Point)
+    assert returned_by(Shop().refund) is Point
+
+
+def test_what_can_be_called_need_not_be_hashable():
+    class Unhashable:
+        __annotations__ = {"return": "int"}
+        __hash__ = None
+
+        def __call__(self):
+            raise NotImplementedError
+
+    assert returned_by(Unhashable()) is int
+
+
+def test_a_class_as_annotation_needs_no_resolving(monkeypatch):
+    monkeypatch.setattr(typing, "get_type_hints", None)
+
+    def sold():
+        raise NotImplementedError
+
+    sold.__annotations__ = {"return": Point}
+    assert returned_by(sold) is Point
+    sold.__annotations__ = {"return": type(None)}
+    assert returned_by(sold) is None
+
+
 # --- registered types --------------------------------------------------------------------
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from semel.core.foreign import is_pydantic_model
 
@@ -22,15 +23,28 @@ def classes_in(hint: object) -> Mapping[str, type]:
 def returned_by(function: Callable[..., object]) -> object:
     """Give the return annotation of a function, resolved; None when it has none or cannot be."""
     annotation = getattr(function, "__annotations__", {}).get("return")
-    if annotation is None:
-        return None
-    # Only this one annotation: a parameter that cannot be resolved must not hide it.
-    alone = SimpleNamespace(__annotations__={"return": annotation})
+    if annotation is None or type(annotation) is type:
+        return None if annotation is type(None) else annotation
+    plain = getattr(function, "__func__", function)  # a bound method is another one each time
+    if plain.__class__ is FunctionType and plain in _resolved:
+        return _resolved[plain]
     try:
-        hints = typing.get_type_hints(alone, getattr(function, "__globals__", {}))
+        resolved = _resolve(annotation, getattr(function, "__globals__", {}))
     except Exception:  # noqa: BLE001 - evaluates the user's text; without a hint we still work
         return None
-    resolved = hints["return"]
+    if plain.__class__ is FunctionType:  # anything else need not be hashable
+        _resolved[plain] = resolved
+    return resolved
+
+
+_resolved: WeakKeyDictionary[object, object] = WeakKeyDictionary()
+"""Return annotations, by function. What cannot be resolved yet is tried again by the next call."""
+
+
+def _resolve(annotation: object, names: dict[str, Any]) -> object:
+    # Only this one annotation: a parameter that cannot be resolved must not hide it.
+    alone = SimpleNamespace(__annotations__={"return": annotation})
+    resolved = typing.get_type_hints(alone, names)["return"]
     return None if resolved is type(None) else resolved
 
 
