@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
 from semel.errors import StoreError
@@ -32,8 +32,11 @@ from semel.stores.sql.postgres.parts import check_given, checked_columns, make_s
 from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
 from semel.stores.sql.postgres.verbs import OwnColumns
+from semel.stores.sql.verbs import Operation
 from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.tasks import AsyncWatch
+
+T = TypeVar("T")
 
 
 class AsyncPostgresStore(AsyncSQLStore):
@@ -117,6 +120,9 @@ class AsyncPostgresStore(AsyncSQLStore):
         """`renew` for each, in one statement as far as that goes, on a connection of its own."""
         told = await self._together.renew_many(asks)
         return filled_in(told, await super().renew_many(left_open(asks, told)))
+
+    async def _run(self, operation: Operation[T]) -> T:
+        return await self._postgres.run_one(operation)
 
     async def close(self) -> None:
         """Release what this store opened itself."""

@@ -39,6 +39,10 @@ class AsyncExecutor:
                 pass
         return [await self._alone(operation) for operation in operations]
 
+    async def run_one(self, operation: Operation[T]) -> T:
+        """Run one operation, and raise its error."""
+        return await self._repeated(lambda session: drive(session, operation.start()))
+
     async def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table, bring it up to date and add columns; returns its version."""
         return await self._repeated(
@@ -52,7 +56,7 @@ class AsyncExecutor:
 
     async def _alone(self, operation: Operation[Any]) -> Any:
         try:
-            return await self._repeated(lambda session: drive(session, operation.start()))
+            return await self.run_one(operation)
         except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
             return error
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol, TypeAlias
 
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.sql.postgres.aio_sessions import AsyncSession, OwnAsyncSession
-from semel.stores.sql.postgres.lending import exhausted, is_old, leave_alone
+from semel.stores.sql.postgres.lending import exhausted, is_old, just_used, leave_alone
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
 from semel.stores.sql.postgres.settings import Settings
 
@@ -57,22 +57,27 @@ class AsyncOwnPool:
         """The one that was used last is used next, so that the others become old."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    @asynccontextmanager
-    async def lend(self, patience: Patience) -> AsyncIterator[AsyncSession]:
+    def lend(self, patience: Patience) -> AsyncLoan:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
+        return AsyncLoan(self, patience)
+
+    async def take(self, patience: Patience) -> OwnAsyncSession:
+        """Take a connection out, or open one."""
         await self._take_seat(patience)
         try:
-            connection = await self._take() or await self._connect(self._settings, patience)
-            connection.deadline = patience.deadline
-            try:
-                yield connection
-            except BECAME_REPLICA:
-                await connection.close()
-                raise
-            finally:
-                await self._give_back(connection)
+            session = await self._take() or await self._connect(self._settings, patience)
+        except BaseException:
+            self._leave_seat()
+            raise
+        session.deadline = patience.deadline
+        return session
+
+    async def give_back(self, session: OwnAsyncSession) -> None:
+        """Keep a connection for the next call, if it can serve one."""
+        try:
+            await self._keep(session)
         finally:
-            self._seats.release()
+            self._leave_seat()
 
     async def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
@@ -100,21 +105,24 @@ class AsyncOwnPool:
         except TimeoutError:
             raise exhausted(self._settings) from None
 
+    def _leave_seat(self) -> None:
+        self._seats.release()
+
     async def _take(self) -> OwnAsyncSession | None:
         with suppress(IndexError):  # none is left
             while True:
-                connection = self._free.pop()
-                if not connection.dead:
-                    return connection
-                await connection.close()
+                session = self._free.pop()
+                if just_used(session) or not session.dead:
+                    return session
+                await session.close()
         return None
 
-    async def _give_back(self, connection: OwnAsyncSession) -> None:
-        if self._closed or not connection.idle:
-            await connection.close()
+    async def _keep(self, session: OwnAsyncSession) -> None:
+        if self._closed or not session.idle:
+            await session.close()
             return
-        connection.idle_since = time.monotonic()
-        self._free.append(connection)
+        session.idle_since = time.monotonic()
+        self._free.append(session)
         with suppress(IndexError):
             while len(self._free) > self._settings.min_size and is_old(self._free[0]):
                 await self._free.popleft().close()
@@ -129,3 +137,25 @@ class AsyncOwnPool:
         """Start with no connection: these sockets are the parent's."""
         leave_alone(self._free)
         self._start()
+
+
+class AsyncLoan:
+    """A connection on loan for the time of a `async with` block.
+
+    Not a generator: every call goes through here.
+    """
+
+    __slots__ = ("_patience", "_pool", "_session")
+
+    def __init__(self, pool: AsyncOwnPool, patience: Patience) -> None:
+        self._pool = pool
+        self._patience = patience
+
+    async def __aenter__(self) -> AsyncSession:
+        self._session = await self._pool.take(self._patience)
+        return self._session
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, BECAME_REPLICA):
+            await self._session.close()
+        await self._pool.give_back(self._session)

@@ -30,6 +30,9 @@ BATCH_LOCK_SHARE: Final = 0.1
 MOST_IDLE: Final = 300.0
 """Seconds after which an unused connection is one too many."""
 
+MOMENT: Final = 0.05
+"""Seconds for which a connection that answered is taken to be alive."""
+
 CONFIGURE: Final = (
     "SELECT set_config('lock_timeout', $1, false), set_config('statement_timeout', $2, false), "
     "set_config('default_transaction_isolation', 'read committed', false)"
@@ -83,7 +86,8 @@ def is_dead(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
 
 def is_idle(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
     """Whether it may be used again; where an answer may still come, it would meet a stranger."""
-    return connection.info.transaction_status is TransactionStatus.IDLE
+    # Not by `info`, which makes an object for the answer and one for the question.
+    return connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 def limits(timeout: float) -> tuple[str, str]:

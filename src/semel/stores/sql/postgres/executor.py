@@ -43,6 +43,10 @@ class Executor:
                 pass
         return [self._alone(operation) for operation in operations]
 
+    def run_one(self, operation: Operation[T]) -> T:
+        """Run one operation, and raise its error."""
+        return self._repeated(lambda session: drive(session, operation.start()))
+
     def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table, bring it up to date and add columns; returns its version."""
         return self._repeated(
@@ -56,7 +60,7 @@ class Executor:
 
     def _alone(self, operation: Operation[Any]) -> Any:
         try:
-            return self._repeated(lambda session: drive(session, operation.start()))
+            return self.run_one(operation)
         except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
             return error
 

@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.sql.postgres.aio_sessions import OwnAsyncSession
-from semel.stores.sql.postgres.connections import MOST_IDLE
+from semel.stores.sql.postgres.connections import MOMENT, MOST_IDLE
 from semel.stores.sql.postgres.sessions import OwnSession
 from semel.stores.sql.postgres.settings import Settings
 
@@ -34,6 +34,11 @@ def exhausted(settings: Settings) -> StoreUnavailable:
 def is_old(session: OwnSession | OwnAsyncSession) -> bool:
     """Whether nobody needed the connection for long."""
     return time.monotonic() - session.idle_since > MOST_IDLE
+
+
+def just_used(session: OwnSession | OwnAsyncSession) -> bool:
+    """Whether it answered a moment ago; if it died since, the statement is sent again."""
+    return time.monotonic() - session.idle_since < MOMENT
 
 
 def check_process(opened_by: int) -> None:

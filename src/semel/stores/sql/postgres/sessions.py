@@ -81,30 +81,30 @@ class OwnPsycopgSession(PsycopgSession):
 
     def __init__(self, connection: BoundedConnection) -> None:
         super().__init__(connection)
-        self._bounded = connection
+        self.bounded = connection
 
     @property
     def deadline(self) -> float:
         """When every wait ends, on the monotonic clock."""
-        return self._bounded.deadline
+        return self.bounded.deadline
 
     @deadline.setter
     def deadline(self, moment: float) -> None:
-        self._bounded.deadline = moment
+        self.bounded.deadline = moment
 
     @property
     def dead(self) -> bool:
         """Whether the server is known to have hung up."""
-        return is_dead(self._bounded)
+        return is_dead(self.bounded)
 
     @property
     def idle(self) -> bool:
         """Whether it may be used again."""
-        return is_idle(self._bounded)
+        return is_idle(self.bounded)
 
     def close(self) -> None:
         """Close it."""
-        self._bounded.close()
+        self.bounded.close()
 
 
 def connect(settings: Settings, patience: Patience) -> OwnPsycopgSession:

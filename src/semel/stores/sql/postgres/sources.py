@@ -10,8 +10,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 import psycopg
@@ -24,6 +25,7 @@ from semel.stores.sql.postgres.lending import (
     check_process,
     exhausted,
     is_old,
+    just_used,
     leave_alone,
 )
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
@@ -32,7 +34,6 @@ from semel.stores.sql.postgres.sessions import (
     OwnSession,
     PsycopgSession,
     Session,
-    connect,
 )
 from semel.stores.sql.postgres.settings import Settings
 
@@ -54,6 +55,10 @@ class Source(Protocol):
         ...
 
 
+Connect: TypeAlias = Callable[[Settings, Patience], OwnSession]
+"""How a connection is opened, for a call with this patience."""
+
+
 class OwnPool:
     """Connections that are opened when they are needed, and kept for the next call.
 
@@ -61,7 +66,7 @@ class OwnPool:
     cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, connect: Connect) -> None:
         self.place = settings.place
         self._settings = settings
         self._connect = connect
@@ -70,26 +75,34 @@ class OwnPool:
         follow_forks(self)
 
     def _start(self) -> None:
-        self._seats = threading.Semaphore(self._settings.max_size)
+        # A queue of places: written in C, which a semaphore for threads is not.
+        self._seats: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self._settings.max_size):
+            self._leave_seat()
         self._free: deque[OwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
-    @contextmanager
-    def lend(self, patience: Patience) -> Iterator[Session]:
+    def lend(self, patience: Patience) -> Loan:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
+        return Loan(self, patience)
+
+    def take(self, patience: Patience) -> OwnSession:
+        """Take a connection out, or open one."""
         self._take_seat(patience)
         try:
-            connection = self._take() or self._connect(self._settings, patience)
-            connection.deadline = patience.deadline
-            try:
-                yield connection
-            except BECAME_REPLICA:
-                connection.close()
-                raise
-            finally:
-                self._give_back(connection)
+            session = self._take() or self._connect(self._settings, patience)
+        except BaseException:
+            self._leave_seat()
+            raise
+        session.deadline = patience.deadline
+        return session
+
+    def give_back(self, session: OwnSession) -> None:
+        """Keep a connection for the next call, if it can serve one."""
+        try:
+            self._keep(session)
         finally:
-            self._seats.release()
+            self._leave_seat()
 
     def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
@@ -101,24 +114,29 @@ class OwnPool:
     def _take_seat(self, patience: Patience) -> None:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
-        if not self._seats.acquire(timeout=patience.left):
-            raise exhausted(self._settings)
+        try:
+            self._seats.get(timeout=patience.left)
+        except Empty:
+            raise exhausted(self._settings) from None
+
+    def _leave_seat(self) -> None:
+        self._seats.put(None)
 
     def _take(self) -> OwnSession | None:
         with suppress(IndexError):  # none is left, or another thread was faster
             while True:
-                connection = self._free.pop()
-                if not connection.dead:
-                    return connection
-                connection.close()
+                session = self._free.pop()
+                if just_used(session) or not session.dead:
+                    return session
+                session.close()
         return None
 
-    def _give_back(self, connection: OwnSession) -> None:
-        if self._closed or not connection.idle:
-            connection.close()
+    def _keep(self, session: OwnSession) -> None:
+        if self._closed or not session.idle:
+            session.close()
             return
-        connection.idle_since = time.monotonic()
-        self._free.append(connection)
+        session.idle_since = time.monotonic()
+        self._free.append(session)
         with suppress(IndexError):
             while len(self._free) > self._settings.min_size and is_old(self._free[0]):
                 self._free.popleft().close()
@@ -133,6 +151,28 @@ class OwnPool:
         """Start with no connection: these sockets are the parent's."""
         leave_alone(self._free)
         self._start()
+
+
+class Loan:
+    """A connection on loan for the time of a `with` block.
+
+    Not a generator: every call goes through here.
+    """
+
+    __slots__ = ("_patience", "_pool", "_session")
+
+    def __init__(self, pool: OwnPool, patience: Patience) -> None:
+        self._pool = pool
+        self._patience = patience
+
+    def __enter__(self) -> Session:
+        self._session = self._pool.take(self._patience)
+        return self._session
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, BECAME_REPLICA):
+            self._session.close()
+        self._pool.give_back(self._session)
 
 
 class GivenPool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, Identity, RenewRequest
 from semel.errors import StoreError
@@ -13,9 +13,12 @@ from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.executor import Executor
 from semel.stores.sql.postgres.many import Together
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
+from semel.stores.sql.postgres.quick import connect_quickly
 from semel.stores.sql.postgres.sessions import Connection
+from semel.stores.sql.postgres.sessions import connect as connect_usually
 from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.sources import (
+    Connect,
     GivenConnection,
     GivenPool,
     OwnPool,
@@ -26,8 +29,11 @@ from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, le
 from semel.stores.sql.postgres.verbs import OwnColumns
 from semel.stores.sql.postgres.wakeups import PostgresWakeups
 from semel.stores.sql.store import SQLStore
+from semel.stores.sql.verbs import Operation
 from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.threads import Watch
+
+T = TypeVar("T")
 
 
 class PostgresStore(SQLStore):
@@ -64,8 +70,9 @@ class PostgresStore(SQLStore):
             source = reserved = GivenConnection(connection)
         else:
             own = settings(str(url), options, seconds)
-            source = OwnPool(own)
-            reserved = OwnPool(own.for_renewals())
+            connect = quickest(columns)
+            source = OwnPool(own, connect)
+            reserved = OwnPool(own.for_renewals(), connect)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = Executor(source, self._schema, seconds)
         self._wakeups = PostgresWakeups(own, source.place)
@@ -100,6 +107,9 @@ class PostgresStore(SQLStore):
         told = self._together.renew_many(asks)
         return filled_in(told, super().renew_many(left_open(asks, told)))
 
+    def _run(self, operation: Operation[T]) -> T:
+        return self._postgres.run_one(operation)
+
     def close(self) -> None:
         """Release what this store opened itself."""
         self._wakeups.close()
@@ -116,3 +126,8 @@ class PostgresStore(SQLStore):
     def migration(self) -> str:
         """Write what `migrate` runs on an empty database, for a person to read and run."""
         return self._schema.script()
+
+
+def quickest(columns: OwnColumns | None) -> Connect:
+    """Go under psycopg's cursors, unless values of the application's types have to be written."""
+    return connect_usually if columns else connect_quickly

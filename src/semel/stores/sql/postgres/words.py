@@ -36,7 +36,7 @@ class Query:
 
     def __call__(self, **values: Any) -> Statement:
         """Give each name its value; those that the statement does not know are left out."""
-        return Statement(self._sql, tuple(values[name] for name in self._names), self._writes)
+        return Statement(self._sql, tuple([values[name] for name in self._names]), self._writes)
 
 
 def micros(moment: str) -> str:

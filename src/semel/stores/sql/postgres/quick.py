@@ -1,0 +1,126 @@
+"""The shortest way through psycopg for threads: its connections, without its cursors.
+
+A cursor looks its statement up, counts how often it was sent, finds out how to write each value
+and describes each column of the answer. semel's statements are few and their values of seven
+types, so a session prepares each statement once, writes the values itself and lets psycopg read
+the answer. What has values of other types, or none, goes through a cursor.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg.adapt import Transformer
+from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq.abc import PGresult
+
+from semel.stores.sql.postgres.connections import BoundedConnection
+from semel.stores.sql.postgres.errors import TimeIsUp
+from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres.sessions import OwnPsycopgSession, connect
+from semel.stores.sql.postgres.settings import Settings
+from semel.stores.sql.verbs import Reply, Statement
+
+_TEXT, _BINARY = 0, 1
+
+_LONGEST_WAIT: Final = 86_400.0
+"""Seconds. More is more than a poll can count."""
+
+_WRITERS: Final[dict[type, tuple[Callable[[Any], bytes | None], int]]] = {
+    # As text, a value would end at its first zero byte; in binary, the server refuses that byte.
+    str: (str.encode, _BINARY),
+    bytes: (bytes, _BINARY),
+    UUID: (lambda value: value.bytes, _BINARY),
+    bool: (lambda value: b"t" if value else b"f", _TEXT),
+    int: (lambda value: b"%d" % value, _TEXT),
+    float: (lambda value: repr(value).encode(), _TEXT),
+    type(None): (lambda _: None, _TEXT),
+}
+
+
+class QuickSession(OwnPsycopgSession):
+    """A connection whose statements are prepared when they are first sent."""
+
+    def __init__(self, connection: BoundedConnection) -> None:
+        super().__init__(connection)
+        self._pgconn = connection.pgconn
+        self._names: dict[str, bytes] = {}
+        self._reader = Transformer(connection)
+        self._incoming = _polling(self._pgconn.socket, select.POLLIN)
+        self._either = _polling(self._pgconn.socket, select.POLLIN | select.POLLOUT)
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        try:
+            writers = [_WRITERS[type(value)] for value in statement.parameters]
+        except KeyError:
+            writers = []
+        if not writers:
+            return super().execute(statement)
+        values = [
+            write(value) for value, (write, _) in zip(statement.parameters, writers, strict=True)
+        ]
+        formats = [form for _, form in writers]
+        name = self._names.get(statement.sql) or self._prepare(statement.sql)
+        self._pgconn.send_query_prepared(name, values, formats, _BINARY)
+        result = self._wait()
+        reader = self._reader
+        reader.set_pgresult(result)
+        rows = reader.load_rows(0, result.ntuples, tuple) if result.nfields else []
+        return Reply(rows, result.command_tuples or 0)
+
+    def _prepare(self, sql: str) -> bytes:
+        name = b"semel_%d" % len(self._names)
+        self._pgconn.send_prepare(name, sql.encode())
+        self._wait()
+        self._names[sql] = name
+        return name
+
+    def _wait(self) -> PGresult:
+        """Wait for the answer, until the deadline; an error that the server answers is raised."""
+        pgconn = self._pgconn
+        while pgconn.flush():  # a large value leaves in parts
+            if self._ready(self._either) & select.POLLIN:
+                pgconn.consume_input()
+        while pgconn.is_busy():
+            self._ready(self._incoming)
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            raise psycopg.OperationalError(pgconn.get_error_message())
+        while pgconn.get_result() is not None:  # the end of the answer
+            pass
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise _error_of(result)
+        return result
+
+    def _ready(self, poll: select.poll) -> int:
+        left = min(max(0.0, self.deadline - monotonic()), _LONGEST_WAIT)
+        for _, event in poll.poll(left * 1000):
+            return event
+        raise TimeIsUp("the server has not answered")
+
+
+def _error_of(result: PGresult) -> psycopg.Error:
+    if result.error_field(DiagnosticField.SQLSTATE) is None:  # libpq's own: the connection broke
+        return psycopg.OperationalError(result.get_error_message())
+    return psycopg.errors.error_from_result(result)
+
+
+def _polling(socket: int, events: int) -> select.poll:
+    poll = select.poll()
+    poll.register(socket, events)
+    return poll
+
+
+def connect_quickly(settings: Settings, patience: Patience) -> OwnPsycopgSession:
+    """Open a connection; one that cannot be quick (another encoding, a bouncer) is a usual one."""
+    session = connect(settings, patience)
+    if settings.prepare and session.bounded.info.encoding == "utf-8" and hasattr(select, "poll"):
+        return QuickSession(session.bounded)
+    return session
