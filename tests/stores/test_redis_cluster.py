@@ -308,6 +308,14 @@ def test_a_listing_goes_on_when_the_node_it_stood_at_is_gone(cluster):
         assert [record.identity for record in store.scan(cursor=gone).records] == [IDENTITY]
 
 
+async def test_an_async_listing_goes_on_too(cluster):
+    async with opened_async(cluster.url) as store:
+        await store.claim(ask())
+        gone = _Cursor("127.0.0.1:1", 5).text()
+        found = (await store.scan(cursor=gone)).records
+        assert [record.identity for record in found] == [IDENTITY]
+
+
 async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_members():
     with redis_cluster(primaries=3, replicas=1) as cluster:
         slot = key_slot(KEYS.record(IDENTITY))

@@ -20,7 +20,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
-from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
+from semel.stores.redis.repeating import Repeating, unfit_server
 from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.wires import Wires
 
@@ -98,7 +98,6 @@ class ServerTransport(Transport):
         super().__init__(where, timeout, **more)
         self._client = client
         self._wires = Wires(client.connection_pool, keep=self._owned)
-        self._follows_the_primary = follows_the_primary(client)
 
     def _may_redirect(self) -> Callable[[], bool]:
         return never
@@ -114,12 +113,10 @@ class ServerTransport(Transport):
 
     def _ask(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         replies = self._wires.exchange(commands)
-        unfit = unfit_server(replies)
-        if unfit is not None:
-            # Whoever connects anew may be led to a better one, or find this one ready.
+        if unfit_server(replies) is not None:
+            # Whoever connects anew may be led to a better one. Where that is certain, behind a
+            # Sentinel, and where a server is still loading, redis-py has raised it already.
             self._wires.drop()
-            if self._follows_the_primary or unfit in replies:
-                raise unfit
         return replies
 
     def close(self) -> None:
