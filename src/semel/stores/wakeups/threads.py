@@ -66,7 +66,8 @@ class Watch(BaseWatch):
     def __init__(self, ear: Ear, channel: Channel, read: Callable[[Any], Ended | None]) -> None:
         super().__init__(channel, read)
         self._ear = ear
-        self._woken = threading.Event()
+        self._gate = threading.Lock()  # an Event is several locks, and a waiter is in a hurry
+        self._gate.acquire()
 
     def __enter__(self) -> Self:
         self._ear.enter(self)
@@ -76,14 +77,15 @@ class Watch(BaseWatch):
         self._ear.leave(self)
 
     def wake(self, message: Any = None) -> None:
-        """Let the caller look."""
+        """Let the caller look; the ear calls this under its lock."""
         self._message = message
-        self._woken.set()
+        if self._gate.locked():
+            self._gate.release()
 
     def wait(self, seconds: float) -> Ended | None:
         """Sleep so long, or until woken."""
-        if self._woken.wait(seconds):
-            self._woken.clear()  # before the look: what comes meanwhile wakes again
+        # Taken before the look: what comes meanwhile opens it again.
+        self._gate.acquire(timeout=seconds)
         return self._heard()
 
 

@@ -6,7 +6,6 @@ anything does, is the outcome, as `words` writes it.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,13 +25,16 @@ _outcomes: Final = msgspec.json.Decoder(
 )
 
 
+def channel(digest: UUID) -> bytes:
+    """What the messages of a record begin with."""
+    return str(digest).encode()
+
+
 def tell(pgconn: PGconn, rooms: Rooms[Any]) -> None:
     """Take in what has come: each message names its record, and others are nobody's."""
     pgconn.consume_input()
     while (notice := pgconn.notifies()) is not None:
-        with suppress(ValueError):
-            digest = UUID(notice.extra[:_DIGEST].decode())
-            rooms.told(digest, notice.extra[_DIGEST:])
+        rooms.told(notice.extra[:_DIGEST], notice.extra[_DIGEST:])
 
 
 def read_outcome(message: bytes) -> Ended | None:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from semel.stores.sql.postgres.hearsay import LISTEN, read_outcome, tell
+from semel.stores.sql.postgres.hearsay import LISTEN, channel, read_outcome, tell
 from semel.stores.sql.postgres.lending import leave_alone
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.wakeups.rooms import Rooms
@@ -70,14 +70,14 @@ class PostgresWakeups:
         self._ear = Ear(self._new_line, self._place)
 
     def __contains__(self, digest: object) -> bool:
-        return self._ear.rooms.hears(digest)
+        return self._ear.rooms.hears(channel(cast("UUID", digest)))
 
     def watch(self, digest: UUID) -> Watch:
         """Listen for the end of the record's running attempt."""
         if self._pid != os.getpid():
             leave_alone(self._ear)  # the parent's
             self._begin()
-        return Watch(self._ear, digest, read_outcome)
+        return Watch(self._ear, channel(digest), read_outcome)
 
     def close(self) -> None:
         """End the connection."""
