@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as LineSilent
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore
-from semel.stores.redis.line import Lane, Line
+from semel.stores.redis.line import BUSY, Lane, Line
 from semel.stores.redis.scripts import packed
 from servers.proxy import proxy_to
 from servers.redis import redis_server
@@ -140,10 +140,27 @@ async def test_whoever_finds_no_line_opens_it_for_all(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             answers = await asyncio.gather(
-                *(store.claim(ask(Identity("s", str(n)))) for n in range(50))
+                *(store.claim(ask(Identity("s", str(n)))) for n in range(BUSY))
             )
             assert {type(answer) for answer in answers} == {Claimed}
             assert proxy.connections == 1
+
+
+async def test_many_commands_at_once_are_worth_a_second_line(server):
+    with proxy_to(server.port) as proxy:
+        async with opened_async(proxy.url) as store:
+            for again in range(2):
+                answers = await asyncio.gather(
+                    *(store.claim(ask(Identity(f"s{again}", str(n)))) for n in range(4 * BUSY))
+                )
+                assert {type(answer) for answer in answers} == {Claimed}
+                await store._transport._lanes._second.open()
+            lanes = store._transport._lanes
+            waiting = [asyncio.create_task(store.get(IDENTITY)) for _ in range(4 * BUSY)]
+            await asyncio.sleep(0)
+            assert lanes._second.line.load > 0
+            assert await asyncio.gather(*waiting) == [None] * len(waiting)
+            assert proxy.connections == 2
 
 
 async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server):

@@ -110,7 +110,7 @@ class AsyncClusterTransport(AsyncTransport):
             found = self._client.get_node(node_name=node)
             if found is None:
                 return 0, []
-            return await scan_step(await self._lanes(found).calls.open(), cursor, pattern, count)
+            return await scan_step(await self._lanes(found).open(), cursor, pattern, count)
 
     async def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""

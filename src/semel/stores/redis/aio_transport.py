@@ -123,8 +123,8 @@ class AsyncServerTransport(AsyncTransport):
 
     async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
         """One call, one answer: straight through a line that is open."""
-        line = self._lanes.ready(urgent=True) if urgent else self._lanes.calls.line
-        if line is None or line.broken or self._loop is not asyncio.get_running_loop():
+        line = self._lanes.ready(urgent=urgent)
+        if line is None or self._loop is not asyncio.get_running_loop():
             return await super().call(call, urgent=urgent)
         begun = monotonic()
         try:
@@ -178,7 +178,7 @@ class AsyncServerTransport(AsyncTransport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         async with self._turn():
-            return await scan_step(await self._lanes.calls.open(), cursor, pattern, count)
+            return await scan_step(await self._lanes.open(), cursor, pattern, count)
 
 
 class _Pool:

@@ -30,6 +30,9 @@ _NOT_YET: Final = object()
 LOOKS_PER_PATIENCE = 4
 """How often a line looks at its oldest command while it may run out of patience."""
 
+BUSY = 16
+"""So many commands on their way are worth a second line."""
+
 Reply = Any
 
 
@@ -54,6 +57,11 @@ class Line(asyncio.Protocol):
         self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001
         self._stream: Any = self._transport.get_protocol()
         self._transport.set_protocol(self)
+
+    @property
+    def load(self) -> int:
+        """How many commands are on their way."""
+        return len(self._waiting)
 
     def ask(self, command: bytes) -> asyncio.Future[Reply]:
         """Send a command; an error that the server answers is a reply, too."""
@@ -159,10 +167,13 @@ class Lane(Generic[S]):
         """The line that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Line] | None = None
 
-    @property
-    def ready(self) -> bool:
-        """Whether the line is open."""
-        return self.line is not None and self.line.broken is None
+    def open_line(self) -> Line | None:
+        """Give the line; if it is not open, begin to open it and give none."""
+        line = self.line
+        if line is None or line.broken:
+            self.open_soon()
+            return None
+        return line
 
     async def open(self) -> Line:
         """Give the line, opened if need be; a failure to open is told to all who wait for it."""
@@ -207,30 +218,35 @@ class Lane(Generic[S]):
 
 
 class Lanes(Generic[S]):
-    """The two lines to one server: one for calls, and one for renewals, which must not queue.
+    """The lines to one server: for calls one, and under load another; and one for renewals.
 
-    Until the second is open, renewals take the first: to connect may take longer than their lease
-    lasts, and a client of the application may have no second connection to spare.
+    A server answers what it has read of a connection all at once. With two connections it reads
+    the commands of one while the replies of the other are being worked off here. Renewals must
+    not queue behind calls. Both further lines open while the first one serves: to connect may take
+    longer than a lease lasts, and the application's pool may have no connection to spare.
     """
 
     def __init__(self, source: S, patience: float) -> None:
         self.source = source
-        self.calls, self._renewals = Lane(source, patience), Lane(source, patience)
+        self._first, self._second, self._renewals = (Lane(source, patience) for _ in range(3))
 
-    def ready(self, *, urgent: bool) -> Line | None:
-        """Give the line for such a call, if it is open."""
-        if urgent and self.calls.ready:
-            if self._renewals.ready:
-                return self._renewals.line
-            self._renewals.open_soon()
-        line = self.calls.line
-        return None if line is None or line.broken else line
+    def ready(self, *, urgent: bool = False) -> Line | None:
+        """Give the line for a call, if one is open."""
+        first = self._first.line
+        if first is None or first.broken:
+            return None
+        if urgent:
+            return self._renewals.open_line() or first
+        if first.load < BUSY:
+            return first
+        second = self._second.open_line()
+        return first if second is None or second.load >= first.load else second
 
-    async def open(self, *, urgent: bool) -> Line:
-        """Give the line for such a call, opened if need be."""
-        return self.ready(urgent=urgent) or await self.calls.open()
+    async def open(self, *, urgent: bool = False) -> Line:
+        """Give the line for a call, opened if need be."""
+        return self.ready(urgent=urgent) or await self._first.open()
 
     async def close(self) -> None:
-        """Close both."""
-        await self._renewals.close()
-        await self.calls.close()
+        """Close them all."""
+        for lane in (self._renewals, self._second, self._first):
+            await lane.close()
