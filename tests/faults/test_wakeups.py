@@ -511,6 +511,14 @@ async def test_closing_ends_a_line_for_asyncio_that_does_not_open():
         assert watch.hearing is Hearing.NO
 
 
+def test_a_thread_that_is_woken_twice_looks_once():
+    watch = threads.Watch(threads.Ear(None, "there"), "k", lambda message: message)
+    watch.wake("first")
+    watch.wake("second")
+    assert watch.wait(SOON) == "second"
+    assert watch.wait(0.01) is None
+
+
 async def test_a_task_that_is_woken_twice_looks_once():
     watch = tasks.AsyncWatch(tasks.AsyncEar(None, "there"), "k", lambda message: message)
     watch.wake("first")
