@@ -98,9 +98,11 @@ async def test_a_held_function_that_was_cancelled_is_parked_as_unknown(store):
 async def test_a_time_limit_frees_the_caller_at_once_and_the_record_is_told_behind_its_back(store):
     engine = AsyncIdempotency(store)
     work = Endless()
-    store.inject("fail", Delay(0.2))
+    store.inject("fail", Delay(2.0))
+    running = asyncio.create_task(engine.execute("k", work))
+    await work.started.wait()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(engine.execute("k", work), 0.1)
+        await asyncio.wait_for(running, 0.05)
     assert (await engine.peek("k")).state is State.PROCESSING, "the caller waited for the record"
     await engine.close()
     assert store.fired("fail") == 1

@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 import time
+from _thread import get_ident
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from types import CoroutineType
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -35,9 +36,9 @@ def background(
 Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
 
 
-def cancellations() -> Cancellations:
+def cancellations(home: Home) -> Cancellations:
     """Count how often this task was told to stop so far; `heed` compares."""
-    task = asyncio.current_task()
+    task = asyncio.current_task(home.loop)
     return task, 0 if task is None else task.cancelling()
 
 
@@ -90,16 +91,21 @@ class Polling:
 class Home:
     """The event loop that an engine belongs to: the first one that uses it."""
 
-    __slots__ = ("loop",)
+    __slots__ = ("_thread", "loop")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
 
     def check(self) -> None:
         """Refuse to work on another loop: connections and waiters cannot follow."""
+        # A thread runs one loop at a time. (`get_running_loop` asks the system, until 3.12.)
+        if self.loop is not None and get_ident() == self._thread and self.loop.is_running():
+            return
         running = asyncio.get_running_loop()
         if self.loop is None:
             self.loop = running
+            self._thread = get_ident()
         elif self.loop is not running:
             raise ConfigError(
                 "this AsyncIdempotency belongs to another event loop: make one for each loop"

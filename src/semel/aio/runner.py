@@ -106,7 +106,7 @@ class AsyncRunner(AsyncKeeper):
     async def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
-        before = cancellations()
+        before = cancellations(self._home)
         while True:
             sent = monotonic()
             try:
@@ -178,7 +178,7 @@ class AsyncRunner(AsyncKeeper):
 
     async def _to_the_end(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
-        before = cancellations()
+        before = cancellations(self._home)
         try:
             ended = await step()
         except BaseException as error:

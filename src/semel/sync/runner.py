@@ -105,7 +105,7 @@ class Runner(Keeper):
     def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
-        before = cancellations()
+        before = cancellations(self._home)
         while True:
             sent = monotonic()
             try:
@@ -177,7 +177,7 @@ class Runner(Keeper):
 
     def _to_the_end(self, step: Callable[[], T]) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
-        before = cancellations()
+        before = cancellations(self._home)
         try:
             ended = step()
         except BaseException as error:
