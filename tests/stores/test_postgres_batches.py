@@ -19,9 +19,11 @@ from semel.core.records import (
     State,
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
+from semel.stores.batching import ALONE
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.together import lock_number
+from semel.stores.sql.verbs import Reply
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction
 from stores.sqlite_helpers import RESULT, ask, finish, identity
@@ -295,6 +297,16 @@ async def test_tasks_that_wait_for_a_key_are_noted_although_they_ask_in_a_batch(
         noted = rows(postgres_url, "SELECT idem_key FROM idempotent_record WHERE waited_for")
         assert noted == [("k",)]
     await store.close()
+
+
+def test_a_member_that_was_inserted_by_another_while_the_statement_ran_is_asked_for_alone():
+    store = PostgresStore("postgresql://u@127.0.0.1:1/db")
+    steps = store._postgres_verbs.claim_together([ask("a"), ask("b")]).start()
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(Reply([], 0))
+    assert end.value.value == [ALONE, ALONE]
+    store.close()
 
 
 async def test_an_insert_at_the_same_moment_is_seen_by_the_batch_it_met(postgres_url):

@@ -9,7 +9,7 @@ import time
 import pytest
 from psycopg_pool import ConnectionPool
 
-from semel.core.records import Busy, Claimed, Finished
+from semel.core.records import Busy, Claimed, Finished, PutRequest
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
@@ -95,8 +95,9 @@ def test_calls_go_on_through_a_restart(server, url, kind):
 
 @fault(16)
 @kinds
-def test_connections_that_died_while_idle_are_not_noticed_by_callers(server, url, kind):
-    with driven(kind, url, max_size=5) as store:
+@pytest.mark.parametrize("driver", [{}, {"keepalives": 1}], ids=["", "psycopg"])
+def test_connections_that_died_while_idle_are_not_noticed_by_callers(server, url, kind, driver):
+    with driven(kind, url, max_size=5, batching=False, **driver) as store:
         store.race([ask(key) for key in range(20)])
         assert sessions(url) > 1
         before = server.log().count("terminating connection due to administrator command")
@@ -132,10 +133,11 @@ def test_a_complete_whose_reply_is_lost_is_a_success(server, url, kind):
 
 
 @kinds
-def test_a_connection_that_breaks_while_it_is_made_is_made_again(server, url, kind):
+@pytest.mark.parametrize("driver", [{}, {"keepalives": 1}], ids=["", "psycopg"])
+def test_a_connection_that_breaks_while_it_is_made_is_made_again(server, url, kind, driver):
     with proxy_to(server.port) as proxy:
         through = url.replace(f":{server.port}/", f":{proxy.port}/")
-        with driven(kind, through) as store:
+        with driven(kind, through, **driver) as store:
             proxy.lose_reply(lambda request: b"set_config" in request)
             finish(store, "k")
             assert proxy.lost == 1
@@ -169,8 +171,9 @@ def test_a_store_may_be_made_before_its_server_runs(server, url, kind):
 
 
 @kinds
-def test_a_frozen_server_keeps_nobody_waiting_for_ever(server, url, kind):
-    with driven(kind, url, timeout=1, max_size=1) as store:
+@pytest.mark.parametrize("driver", [{}, {"keepalives": 1, "prepare": "off"}], ids=["", "cursors"])
+def test_a_frozen_server_keeps_nobody_waiting_for_ever(server, url, kind, driver):
+    with driven(kind, url, timeout=1, max_size=1, **driver) as store:
         finish(store, "before")
         server.pause()
         try:
@@ -190,11 +193,14 @@ def test_a_batch_on_a_server_that_is_down_waits_once(server, url, kind):
         try:
             started = time.monotonic()
             outcomes = store.claim_many([ask(key) for key in range(20)])
+            outcomes += store.put_many(
+                [PutRequest(identity(key), OWNER, RESULT, 60.0) for key in range(20)]
+            )
             assert time.monotonic() - started < 10, "not a second for each"
         finally:
             server.start()
         assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
-        assert len(set(map(id, outcomes))) == 20
+        assert len(set(map(id, outcomes))) == 40
 
 
 # --- others are in the way ---------------------------------------------------------------

@@ -11,7 +11,7 @@ from semel.stores.sql.postgres import PostgresStore
 from semel.stores.sql.postgres.statements import Statements
 from servers.postgres import postgres_server
 from stores.postgres_given import driven, rows
-from stores.sqlite_helpers import ask, finish
+from stores.sqlite_helpers import ask, finish, wait_until
 
 kinds = pytest.mark.parametrize("kind", ["threads", "asyncio"])
 
@@ -34,11 +34,21 @@ def test_a_purge_waits_for_no_replica_and_leaves_the_next_claim_durable(server, 
         time.sleep(0.05)
         replicas(server, "'*'")
         try:
+            wait_until(lambda: commits_wait(store))
             assert store.purge(abandoned_after=0.0) == 4
             with pytest.raises(StoreUnavailable):
                 store.claim(ask("a new key"))
         finally:
             replicas(server, "''")
+
+
+def commits_wait(store):
+    """Whether the server has begun to wait for replicas: told to, it does so a moment later."""
+    try:
+        store.claim(ask(time.monotonic_ns()))
+    except StoreUnavailable:
+        return True
+    return False
 
 
 def replicas(server, names):

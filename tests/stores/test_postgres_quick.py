@@ -27,9 +27,11 @@ OWNER = b"owner-------"
 
 @pytest.fixture
 def session(postgres_url):
-    with closing(PostgresStore(postgres_url)) as store:
-        with store._postgres._source.lend(Patience(60.0)) as lent:
-            yield lent
+    with (
+        closing(PostgresStore(postgres_url)) as store,
+        store._postgres._source.lend(Patience(60.0)) as lent,
+    ):
+        yield lent
 
 
 def question(sql, *values):
@@ -130,13 +132,54 @@ def test_a_connection_that_ends_in_the_middle_of_an_answer_is_lost(
 ):
     with proxy_to(postgres_of_this_worker.port) as proxy:
         through = postgres_url.replace(f":{postgres_of_this_worker.port}/", f":{proxy.port}/")
-        with closing(PostgresStore(through)) as store:
-            with store._postgres._source.lend(Patience(60.0)) as session:
-                session.execute(question("SELECT $1::bigint", 1))
-                proxy.lose_reply(lambda _: True)
-                with pytest.raises(psycopg.OperationalError):
-                    session.execute(question("SELECT $1::bigint", 2))
-                assert not session.idle
+        with (
+            closing(PostgresStore(through)) as store,
+            store._postgres._source.lend(Patience(60.0)) as session,
+        ):
+            session.execute(question("SELECT $1::bigint", 1))
+            proxy.lose_reply(lambda _: True)
+            with pytest.raises(psycopg.OperationalError):
+                session.execute(question("SELECT $1::bigint", 2))
+            assert not session.idle
+
+
+class Slow:
+    """Shows what libpq does while a large value leaves and the server already has something to say."""
+
+    def __init__(self, told):
+        self.told = told
+        self.read = 0
+
+    def flush(self):
+        return 0 if self.read else 1
+
+    def consume_input(self):
+        self.read += 1
+
+    def is_busy(self):
+        return 0
+
+    def get_result(self):
+        return self.told.pop() if self.told else None
+
+
+def test_what_the_server_says_while_a_large_value_leaves_is_read(session):
+    class Answer:
+        status = 2
+
+    class AlwaysReady:
+        def __init__(self, *events):
+            self.events = list(events)
+
+        def poll(self, _milliseconds):
+            return [(0, self.events.pop(0))]
+
+    answer = Answer()
+    slow = session._pgconn = Slow([None, answer])
+    session._either = AlwaysReady(select.POLLOUT, select.POLLIN)
+    assert session._wait() is answer
+    assert slow.read == 1
+    assert session._either.events == []
 
 
 class Unanswered:
@@ -173,7 +216,7 @@ def test_an_error_without_a_code_is_the_connections(session):
 
 
 def test_a_wait_ends_at_the_deadline(session):
-    session.deadline = 0.0
+    session.end_waits_at(0.0)
     with pytest.raises(psycopg.OperationalError, match="not answered"):
         session.execute(question("SELECT pg_sleep($1)", 30.0))
 

@@ -69,7 +69,7 @@ class AsyncOwnPool:
         except BaseException:
             self._leave_seat()
             raise
-        session.deadline = patience.deadline
+        session.end_waits_at(patience.deadline)
         return session
 
     async def give_back(self, session: OwnAsyncSession) -> None:

@@ -92,13 +92,17 @@ class AsyncpgSession:
 class OwnAsyncpgSession(AsyncpgSession):
     """One that we opened."""
 
-    deadline = float("inf")
     idle_since = float("inf")
+    _deadline = float("inf")
     _timed_out = False
+
+    def end_waits_at(self, deadline: float) -> None:
+        """Let every wait end at this moment of the monotonic clock."""
+        self._deadline = deadline
 
     async def execute(self, statement: Statement) -> Reply:
         """Run one statement, until the deadline."""
-        left = max(0.0, self.deadline - time.monotonic())
+        left = max(0.0, self._deadline - time.monotonic())
         alarm = asyncio.get_running_loop().call_later(left, self._cut)
         try:
             return await super().execute(statement)
@@ -151,7 +155,7 @@ async def connect_asyncpg(settings: Settings, patience: Patience) -> OwnAsyncpgS
             **given,
         )
     session = OwnAsyncpgSession(connection)
-    session.deadline = patience.deadline
+    session.end_waits_at(patience.deadline)
     try:
         await session.execute(Statement(CONFIGURE, limits(settings.timeout), writes=False))
     except BaseException:

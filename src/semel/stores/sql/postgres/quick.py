@@ -100,7 +100,7 @@ class QuickSession(OwnPsycopgSession):
         return result
 
     def _ready(self, poll: select.poll) -> int:
-        left = min(max(0.0, self.deadline - monotonic()), _LONGEST_WAIT)
+        left = min(max(0.0, self.bounded.deadline - monotonic()), _LONGEST_WAIT)
         for _, event in poll.poll(left * 1000):
             return event
         raise TimeIsUp("the server has not answered")

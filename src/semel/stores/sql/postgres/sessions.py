@@ -40,9 +40,11 @@ class Session(Protocol):
 class OwnSession(Session, Protocol):
     """A connection that belongs to our own pool."""
 
-    deadline: float
-    """When every wait ends, on the monotonic clock."""
     idle_since: float
+
+    def end_waits_at(self, deadline: float) -> None:
+        """Let every wait end at this moment of the monotonic clock."""
+        ...
 
     @property
     def dead(self) -> bool:
@@ -83,14 +85,9 @@ class OwnPsycopgSession(PsycopgSession):
         super().__init__(connection)
         self.bounded = connection
 
-    @property
-    def deadline(self) -> float:
-        """When every wait ends, on the monotonic clock."""
-        return self.bounded.deadline
-
-    @deadline.setter
-    def deadline(self, moment: float) -> None:
-        self.bounded.deadline = moment
+    def end_waits_at(self, deadline: float) -> None:
+        """Let every wait end at this moment of the monotonic clock."""
+        self.bounded.deadline = deadline
 
     @property
     def dead(self) -> bool:

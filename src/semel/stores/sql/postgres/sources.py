@@ -94,7 +94,7 @@ class OwnPool:
         except BaseException:
             self._leave_seat()
             raise
-        session.deadline = patience.deadline
+        session.end_waits_at(patience.deadline)
         return session
 
     def give_back(self, session: OwnSession) -> None:
