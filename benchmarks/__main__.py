@@ -42,7 +42,7 @@ def main() -> int:
         sys.stdout.buffer.write(msgspec.json.encode(_measure(options.child, _effort(options))))
         return 0
     names = options.only.split(",") if options.only else _groups()
-    groups = [group for name in names if (group := _in_a_process(name)) is not None]
+    groups = [_in_a_process(name) for name in names]
     text = report.write(groups, _machine())
     if options.only or options.smoke:
         print(text, end="")
@@ -50,7 +50,7 @@ def main() -> int:
         (HERE / "results.md").write_text(text)
         (HERE / "chart.svg").write_text(chart.draw(groups))
         print(f"wrote {HERE / 'results.md'} and {HERE / 'chart.svg'}")
-    return 0 if len(groups) == len(names) else 1
+    return int(any(group.failed for group in groups))
 
 
 def _options() -> argparse.Namespace:
@@ -70,8 +70,8 @@ def _effort(options: argparse.Namespace) -> Effort:
     return Effort(smoke=options.smoke, big=options.big)
 
 
-def _in_a_process(name: str) -> Group | None:
-    """Run a group where no other has left threads, loops or garbage; None when it failed."""
+def _in_a_process(name: str) -> Group:
+    """Run a group where no other has left threads, loops or garbage."""
     print(f"{time.strftime('%H:%M:%S')} {name} ...", file=sys.stderr, flush=True)
     flags = [flag for flag in ("--smoke", "--big") if flag in sys.argv]
     ran = subprocess.run(
@@ -82,7 +82,8 @@ def _in_a_process(name: str) -> Group | None:
     )
     if ran.returncode != 0:
         print(f"{name} failed", file=sys.stderr)
-        return None
+        absent = Section(name, "It failed: nothing was measured.", missing=[f"{name}: it failed"])
+        return Group(name, 0.0, [absent], failed=True)
     group = msgspec.json.decode(ran.stdout, type=Group)
     print(f"{'':8} {name}: {group.seconds:.0f} s", file=sys.stderr, flush=True)
     return group

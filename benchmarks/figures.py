@@ -100,6 +100,7 @@ class Group(Struct):
     name: str
     seconds: float
     sections: list[Section]
+    failed: bool = False
 
 
 def paired(races: Sequence[Race]) -> list[Race]:

@@ -14,7 +14,7 @@ from benchmarks.contenders.commands import TABLE
 from benchmarks.contenders.ours import SEMEL
 from benchmarks.contenders.postgres_floors import PSYCOPG
 from benchmarks.contenders.sqlite_floors import BARE_SQLITE
-from benchmarks.figures import OURS, Lane, Race, Section
+from benchmarks.figures import OURS, Lane, Race, Role, Section
 from benchmarks.filling import SEMEL_ON_POSTGRES, fill_postgres, fill_sqlite
 from benchmarks.measuring import Effort, Place, ThreadContender, Work
 from benchmarks.racing import race
@@ -76,7 +76,7 @@ def _section(
         for kind, one in zip(("first", "replay"), both, strict=True):
             for lane in one.lanes:
                 times = [1e6 / rate for rate in lane.samples]
-                role = "floor" if size == sizes[0] else lane.role
+                role: Role = "floor" if size == sizes[0] else "usual"
                 lanes.setdefault((lane.name, kind), []).append(
                     Lane(f"{size:,} records", role, times)
                 )

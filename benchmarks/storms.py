@@ -74,7 +74,14 @@ def _redis(effort: Effort) -> Section:
     with backends.redis_server() as server:
         count = partial(_count_commands, server)
         alone = _storms(here, "redis", server.url, processes=1, effort=effort, count=count)
-        spread = _storms(here, "redis", server.url, processes=PROCESSES, effort=effort, count=count)
+        spread = _storms(
+            here,
+            "redis",
+            server.url,
+            processes=effort.count(PROCESSES, 2),
+            effort=effort,
+            count=count,
+        )
     each = statistics.median(alone[OURS].slowest) * 1e3 / effort.count(DUPLICATES, SMOKE)
     commands = {1: alone[OURS].commands[0], PROCESSES: spread[OURS].commands[0]}
     slowest = statistics.median(spread[OURS].slowest)
@@ -103,7 +110,7 @@ def _postgres(effort: Effort) -> Section:
     with backends.postgres_server(durable=effort.durable) as server:
         url = server.fresh_database()
         alone = _storms(here, "postgres", url, processes=1, effort=effort)
-        spread = _storms(here, "postgres", url, processes=PROCESSES, effort=effort)
+        spread = _storms(here, "postgres", url, processes=effort.count(PROCESSES, 2), effort=effort)
     return Section(
         "Storm of 1,000 duplicates, PostgreSQL",
         "",

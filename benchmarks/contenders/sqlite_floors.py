@@ -6,7 +6,14 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
+from typing import Any
 
 import aiosqlite
 
@@ -32,15 +39,18 @@ def _file(url: str) -> str:
 
 
 @asynccontextmanager
-async def _aiosqlite(place: Place) -> AsyncIterator[AsyncGo]:
+async def _aiosqlite(
+    place: Place, turns: AbstractAsyncContextManager[Any]
+) -> AsyncIterator[AsyncGo]:
     make_table(place.url)
     async with aiosqlite.connect(_file(place.url), timeout=30) as connection:
         for pragma in FULL:
             await connection.execute(pragma)
 
         async def write(statement: Statement) -> None:
-            await connection.execute(statement.sql, statement.parameters)
-            await connection.commit()
+            async with turns:
+                await connection.execute(statement.sql, statement.parameters)
+                await connection.commit()
 
         async def go(keys: Sequence[str], callers: int, kind: Kind) -> float:
             rest = iter(sqlite_statements(keys, place.work.result, "aiosqlite:", time.time()))
@@ -60,7 +70,20 @@ async def _aiosqlite(place: Place) -> AsyncIterator[AsyncGo]:
         yield go
 
 
-AIOSQLITE: TaskContender = Contender("aiosqlite, the same writes", "usual", _aiosqlite, works=False)
+AIOSQLITE: TaskContender = Contender(
+    "aiosqlite, a transaction for each write",
+    "usual",
+    lambda place: _aiosqlite(place, asyncio.Lock()),
+    works=False,
+)
+
+SHARED_AIOSQLITE: TaskContender = Contender(
+    "aiosqlite, all tasks in one transaction (unsafe)",
+    "usual",
+    lambda place: _aiosqlite(place, nullcontext()),
+    works=False,
+)
+"""Without turns, what one task commits another may still be writing, and a rollback undoes both."""
 
 
 def _bare_batches(connection: sqlite3.Connection, batch: Sequence[SQLiteStatements]) -> None:

@@ -54,10 +54,13 @@ def test_a_group_runs_and_reports(group):
     report = smoke(group)
     assert "## It must show" in report
     assert f"{group} " in report.splitlines()[-1]
-    assert "**semel**" in report
+    tables = [
+        line for line in report.partition("## All figures")[2].splitlines() if line[:1] == "|"
+    ]
+    assert any("semel" in line for line in tables)
 
 
-def test_a_group_that_fails_fails_the_run():
+def test_a_group_that_fails_fails_the_run_and_is_named_in_the_report():
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--smoke", "--only", "no_such_group"],
         cwd=ROOT,
@@ -67,3 +70,4 @@ def test_a_group_that_fails_fails_the_run():
     )
     assert ran.returncode == 1
     assert "no_such_group failed" in ran.stderr
+    assert "- no_such_group: it failed" in ran.stdout
