@@ -15,15 +15,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from servers import mariadb as _mariadb
-from servers import postgres as _postgres
-from servers import redis as _redis
+from servers.mariadb import mariadb_server as _mariadb_server
+from servers.postgres import postgres_server as _postgres_server
+from servers.redis import redis_server as _redis_server
 
 
 @contextmanager
 def redis_server() -> Iterator[Any]:
     """A Redis without persistence; `.url` opens a store on it."""
-    with _redis.redis_server() as server:
+    with _redis_server() as server:
         yield server
 
 
@@ -31,7 +31,7 @@ def redis_server() -> Iterator[Any]:
 def postgres_server(*, durable: bool = True) -> Iterator[Any]:
     """A PostgreSQL with fsync; `.fresh_database()` gives a URL."""
     settings = ("max_connections=300", "shared_buffers=128MB", "max_wal_size=2GB")
-    with _postgres.postgres_server(*settings, durable=durable) as server:
+    with _postgres_server(*settings, durable=durable) as server:
         yield server
 
 
@@ -40,7 +40,7 @@ def mariadb_server(*, durable: bool = True) -> Iterator[Any]:
     """A MariaDB that flushes each commit; `.database()` gives a URL."""
     flush = f"--innodb-flush-log-at-trx-commit={int(durable)}"
     settings = (flush, "--innodb-buffer-pool-size=128M")
-    with _mariadb.mariadb_server(*settings) as server:
+    with _mariadb_server(*settings) as server:
         yield server
 
 

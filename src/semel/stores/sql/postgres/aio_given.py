@@ -32,7 +32,7 @@ from semel.stores.sql.postgres.lending import check_idle, check_process, open_tr
 from semel.stores.sql.postgres.patience import Patience
 
 AsyncPool: TypeAlias = AsyncConnectionPool[Any]
-AsyncpgPool: TypeAlias = "asyncpg.Pool[Any]"
+AsyncpgPool: TypeAlias = "asyncpg.Pool"
 
 
 def source_of_pool(pool: AsyncPool | AsyncpgPool) -> AsyncSource:

@@ -25,7 +25,10 @@ from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.verbs import Reply, Statement
 
-AsyncpgConnection: TypeAlias = "asyncpg.Connection[Any]"
+AsyncpgConnection: TypeAlias = Any
+"""`asyncpg.Connection`, whose types its releases do not agree on."""
+
+_connect: Any = asyncpg.connect
 
 _PASSED_ON: Final = {
     "user": "user",
@@ -143,7 +146,7 @@ async def connect_asyncpg(settings: Settings, patience: Patience) -> OwnAsyncpgS
     name = asked.get("application_name") or asked["fallback_application_name"]
     bound = float(str(asked["connect_timeout"]))
     with psycopgs_errors():
-        connection = await asyncpg.connect(
+        connection = await _connect(
             f"postgresql://?{urlencode(tls)}" if tls else None,
             host=_listed(asked.get("host")),
             port=_listed(asked.get("port")),
@@ -193,7 +196,7 @@ def psycopgs_errors() -> Iterator[None]:
 def _as_psycopg(error: Exception) -> psycopg.Error:
     if isinstance(error, asyncpg.PostgresError):
         try:
-            kind = psycopg.errors.lookup(error.sqlstate or "")
+            kind = psycopg.errors.lookup(getattr(error, "sqlstate", None) or "")
         except KeyError:
             kind = psycopg.DatabaseError
         return kind(str(error))
