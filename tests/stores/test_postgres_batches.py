@@ -59,6 +59,18 @@ def statements_of(server, work):
     return [line for line in lines if "execute" in line or "statement:" in line]
 
 
+@kinds
+def test_thousands_of_members_are_more_than_one_statement_and_less_than_thousands(talkative, kind):
+    with driven(kind, talkative.fresh_database(), timeout=60) as store:
+        store.claim_many([ask("warm"), ask("up")])
+        asks = [ask(key) for key in range(1500)]
+        assert len(statements_of(talkative, lambda: store.claim_many(asks))) == 3
+        renewals = [renew(key) for key in range(1500)]
+        assert store.renew_many(renewals) == [True for _ in renewals]
+        answers = store.claim_many([ask(key, b"second------") for key in range(1500)])
+        assert all(isinstance(answer, Busy) for answer in answers)
+
+
 @pytest.fixture(scope="module")
 def talkative():
     with postgres_server("log_statement=all", "log_error_verbosity=terse") as server:
@@ -120,6 +132,31 @@ def test_batching_can_be_switched_off(talkative, off):
 def test_batching_is_on_or_off(kind):
     with pytest.raises(ConfigError, match="batching"):
         kind("postgresql://u@127.0.0.1:1/db", batching="often")
+
+
+# --- how they are planned ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["renew", "adopt", "complete_together", "renew_together"])
+def test_no_verb_about_some_records_reads_the_index_of_all_that_run(postgres_url, verb):
+    """Where few run, that index is small and the planner takes it; then thousands do."""
+    store = PostgresStore(postgres_url)
+    for _ in range(5):
+        keys = [os.urandom(4).hex() for _ in range(200)]
+        store.claim_many([ask(key) for key in keys])
+        store.complete_many([complete(key) for key in keys])
+    one = complete("k") if verb.startswith("complete") else renew("k")
+    operation = getattr(store._postgres_verbs, verb)([one] if "together" in verb else one)
+    statement = next(operation.start())
+    store.close()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE idempotent_record")
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        connection.execute(f"PREPARE planned AS {statement.sql}".encode())
+        nothing = ", ".join("NULL" for _ in statement.parameters)
+        plan = str(connection.execute(f"EXPLAIN EXECUTE planned ({nothing})").fetchall())
+    assert "idempotent_record_lease" not in plan
+    assert "Index Scan using" in plan or "Bitmap Index Scan on" in plan
 
 
 # --- open transactions -------------------------------------------------------------------

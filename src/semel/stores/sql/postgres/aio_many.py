@@ -9,7 +9,7 @@ from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewReques
 from semel.errors import StoreError
 from semel.stores.batching import ALONE, Alone
 from semel.stores.sql.postgres.aio_executor import AsyncExecutor
-from semel.stores.sql.postgres.together import PostgresBatchVerbs, all_differ, each_its_own
+from semel.stores.sql.postgres.together import PostgresBatchVerbs, all_differ, each_its_own, parts
 from semel.stores.sql.verbs import Operation
 
 
@@ -50,4 +50,7 @@ class AsyncTogether:
     ) -> list[Any]:
         if not asks or not all_differ(asks):
             return [ALONE] * len(asks)
-        return each_its_own((await executor.run([together(asks)]))[0], len(asks))
+        answers: list[Any] = []
+        for part in parts(asks):
+            answers += each_its_own((await executor.run([together(part)]))[0], len(part))
+        return answers

@@ -18,6 +18,7 @@ import enum
 from semel.core.records import State
 from semel.stores.sql.postgres.words import (
     NOW,
+    RUNNING,
     SEEN,
     WAKE_WITH_OUTCOME,
     Query,
@@ -63,12 +64,12 @@ def _own(array: str) -> str:
     return f"(:{array})[array_position(:digests::bytea[], uuid_send(r.digest))]"
 
 
-_RUNNING = f"""
+_THESE_RUNNING = f"""
     r.digest = ANY (ARRAY(SELECT new_digest FROM asked WHERE free))
     AND r.idem_key = {_own("keys::text[]")} AND r.biz_type = {_own("scopes::text[]")}
-    AND r.owner = {_own("owners::bytea[]")} AND r.status::integer = {State.PROCESSING:d}
+    AND r.owner = {_own("owners::bytea[]")} AND {RUNNING}
 """  # noqa: S608
-"""The attempts that these owners run; the cast keeps the index of all running ones out of it."""
+"""The attempts that these owners run."""
 
 
 def _claim(table: str) -> str:
@@ -117,7 +118,7 @@ def _complete(table: str) -> str:
             updated_at = {NOW}, result_payload = {_own("results::bytea[]")},
             codec = {_own("codecs::text[]")},
             expire_at = {NOW} + {_own("ttls::float8[]")} * interval '1 second'
-        WHERE {_RUNNING}
+        WHERE {_THESE_RUNNING}
         RETURNING uuid_send(r.digest), {WAKE_WITH_OUTCOME}
     """  # noqa: S608 - the name is checked
 
@@ -129,7 +130,7 @@ def _renew(table: str) -> str:
             UPDATE {table} AS r SET
                 lease_until = {NOW} + {_own("leases::float8[]")} * interval '1 second',
                 updated_at = {NOW}
-            WHERE {_RUNNING}
+            WHERE {_THESE_RUNNING}
             RETURNING r.digest
         )
         SELECT uuid_send(digest), true FROM written

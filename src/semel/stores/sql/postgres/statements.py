@@ -18,6 +18,7 @@ from semel.stores.sql.postgres.words import (
     NOW,
     OWN,
     PUTTABLE,
+    RUNNING,
     SEEN,
     THIS,
     WAKE,
@@ -214,7 +215,7 @@ def _adopt(table: str) -> str:
             fence = CASE
                 WHEN {OWN} THEN r.fence ELSE greatest(r.fence + 1, {micros(NOW)}) END,
             owner = :owner::bytea, lease_until = {after("lease")}, updated_at = {NOW}
-        WHERE {THIS} AND r.status = {State.PROCESSING:d} AND ({OWN} OR NOT {LIVE})
+        WHERE {THIS} AND {RUNNING} AND ({OWN} OR NOT {LIVE})
         RETURNING {SEEN}
     """  # noqa: S608 - the name is checked
 

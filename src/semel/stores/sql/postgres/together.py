@@ -6,7 +6,7 @@ for by the verb for one member, which knows every case. The members must be diff
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -25,6 +25,10 @@ T = TypeVar("T")
 
 ASK_AGAIN_AFTER: Final = 0.1
 """Seconds. An open transaction has the key, and nobody can tell how long it will."""
+
+MOST_TOGETHER: Final = 512
+"""Members of one statement. Each holds an advisory lock until the commit, and a server has room for
+some thousands of those, for all its sessions."""
 
 LOCKED: Final = "an open transaction has this record locked; nothing was written"
 
@@ -154,6 +158,12 @@ def each_its_own(outcome: list[T] | Exception, count: int) -> list[T | StoreErro
     if isinstance(outcome, Exception):
         return [ALONE] * count  # the member that it belongs to meets it again
     return [*outcome]
+
+
+def parts(asks: Sequence[A]) -> Iterator[Sequence[A]]:
+    """Part what is too much for one statement."""
+    for start in range(0, len(asks), MOST_TOGETHER):
+        yield asks[start : start + MOST_TOGETHER]
 
 
 def left_open(asks: Sequence[A], answers: Sequence[object]) -> list[A]:

@@ -85,7 +85,10 @@ WAKE_WITH_OUTCOME = f"""
 
 THIS = "r.digest = :digest AND r.idem_key = :key AND r.biz_type = :scope"
 GONE = f"(r.expire_at IS NOT NULL AND r.expire_at <= {NOW})"
-OWN = f"(r.status = {State.PROCESSING:d} AND r.owner = :owner)"
+RUNNING = f"r.status::integer = {State.PROCESSING:d}"
+"""For statements about one record, or some: the cast keeps them from the index of all running ones.
+While few run, the planner prefers it to the primary key; and a prepared plan is kept."""
+OWN = f"({RUNNING} AND r.owner = :owner)"
 ENDED_FOR_GOOD = (
     f"(r.status = {State.SUCCEEDED:d} OR (r.status = {State.FAILED:d} AND NOT r.retryable))"
 )
