@@ -2,20 +2,9 @@
 
 For stores for asyncio that can answer many members in one round trip and one commit:
 
-    class MyBatchedStore(MyStore):                  # MyStore has the verbs of `AsyncBatching`
-        def __init__(self, ...):
-            super().__init__(...)
-            self._batcher = Batcher(super(), super())
-
-        async def claim(self, ask):
-            return await self._batcher.claim(ask)
-
-        async def complete(self, identity, owner, result, ttl):
-            return await self._batcher.complete(identity, owner, result, ttl)
-
-        async def close(self):
-            await self._batcher.close()
-            await super().close()
+    batcher = Batcher(single, many)         # claim and complete; claim_many and complete_many
+    await batcher.claim(ask)
+    await batcher.complete(identity, owner, result, ttl)
 
 The law of a lane:
 
@@ -250,7 +239,11 @@ class Many(Protocol):
 
 
 class Batcher:
-    """A lane for claims and a lane for completes."""
+    """A lane for claims and a lane for completes.
+
+    `single` has a store's verbs for one member, `many` those for many, which may also answer
+    `ALONE`: ask for this member by itself.
+    """
 
     def __init__(
         self,

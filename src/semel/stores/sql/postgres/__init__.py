@@ -1,4 +1,6 @@
-"""Records in PostgreSQL (12 or newer), with psycopg 3: one statement, one round trip per verb.
+"""Records in PostgreSQL (12 or newer): one statement, one round trip per verb, or for many at once.
+
+The driver is psycopg 3; for asyncio asyncpg, where it can do what is asked for.
 
     postgresql://user:password@host:5432/database?table=orders_idem&max_size=20
 
@@ -8,9 +10,10 @@ Options in the URL, or by name:
     autocreate       off: the table must be there (store.migrate(), or the SQL files in ddl/)
     partitions       how many hash partitions the table gets when it is made
     columns          only by name: {"tenant_id": function of the claim}, columns of your own
-    min_size, max_size   connections of the pool, by default 0 and 10
+    min_size, max_size   connections of the pool, by default 0 and 10; one more renews leases
     prepare          off: for pgbouncer in transaction mode
     timeout          seconds that a call may take
+    batching         off: tasks that ask at the same time do not share statements
 
 Everything else is libpq's: sslmode, target_session_attrs, several hosts. `PostgresStore` and
 `AsyncPostgresStore` also take a pool or a connection that the application already has.
