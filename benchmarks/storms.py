@@ -25,7 +25,7 @@ from benchmarks.figures import OURS, Lane, Race, Section, at_most
 from benchmarks.measuring import Effort, Place, TaskContender, Work, present
 
 DUPLICATES = 1000
-SMOKE = 40
+SMOKE = 16
 PROCESSES = 4
 STORMS = 15
 WITH_OTHERS = (0, 7)
