@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 
 import pytest
 import redis.asyncio
@@ -14,11 +15,11 @@ from redis.exceptions import TimeoutError as LineSilent
 
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore
+from semel.stores.redis import AsyncRedisStore, open_async_store, open_store
 from semel.stores.redis.line import BUSY, Lane, Line
 from semel.stores.redis.scripts import packed
 from servers.proxy import proxy_to
-from servers.redis import redis_server
+from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, opened, opened_async
 
 PING = packed(("PING",))
@@ -103,6 +104,7 @@ async def test_an_interrupted_exchange_gives_up_all_its_places(server):
             exchange.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await exchange
+            assert all(answer.cancelled() for answer, _ in line._waiting)
             assert await line.ask(packed(("ECHO", "next"))) == b"next"
 
 
@@ -233,8 +235,66 @@ async def test_closing_ends_an_opening_that_is_under_way():
     opening = asyncio.create_task(lane.open())
     await asyncio.sleep(0)
     await lane.close()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(LineBroken, match="closed"):  # nobody cancelled that caller
         await opening
+    with pytest.raises(LineBroken, match="closed"):
+        lane.open_soon()
+
+
+async def test_a_caller_who_leaves_during_an_opening_is_cancelled_as_ever(server):
+    async with opened_async(server.url) as store:
+        leaves = asyncio.create_task(store.get(IDENTITY))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+
+
+async def test_a_batch_that_is_away_while_the_store_closes_opens_nothing_again(server):
+    with proxy_to(server.port) as proxy:
+        store = open_async_store(proxy.url)
+        await store.get(IDENTITY)
+        proxy.delay = 0.5
+        batch = asyncio.create_task(store.get_many([IDENTITY] * 3))
+        await asyncio.sleep(0.1)
+        await store.close()
+        with pytest.raises(StoreUnavailable):
+            await batch
+        assert proxy.connections == 1
+        assert store._transport._lanes._first.line is None
+
+
+async def test_listing_survives_a_line_that_the_server_has_closed(server):
+    with proxy_to(server.port) as proxy:
+        async with opened_async(proxy.url) as store:
+            await store.claim(ask())
+            proxy.cut_all()
+            assert [record.identity for record in (await store.scan()).records] == [IDENTITY]
+
+
+def test_listing_survives_connections_that_the_server_has_closed(server):
+    with proxy_to(server.port) as proxy, opened(proxy.url) as store:
+        store.claim(ask())
+        proxy.cut_all()
+        assert [record.identity for record in store.scan().records] == [IDENTITY]
+
+
+def test_a_connection_that_is_given_back_to_a_closed_store_is_closed(server):
+    with proxy_to(server.port) as proxy:
+        store = open_store(proxy.url)
+        store.get(IDENTITY)
+        proxy.delay = 0.3
+
+        def get():
+            with contextlib.suppress(StoreUnavailable):  # closed before it was answered
+                store.get(IDENTITY)
+
+        asking = threading.Thread(target=get)
+        asking.start()
+        wait_until(lambda: not store._transport._wires._idle, "the connection to be taken")
+        store.close()
+        asking.join(PATIENCE)
+        assert not store._transport._wires._idle
 
 
 async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_tries_again():

@@ -94,3 +94,12 @@ async def test_tasks_run_out_of_patience_one_after_the_other(path):
                 await waiting
     assert isinstance(await store.claim(ask("next")), Claimed)
     await store.close()
+
+
+async def test_results_that_were_given_are_not_kept(path):
+    store = open_async_store(f"sqlite:///{path}")
+    for number in range(50):
+        await store.get(identity(number))
+    [watched] = store._executor._watches.values()
+    assert len(watched) == 1
+    await store.close()

@@ -219,3 +219,23 @@ async def test_the_applications_last_insert_id_stays_its_own(world):
                 assert attempt.replayed is replayed
                 assert await work.run("SELECT LAST_INSERT_ID()") == [(77,)]
             assert await work.run("SELECT LAST_INSERT_ID()") == [(77,)]
+
+
+def test_a_connection_with_a_temporary_table_waits_for_another_writer_too(tmp_path):
+    """A look for the table before the write lock would be a read, and a reader may not wait."""
+    file = tmp_path / "shop.db"
+    with Idempotency(f"sqlite:///{file}") as idem:
+        idem.execute("before", lambda: None)
+        connection = sqlite3.connect(file, isolation_level=None)
+        writer = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(connection), contextlib.closing(writer):
+            connection.execute("CREATE TEMP TABLE of_the_application (n)")
+            writer.execute("BEGIN IMMEDIATE")
+            ending = threading.Timer(0.3, writer.execute, ("COMMIT",))
+            ending.start()
+            connection.execute("BEGIN")
+            with idem.transaction(connection, "k") as attempt:
+                attempt.result = "waited"
+            connection.execute("COMMIT")
+            ending.join()
+        assert idem.peek("k").state is State.SUCCEEDED

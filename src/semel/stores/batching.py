@@ -9,7 +9,8 @@ For stores for asyncio that can answer many members in one round trip and one co
 The law of a lane:
 
 - Idle, it is not there: the call goes straight through, in the task of its caller.
-- One batch is away at a time, and the next one fills meanwhile. There is no timer.
+- One batch is away at a time (beside a call that went straight through, and members that are
+  asked for alone), and the next one fills meanwhile. There is no timer.
 - An identity is in a batch once; whoever asks for it again comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
   that failed, is asked for again alone; only a store that is away is not asked again for each.

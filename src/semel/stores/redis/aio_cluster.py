@@ -11,11 +11,12 @@ from typing import Any
 from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import MovedError, SlotNotCoveredError
 
-from semel.stores.redis.aio_transport import AsyncTransport, scan_step
+from semel.stores.redis.aio_transport import AsyncTransport
 from semel.stores.redis.cluster import ASKING, PAUSE
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
 from semel.stores.redis.line import Lanes
+from semel.stores.redis.transport import scan_command, scan_reply
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -110,7 +111,8 @@ class AsyncClusterTransport(AsyncTransport):
             found = self._client.get_node(node_name=node)
             if found is None:
                 return 0, []
-            return await scan_step(await self._lanes(found).open(), cursor, pattern, count)
+            line = await self._lanes(found).open()
+            return scan_reply(await line.ask(scan_command(cursor, pattern, count)))
 
     async def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""

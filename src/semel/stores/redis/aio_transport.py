@@ -1,7 +1,6 @@
 """Carries calls to the servers and replies back, for asyncio: the twin of `transport`.
 
-All tasks share one line to a server; renewals have one of their own, so that a flood of calls
-cannot make running attempts lose their leases.
+All tasks share the lines to a server: see `Lanes` in `line`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
-from semel.stores.redis.line import Lanes, Line
+from semel.stores.redis.line import Lanes
 from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
-from semel.stores.redis.scripts import Call, packed
+from semel.stores.redis.scripts import Call
+from semel.stores.redis.transport import scan_command, scan_reply
 
 Answer = TypeVar("Answer")
 
@@ -123,8 +123,9 @@ class AsyncServerTransport(AsyncTransport):
 
     async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
         """One call, one answer: straight through a line that is open."""
-        line = self._lanes.ready(urgent=urgent)
-        if line is None or self._loop is not asyncio.get_running_loop():
+        usable = self._loop is asyncio.get_running_loop() and not self._closed
+        line = self._lanes.ready(urgent=urgent) if usable else None
+        if line is None:
             return await super().call(call, urgent=urgent)
         begun = monotonic()
         try:
@@ -146,12 +147,18 @@ class AsyncServerTransport(AsyncTransport):
     async def _exchange(
         self, attempts: Sequence[Attempt], *, urgent: bool
     ) -> list[Reply | Exception]:
-        commands = [attempt.wire() for attempt in attempts]
+        return await self._repeated([attempt.wire() for attempt in attempts], urgent=urgent)
+
+    async def _repeated(
+        self, commands: Sequence[bytes], *, urgent: bool = False
+    ) -> list[Reply | Exception]:
         repeating = Repeating(self._timeout / 2)
         while True:
             try:
                 return await self._ask(commands, urgent=urgent)
             except (driver.ConnectionError, driver.TimeoutError, OSError) as error:
+                if self._closed:
+                    raise
                 await asyncio.sleep(repeating.pause_after(error))
 
     async def _ask(self, commands: Sequence[bytes], *, urgent: bool) -> list[Reply | Exception]:
@@ -178,7 +185,8 @@ class AsyncServerTransport(AsyncTransport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         async with self._turn():
-            return await scan_step(await self._lanes.open(), cursor, pattern, count)
+            [reply] = await self._repeated([scan_command(cursor, pattern, count)])
+            return scan_reply(reply)
 
 
 class _Pool:
@@ -192,12 +200,3 @@ class _Pool:
 
     async def give_back(self, connection: Any) -> None:
         await self._pool.release(connection)
-
-
-async def scan_step(line: Line, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
-    """One SCAN command."""
-    reply = await line.ask(packed(("SCAN", cursor, "MATCH", pattern, "COUNT", count)))
-    if isinstance(reply, Exception):
-        raise reply
-    following, keys = reply
-    return int(following), list(keys)

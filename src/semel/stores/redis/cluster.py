@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from redis.exceptions import MovedError
 
@@ -19,7 +18,7 @@ from semel.stores.redis.clients import new_node
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
 from semel.stores.redis.scripts import packed
-from semel.stores.redis.transport import Transport, scan_step
+from semel.stores.redis.transport import Transport, scan_command, scan_reply
 from semel.stores.redis.wires import Wires
 
 ASKING = packed(("ASKING",))
@@ -41,8 +40,7 @@ class ClusterTransport(Transport):
         self._client: Any = None
         self._lock = threading.Lock()
         self._newcomers: dict[Address, Any] = {}
-        self._wires_of: WeakKeyDictionary[Any, Wires] = WeakKeyDictionary()
-        """By the pool of a node: a new map may bring a new pool."""
+        self._wires_of: dict[str, Wires] = {}
 
     @property
     def client(self) -> Any:
@@ -103,7 +101,14 @@ class ClusterTransport(Transport):
 
     def _wires(self, node: Any) -> Wires:
         pool = self.client.get_redis_connection(node).connection_pool
-        return self._wires_of.setdefault(pool, Wires(pool, keep=self._owned))
+        wires = self._wires_of.get(node.name)
+        if wires is None or wires.pool is not pool:
+            # A new map may bring a new pool for a node.
+            fresh, old = Wires(pool, keep=self._owned), wires
+            wires = self._wires_of[node.name] = fresh
+            if old is not None:
+                old.close()
+        return wires
 
     def _read_map(self) -> None:
         # If the map cannot be read now either, the error we have says more.
@@ -121,13 +126,14 @@ class ClusterTransport(Transport):
             found = self.client.get_node(node_name=node)
             if found is None:
                 return 0, []
-            return scan_step(self._wires(found), cursor, pattern, count)
+            [reply] = self._wires(found).exchange([scan_command(cursor, pattern, count)])
+            return scan_reply(reply)
 
     def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""
         self._closed = True
         for wires in tuple(self._wires_of.values()):
-            wires.drop()
+            wires.close()
         for node in self._newcomers.values():
             self.client.get_redis_connection(node).close()
         if self._owned and self._client is not None:

@@ -30,6 +30,11 @@ _NOT_YET: Final = object()
 LOOKS_PER_PATIENCE = 4
 """How often a line looks at its oldest command while it may run out of patience."""
 
+
+def _closed() -> LineBroken:
+    return LineBroken("the store was closed")
+
+
 BUSY = 16
 """So many commands on their way are worth a second line."""
 
@@ -89,7 +94,10 @@ class Line(asyncio.Protocol):
         finally:
             for answer in answers:
                 # Cancelled, or told of the break by the first of them: the others have no reader.
-                answer.cancel() if not answer.done() else answer.exception()
+                if not answer.done():
+                    answer.cancel()
+                elif not answer.cancelled():
+                    answer.exception()
 
     def end(self, error: LineBroken | LineSilent) -> None:
         """Break the line, and tell everyone who waits."""
@@ -166,6 +174,7 @@ class Lane(Generic[S]):
         self.line: Line | None = None
         """The line that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Line] | None = None
+        self._closed = False
 
     def open_line(self) -> Line | None:
         """Give the line; if it is not open, begin to open it and give none."""
@@ -179,11 +188,19 @@ class Lane(Generic[S]):
         """Give the line, opened if need be; a failure to open is told to all who wait for it."""
         if self.line is not None and self.line.broken is None:
             return self.line
-        # Shielded: one who leaves must not take the line from those who stay.
-        return await asyncio.shield(self.open_soon())
+        opening = self.open_soon()
+        try:
+            # Shielded: one who leaves must not take the line from those who stay.
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if self._closed and opening.cancelled():
+                raise _closed() from None  # nobody cancelled this caller
+            raise
 
     def open_soon(self) -> asyncio.Task[Line]:
         """Begin to open the line, unless that is under way; nobody has to wait for it."""
+        if self._closed:
+            raise _closed()
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
             self._opening.add_done_callback(self._opened)
@@ -205,12 +222,13 @@ class Lane(Generic[S]):
     async def _release(self) -> None:
         line, self.line = self.line, None
         if line is not None:
-            line.end(LineBroken("the store was closed"))
+            line.end(_closed())
             await line.connection.disconnect(nowait=True)
             await self.source.give_back(line.connection)
 
     async def close(self) -> None:
-        """Close the line and give its connection back."""
+        """Close the line for good, and give its connection back."""
+        self._closed = True
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait((self._opening,))

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from redis import exceptions as driver
 
@@ -25,6 +25,9 @@ from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.wires import Wires
 
 Answer = TypeVar("Answer")
+
+_OPEN: Final = contextlib.nullcontext()
+"""The gate of those who do not wait at one."""
 
 
 class Transport(ABC):
@@ -40,7 +43,7 @@ class Transport(ABC):
     ) -> None:
         self.where = where
         self._timeout = timeout
-        self._gate = contextlib.nullcontext() if gate is None else gate
+        self._gate = _OPEN if gate is None else gate
         self._owned = owned
         self._closed = False
 
@@ -64,7 +67,7 @@ class Transport(ABC):
         delivery = deliver(calls, self._may_redirect())
         attempts = next(delivery)
         try:
-            with contextlib.nullcontext() if urgent else self._gate:
+            with _OPEN if urgent else self._gate:
                 while True:
                     attempts = delivery.send(self._exchange(attempts))
         except StopIteration as done:
@@ -99,11 +102,27 @@ class ServerTransport(Transport):
         self._client = client
         self._wires = Wires(client.connection_pool, keep=self._owned)
 
+    def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
+        """One call, one answer: straight through, while the server simply answers."""
+        if self._closed:
+            return super().call(call, urgent=urgent)
+        try:
+            with _OPEN if urgent else self._gate:
+                reply = self._wires.ask(call.wire())
+            if not isinstance(reply, Exception):
+                return call.read(reply)
+        except (driver.ConnectionError, driver.TimeoutError, OSError):
+            pass
+        # It did not simply answer: the long way, from the start, knows what to do then.
+        return super().call(call, urgent=urgent)
+
     def _may_redirect(self) -> Callable[[], bool]:
         return never
 
     def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        commands = [attempt.wire() for attempt in attempts]
+        return self._repeated([attempt.wire() for attempt in attempts])
+
+    def _repeated(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         repeating = Repeating(self._timeout / 2)
         while True:
             try:
@@ -122,7 +141,7 @@ class ServerTransport(Transport):
     def close(self) -> None:
         """Close the client if it is ours."""
         self._closed = True
-        self._wires.drop()
+        self._wires.close()
         if self._owned:
             for client in clients_of(self._client):
                 client.close()
@@ -140,12 +159,17 @@ class ServerTransport(Transport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         with translated(self.where), self._gate:
-            return scan_step(self._wires, cursor, pattern, count)
+            [reply] = self._repeated([scan_command(cursor, pattern, count)])
+            return scan_reply(reply)
 
 
-def scan_step(wires: Wires, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
+def scan_command(cursor: int, pattern: bytes, count: int) -> bytes:
     """One SCAN command."""
-    [reply] = wires.exchange([packed(("SCAN", cursor, "MATCH", pattern, "COUNT", count))])
+    return packed(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
+
+
+def scan_reply(reply: Reply | Exception) -> tuple[int, list[bytes]]:
+    """Read where to go on, and the keys found."""
     if isinstance(reply, Exception):
         raise reply
     following, keys = reply

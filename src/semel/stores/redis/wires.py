@@ -23,8 +23,9 @@ class Wires:
     """The connections to one server."""
 
     def __init__(self, pool: Any, *, keep: bool) -> None:
-        self._pool = pool
+        self.pool = self._pool = pool
         self._keep = keep
+        self._closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -44,12 +45,34 @@ class Wires:
         self._give_back(connection)
         return replies
 
+    def ask(self, command: bytes) -> Reply | Exception:
+        """Send one command, and give its reply."""
+        connection = self._take()
+        try:
+            connection.send_packed_command((command,))
+            reply = _reply(connection)
+        except BaseException:
+            self.drop(connection)
+            raise
+        self._give_back(connection)
+        return reply
+
     def drop(self, connection: Any = None) -> None:
         """Close this connection and those that are idle: what broke one may have broken all."""
-        idle, self._idle = self._idle, []
-        for each in idle if connection is None else [*idle, connection]:
-            each.disconnect()
-            self._pool.release(each)
+        while connection is not None or self._idle:
+            if connection is None:
+                try:
+                    connection = self._idle.pop()
+                except IndexError:  # another thread was faster
+                    return
+            connection.disconnect()
+            self._pool.release(connection)
+            connection = None
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest when it is given back."""
+        self._closed = True
+        self.drop()
 
     def _take(self) -> Any:
         if self._pid != os.getpid():
@@ -60,10 +83,12 @@ class Wires:
             return self._pool.get_connection()
 
     def _give_back(self, connection: Any) -> None:
-        if self._keep:
-            self._idle.append(connection)
-        else:
+        if not self._keep:
             self._pool.release(connection)
+            return
+        self._idle.append(connection)
+        if self._closed:
+            self.drop()
 
 
 def _reply(connection: Any) -> Reply | Exception:

@@ -113,16 +113,18 @@ class Writer:
         if jobs is None:
             jobs = self._watches[job.loop] = deque()
             job.loop.call_later(self._patience, self._look, job.loop)
+        while jobs and jobs[0].answered.done():
+            jobs.popleft()  # its results are not ours to keep
         jobs.append(job)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        jobs, now = self._watches[loop], time.monotonic()
+        jobs, now = self._watches.get(loop, deque()), time.monotonic()
         while jobs and (jobs[0].answered.done() or now >= jobs[0].asked + self._patience):
             self._give_up(jobs.popleft())
         if jobs:
             loop.call_later(jobs[0].asked + self._patience - now, self._look, loop)
         else:
-            del self._watches[loop]
+            self._watches.pop(loop, None)
 
     def _give_up(self, job: _Awaited) -> None:
         if not job.answered.done():

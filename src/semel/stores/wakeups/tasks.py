@@ -138,9 +138,10 @@ class AsyncEar:
         try:
             await line.open(self.rooms, self._broke)
         except BaseException as error:
-            await line.close()
             self._opening = None
             self.rooms.deafen()
+            with suppress(Exception):  # what did not open may not close either
+                await line.close()
             if not isinstance(error, Exception):
                 raise
             self.rooms.outage.failed(error, monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,9 @@ class SQLiteRecords:
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - who has the lock need not have the record
         """Refuse another file; bound the wait for the write lock."""
-        yield from self._check()
+        files = yield from self._files()
+        if len(files) == 1:
+            self._check(files["main"])
         reply = yield question("PRAGMA busy_timeout")
         yield command(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
         before: int = reply.rows[0][0]
@@ -51,6 +54,9 @@ class SQLiteRecords:
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - one line for all
         """Take the write lock before the first read: a reader that wants to write may not wait."""
         yield command(f"DELETE FROM {self._table.name} WHERE 0")  # noqa: S608 - a checked name
+        files = yield from self._files()
+        if len(files) > 1:  # only now: to look for the table is to read
+            self._check((yield from self._found_in(files)))
         return True
 
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
@@ -61,8 +67,7 @@ class SQLiteRecords:
             writes=True,
         )
 
-    def _check(self) -> Verb[None]:
-        found = yield from self._found_in()
+    def _check(self, found: str) -> None:
         if self._file != _NOWHERE and not _same(found, self._file):
             shown = "a database in memory" if found == _NOWHERE else found
             raise ConfigError(
@@ -70,21 +75,23 @@ class SQLiteRecords:
                 f"its records in {self._file}: they could not be committed together"
             )
 
-    def _found_in(self) -> Verb[str]:
-        """Name the file in which this connection finds the table."""
+    def _files(self) -> Verb[dict[str, str]]:
+        """Name the databases of this connection, and the file of each."""
         reply = yield _DATABASES
-        files: dict[str, str] = {name: file for _, name, file in reply.rows}
-        if len(files) > 1:
-            # SQLite looks for a name in this order, and takes the first that it finds.
-            for name in sorted(files, key=lambda name: name != "temp"):
-                quoted = name.replace('"', '""')
-                there = yield question(
-                    f'SELECT 1 FROM "{quoted}".sqlite_master '  # noqa: S608 - quoted
-                    "WHERE type IN ('table', 'view') AND name = ? COLLATE NOCASE",
-                    self._table.name,
-                )
-                if there.rows:
-                    return files[name]
+        return {name: file for _, name, file in reply.rows}
+
+    def _found_in(self, files: Mapping[str, str]) -> Verb[str]:
+        """Name the file in which this connection has just found the table."""
+        # SQLite looks for a name in this order, and takes the first that it finds.
+        for name in sorted(files, key=lambda name: name != "temp"):
+            quoted = name.replace('"', '""')
+            there = yield question(
+                f'SELECT 1 FROM "{quoted}".sqlite_master '  # noqa: S608 - quoted
+                "WHERE type IN ('table', 'view') AND name = ? COLLATE NOCASE",
+                self._table.name,
+            )
+            if there.rows:
+                return files[name]
         return files["main"]
 
 
