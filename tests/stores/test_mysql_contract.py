@@ -37,6 +37,12 @@ class TestAsyncMySQL(StoreContract):
         return AsyncMySQLStore(empty)
 
 
+class TestAsyncMySQLWithoutBatching(StoreContract):
+    @pytest.fixture
+    def store(self, empty):
+        return AsyncMySQLStore(f"{empty}?batching=off")
+
+
 class TestMySQLOnGivenConnections(StoreContract):
     """They take one statement at a time and have defaults of their own."""
 

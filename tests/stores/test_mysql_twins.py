@@ -15,7 +15,7 @@ from semel.stores.base import (
     Repairing,
     Scannable,
 )
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, tasks, threads
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, aio_many, many, tasks, threads
 
 APART = {"_Line._answer", "_Line._send"}
 """What sleeps or keeps time does so in its own way; so does a pool."""
@@ -49,6 +49,14 @@ def test_the_twins_do_the_same(name):
 @pytest.mark.parametrize("name", ["Pool", "_Line", "Executor"])
 def test_the_twins_have_the_same_names_in_the_same_order(name):
     assert [*methods(threads, name)] == [*methods(tasks, name)]
+
+
+def test_the_twins_that_send_batches_do_the_same():
+    sync, aio = methods(many, "Together"), methods(aio_many, "AsyncTogether")
+    plain = {name.replace("Async", "", 1): method for name, method in aio.items()}
+    assert [*sync] == [*plain]
+    for name in sync.keys() - {"Together.__init__"}:  # that one names its executors
+        assert ast.unparse(sync[name]) == ast.unparse(plain[name])
 
 
 def test_both_kinds_offer_every_capability_of_a_table(mysql_url):

@@ -18,7 +18,9 @@ PORT: Final = 3306
 
 TLS_OPTIONS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify"})
 ADDRESS_OPTIONS: Final = frozenset({"unix_socket"}) | TLS_OPTIONS
-STORE_OPTIONS: Final = frozenset({"table", "timeout", "max_size", "autocreate", "columns"})
+STORE_OPTIONS: Final = frozenset(
+    {"table", "timeout", "max_size", "autocreate", "columns", "batching"}
+)
 
 
 class Address(Struct, frozen=True, kw_only=True):

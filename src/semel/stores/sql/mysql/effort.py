@@ -18,8 +18,10 @@ _LONGEST_PAUSE: Final = 0.1
 class Effort:
     """The patience of one call, for all statements that it sends."""
 
-    def __init__(self, place: str, timeout: float) -> None:
+    def __init__(self, place: str, timeout: float, *, patient: bool = True) -> None:
+        """`patient`: whether a lock is worth waiting for, and not somebody else's affair."""
         self.timeout = timeout
+        self._patient = patient
         self._place = place
         self._deadline = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE
@@ -35,11 +37,12 @@ class Effort:
         """Tell how long to wait before the statement is sent again, or raise what the error means.
 
         A statement that the server undid (deadlock, lock timeout) is repeated while there is
-        time. One whose connection was lost is repeated once, on a new connection: each of ours
-        may be carried out twice, and a server that fails twice in a row is down.
+        time, unless it is a batch: one locked member must not hold up the others. A statement
+        whose connection was lost is repeated once, on a new connection: each of ours may be
+        carried out twice, and a server that fails twice in a row is down.
         """
         if self.remaining > 0:
-            if may_repeat(error):
+            if self._patient and may_repeat(error):
                 # Apart from each other: two that met once should not meet again.
                 pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)

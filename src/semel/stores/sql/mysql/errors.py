@@ -124,6 +124,17 @@ def concerns_all(error: BaseException) -> bool:
     return is_lost(error) or isinstance(error, StoreUnavailable) or code_of(error) in _NO_ENTRY
 
 
+def is_locked(outcome: object) -> bool:
+    """Whether a batch met a lock, which is the affair of one member, whichever it is."""
+    cause = outcome.__cause__ if isinstance(outcome, StoreUnavailable) else None
+    return cause is not None and may_repeat(cause)
+
+
+def concerns_every_member(error: Exception) -> bool:
+    """Whether each member of a batch, asked for alone, would meet this error of ours as well."""
+    return isinstance(error, StoreError) and concerns_all(error.__cause__ or error)
+
+
 def translate(error: Exception, place: str) -> Exception:
     """Make an error of ours that names the place and keeps the cause; ours stay as they are."""
     if isinstance(error, IdempotencyError):

@@ -11,7 +11,7 @@ from semel.core.records import Record, State
 from semel.stores.base import Counts, Page
 from semel.stores.paging import position
 from semel.stores.sql.listed import listed, page_of
-from semel.stores.sql.mysql.table import READ_COLUMNS, READ_NOW, MySQLTable
+from semel.stores.sql.mysql.table import NOW, READ_COLUMNS, READ_NOW, MySQLTable
 from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import stamp
 from semel.stores.sql.verbs import Statement, Verb
@@ -20,8 +20,7 @@ from semel.stores.urls import whole_number
 PURGED_AT_ONCE: Final = 100
 """Rows that one DELETE removes and commits: no claim waits for more than this."""
 
-_NOW: Final = "UTC_TIMESTAMP(6)"
-_EARLIER: Final = f"{_NOW} - INTERVAL %s MICROSECOND"
+_EARLIER: Final = f"{NOW} - INTERVAL %s MICROSECOND"
 
 
 class Listing:
@@ -36,7 +35,7 @@ class Listing:
     ) -> Verb[Page]:
         """List records in the order of the unique index, so that no page sorts or skips."""
         whole_number("limit", limit)
-        where = ["prefix = %s", f"(expire_at IS NULL OR expire_at > {_NOW})"]
+        where = ["prefix = %s", f"(expire_at IS NULL OR expire_at > {NOW})"]
         values: list[object] = [self._table.prefix]
         for condition, value in (
             ("idem_key >= %s", prefix),
@@ -71,7 +70,7 @@ class Listing:
 
     def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
         """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
-        removed = yield from self._remove(f"expire_at <= {_NOW}", "expire_at", (), limit)
+        removed = yield from self._remove(f"expire_at <= {NOW}", "expire_at", (), limit)
         if abandoned_after is not None and removed < limit:
             removed += yield from self._remove(
                 f"lease_until <= {_EARLIER} AND hold = 0",
@@ -104,11 +103,11 @@ class Listing:
     def counts(self) -> Verb[Counts]:
         """Count what has not expired."""
         reply = yield Statement(
-            f"SELECT COUNT(CASE WHEN lease_until > {_NOW} THEN 1 END), "  # noqa: S608 - checked
-            f"COUNT(CASE WHEN lease_until <= {_NOW} THEN 1 END), "
+            f"SELECT COUNT(CASE WHEN lease_until > {NOW} THEN 1 END), "  # noqa: S608 - checked
+            f"COUNT(CASE WHEN lease_until <= {NOW} THEN 1 END), "
             "COUNT(CASE WHEN status = 1 THEN 1 END), COUNT(CASE WHEN status = 2 THEN 1 END) "
             f"FROM {self._table.name} WHERE prefix = %s "
-            f"AND (expire_at IS NULL OR expire_at > {_NOW})",
+            f"AND (expire_at IS NULL OR expire_at > {NOW})",
             (self._table.prefix,),
             writes=False,
         )

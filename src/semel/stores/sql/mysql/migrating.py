@@ -44,17 +44,19 @@ class Schema:
         self._table = table
         self._lock_wait = lock_wait(timeout)
         self._autocreate = autocreate
+        self.ensured = False
+        """Whether the table was found, or made; all who share it need not look again."""
 
     def ensure(self) -> Verb[None]:
         """Look whether the table is there, in the newest version; make it so, if that is wanted."""
-        if not (yield from self._missing()):
-            return
-        if not self._autocreate:
-            raise ConfigError(
-                f"the table {self._table} is missing or of an older version, and autocreate is "
-                "off: run store.migrate(), or the SQL files in semel/stores/sql/mysql/ddl"
-            )
-        yield from self.migrate({})
+        if (yield from self._missing()):
+            if not self._autocreate:
+                raise ConfigError(
+                    f"the table {self._table} is missing or of an older version, and autocreate is "
+                    "off: run store.migrate(), or the SQL files in semel/stores/sql/mysql/ddl"
+                )
+            yield from self.migrate({})
+        self.ensured = True
 
     def migrate(self, columns: Mapping[str, str]) -> Verb[int]:
         """Run what is missing and return the version; `columns` are added with their types."""

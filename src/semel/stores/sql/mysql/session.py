@@ -33,14 +33,18 @@ def driver_arguments(address: Address, timeout: float) -> dict[str, Any]:
     return arguments
 
 
-def settings(timeout: float) -> str:
+_NO_LOCK_WAIT: Final = "/*M! 0 */ /*!80000 1 */"
+"""The least that each server takes, in seconds. Each of these comments is read by one of them."""
+
+
+def settings(timeout: float, *, patient: bool = True) -> str:
     """Write the statement that makes a session ours, whatever the server's defaults are."""
     return (
         "SET SESSION autocommit = 1, time_zone = '+00:00', sql_notes = 0, "
         # Strict: a value that does not fit is an error, never cut. And without
         # NO_BACKSLASH_ESCAPES, under which the drivers would quote bytes wrongly.
         "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', "
-        f"innodb_lock_wait_timeout = {lock_wait(timeout)}"
+        f"innodb_lock_wait_timeout = {lock_wait(timeout) if patient else _NO_LOCK_WAIT}"
     )
 
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
-from semel.errors import ConfigError
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
+from semel.errors import ConfigError, StoreError
+from semel.stores.batching import Batcher, Single
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
+from semel.stores.sql.members import filled_in, left_open
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.mysql import tasks, threads
 from semel.stores.sql.mysql.addresses import STORE_OPTIONS, Address, parse
+from semel.stores.sql.mysql.aio_many import AsyncTogether
+from semel.stores.sql.mysql.many import Together
 from semel.stores.sql.mysql.migrating import Schema
+from semel.stores.sql.mysql.sharing import MOST_BYTES
 from semel.stores.sql.mysql.table import MySQLTable, OwnColumns
-from semel.stores.sql.mysql.verbs import MySQLVerbs
+from semel.stores.sql.mysql.together import MySQLBatchVerbs
 from semel.stores.sql.store import SQLStore
 from semel.stores.urls import merge_options, positive_seconds, switch, whole_number
 
 Connect = TypeVar("Connect")
 
 MOST_CONNECTIONS: Final = 10
+
+BATCH_CONNECTIONS: Final = 2
+"""One for claims and one for completes: of each, one batch is under way at a time."""
+
+RENEWAL_CONNECTIONS: Final = 1
 
 
 class Options(TypedDict, total=False):
@@ -31,6 +42,8 @@ class Options(TypedDict, total=False):
     autocreate: bool
     """False leaves the table to `migrate` or to the SQL files."""
     max_size: int
+    batching: bool
+    """Whether claims and completes of many tasks share statements; threads have no use for it."""
     unix_socket: str
     ssl: bool
     ssl_ca: str
@@ -71,7 +84,35 @@ class MySQLStore(SQLStore):
         self._database = setup.database
         self._schema = setup.schema
         self._mysql = threads.Executor(pool, setup.timeout, setup.schema)
+        self._together = Together(
+            setup.verbs,
+            self._hurried(setup, BATCH_CONNECTIONS),
+            self._hurried(setup, RENEWAL_CONNECTIONS),
+        )
         super().__init__(setup.verbs, self._mysql)
+
+    def _hurried(self, setup: _Setup[threads.Connect], size: int) -> threads.Executor:
+        pool = threads.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
+        return threads.Executor(pool, setup.timeout, setup.schema)
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """`claim` for each, in one statement as far as that goes."""
+        answers = self._together.claim_many(asks)
+        return filled_in(answers, super().claim_many(left_open(asks, answers)))
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """`complete` for each, in one statement as far as that goes."""
+        answers = self._together.complete_many(asks)
+        return filled_in(answers, super().complete_many(left_open(asks, answers)))
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
+        return self._together.renew_many(asks)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._together.close()
+        super().close()
 
     def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
         """Make the table or bring it up to date, and return its version; once is enough.
@@ -105,7 +146,50 @@ class AsyncMySQLStore(AsyncSQLStore):
         self._database = setup.database
         self._schema = setup.schema
         self._mysql = tasks.Executor(pool, setup.timeout, setup.schema)
+        self._together = AsyncTogether(
+            setup.verbs,
+            self._hurried(setup, BATCH_CONNECTIONS),
+            self._hurried(setup, RENEWAL_CONNECTIONS),
+        )
         super().__init__(setup.verbs, self._mysql)
+        one_by_one = AsyncSQLStore(setup.verbs, self._mysql)
+        self._batcher = (
+            Batcher(one_by_one, self._together, most_bytes=MOST_BYTES) if setup.batching else None
+        )
+        self._single: Single = self._batcher or one_by_one
+
+    def _hurried(self, setup: _Setup[tasks.Connect], size: int) -> tasks.Executor:
+        pool = tasks.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
+        return tasks.Executor(pool, setup.timeout, setup.schema)
+
+    async def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation, together with those who ask at the same time."""
+        return await self._single.claim(ask)
+
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the owner's success, together with those who do at the same time."""
+        return await self._single.complete(identity, owner, result, ttl)
+
+    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """`claim` for each, in one statement as far as that goes."""
+        answers = await self._together.claim_many(asks)
+        return filled_in(answers, await super().claim_many(left_open(asks, answers)))
+
+    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """`complete` for each, in one statement as far as that goes."""
+        answers = await self._together.complete_many(asks)
+        return filled_in(answers, await super().complete_many(left_open(asks, answers)))
+
+    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
+        return await self._together.renew_many(asks)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._batcher is not None:
+            await self._batcher.close()
+        await self._together.close()
+        await super().close()
 
     async def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
         """Make the table or bring it up to date; see `MySQLStore.migrate`."""
@@ -125,7 +209,8 @@ class _Setup(NamedTuple, Generic[Connect]):
     place: str
     timeout: float
     max_size: int
-    verbs: MySQLVerbs
+    batching: bool
+    verbs: MySQLBatchVerbs
     schema: Schema
 
 
@@ -156,6 +241,7 @@ def _setup(
         place,
         patience,
         whole_number("max_size", told.get("max_size", MOST_CONNECTIONS)),
-        MySQLVerbs(table),
+        switch("batching", told.get("batching", True)),
+        MySQLBatchVerbs(table),
         Schema(table.name, patience, autocreate=autocreate),
     )

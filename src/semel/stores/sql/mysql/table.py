@@ -33,8 +33,8 @@ OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
 
 PREFIX_LENGTH = 128
 
-_NOW: Final = "UTC_TIMESTAMP(6)"
-_LATER: Final = f"{_NOW} + INTERVAL %s MICROSECOND"
+NOW: Final = "UTC_TIMESTAMP(6)"
+_LATER: Final = f"{NOW} + INTERVAL %s MICROSECOND"
 _EPOCH: Final = "'1970-01-01'"
 _TIMES: Final = frozenset({"expire_at", "created_at", "updated_at", "lease_until"})
 
@@ -44,7 +44,7 @@ def _microseconds(time: str) -> str:
 
 
 READ_COLUMNS: Final = ", ".join(_microseconds(name) if name in _TIMES else name for name in COLUMNS)
-READ_NOW: Final = _microseconds(_NOW)
+READ_NOW: Final = _microseconds(NOW)
 
 _SWAPPED: Final = tuple(name for name in COLUMNS if name not in {"idem_key", "biz_type"})
 _SWAP: Final = ", ".join(
@@ -69,12 +69,13 @@ class MySQLTable:
         self.name = name
         self.prefix = prefix
         self._own = _checked(own)
+        self.own_names = tuple(self._own)
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._read = (
             f"SELECT {READ_COLUMNS}, {READ_NOW}, {self.made_here} "  # noqa: S608 - checked above
             f"FROM {name} WHERE digest = %s"
         )
-        self._insert_claim = _insert(name, self.new_fence, tuple(self._own))
+        self._insert_claim = _insert(name, self.new_fence, self.own_names)
         self._insert_mark = _insert(name, self.new_fence, ())
 
     # --- one record ----------------------------------------------------------------------
@@ -193,7 +194,7 @@ class MySQLTable:
         self, changes: str, values: tuple[object, ...], identity: Identity, owner: bytes
     ) -> Statement:
         return Statement(
-            f"UPDATE {self.name} SET {changes}, updated_at = {_NOW} "  # noqa: S608 - checked above
+            f"UPDATE {self.name} SET {changes}, updated_at = {NOW} "  # noqa: S608 - checked above
             "WHERE digest = %s AND owner = %s AND status = 0",
             (*values, self.digest(identity), owner),
             writes=True,
@@ -203,7 +204,7 @@ class MySQLTable:
         """Keep a finished record for `ttl` from now."""
         return Statement(
             f"UPDATE {self.name} SET expire_at = {_LATER} "  # noqa: S608 - checked above
-            f"WHERE digest = %s AND expire_at > {_NOW}",
+            f"WHERE digest = %s AND expire_at > {NOW}",
             (stamp(ttl), self.digest(identity)),
             writes=True,
         )
@@ -212,7 +213,7 @@ class MySQLTable:
         """Remove the record; an expired one is absent already and left to the purge."""
         return Statement(
             f"DELETE FROM {self.name} WHERE digest = %s "  # noqa: S608 - checked above
-            f"AND (expire_at IS NULL OR expire_at > {_NOW})",
+            f"AND (expire_at IS NULL OR expire_at > {NOW})",
             (self.digest(identity),),
             writes=True,
         )
@@ -230,7 +231,7 @@ def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:
         f"INSERT INTO {table} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - checked names
         "payload_hash, status, result_payload, expire_at, created_at, updated_at, "
         f"codec, owner, number, fence, hold, lease_until, format{names}) "
-        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {_NOW}, {_NOW}, "
+        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {NOW}, {NOW}, "
         f"%s, %s, 1, {fence}, %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
         "ON DUPLICATE KEY UPDATE digest = digest"
     )

@@ -44,11 +44,15 @@ def connector(address: Address, timeout: float) -> Connect:
 class Pool:
     """At most `size` connections, opened when they are needed."""
 
-    def __init__(self, connect: Connect, place: str, timeout: float, size: int) -> None:
+    def __init__(
+        self, connect: Connect, place: str, timeout: float, size: int, *, patient: bool = True
+    ) -> None:
+        """`patient`: whether a statement waits for a lock, and is sent again if in vain."""
         self.place = place
+        self.patient = patient
         self._connect = connect
         self._timeout = timeout
-        self._settings = settings(timeout)
+        self._settings = settings(timeout, patient=patient)
         self._size = size
         self._closed = False
         self._fresh()
@@ -185,7 +189,6 @@ class Executor:
         self._pool = pool
         self._timeout = timeout
         self._schema = schema
-        self._ensured = False
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations one after the other; the outcomes come in their order."""
@@ -209,15 +212,15 @@ class Executor:
 
     async def _outcome(self, line: _Line, operation: Operation[Any]) -> Any:
         try:
-            if not self._ensured:
+            if not self._schema.ensured:
                 await self._alone(line, self._schema.ensure())
-                self._ensured = True
             return await line.drive(operation.start())
         except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
             return translate(error, self._pool.place)
 
     def _line(self) -> _Line:
-        return _Line(self._pool, Effort(self._pool.place, self._timeout))
+        effort = Effort(self._pool.place, self._timeout, patient=self._pool.patient)
+        return _Line(self._pool, effort)
 
     async def _alone(self, line: _Line, verb: Verb[T]) -> T:
         """Run a verb that takes a lock of the server, which ends with the connection."""

@@ -39,7 +39,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.base import Counts, Page
 from semel.stores.sql.mysql.listing import Listing
 from semel.stores.sql.mysql.table import MySQLTable
-from semel.stores.sql.rows import seconds, to_record
+from semel.stores.sql.rows import Row, seconds, to_record
 from semel.stores.sql.verbs import Statement, Verb, operation
 
 ROUNDS: Final = 20
@@ -192,11 +192,8 @@ class MySQLVerbs:
         if not reply.rows:
             return _Look(None, 0.0, inserted=False)
         *row, now, inserted = reply.rows[0]
-        at = seconds(now)
-        record = to_record(tuple(row), at)
-        if record.identity != identity:
-            raise StoreError("the digest of this key is taken by another key")
-        return _Look(record, at, inserted=bool(inserted))
+        record = record_of(tuple(row), seconds(now), identity)
+        return _Look(record, record.now, inserted=bool(inserted))
 
     def _swapped(
         self, stored: Record, record: Record, own: Mapping[str, Any] | None = None
@@ -209,3 +206,11 @@ class MySQLVerbs:
             f"the record of {identity.scope!r} / {identity.key!r} in {self._table.name} changed "
             f"{ROUNDS} times while it was being judged (or its key is in a row that is not semel's)"
         )
+
+
+def record_of(row: Row, now: float, identity: Identity) -> Record:
+    """Read the row that was found under the digest of an identity."""
+    record = to_record(row, now)
+    if record.identity != identity:
+        raise StoreError("the digest of this key is taken by another key")
+    return record

@@ -1,0 +1,99 @@
+"""What the verbs do for many members at once: one statement, one commit, a judgement of each row.
+
+They are generators, as in `verbs`, and give the answers by identity. A member that is not among
+them was left open: it is asked for by the verb for one member, which knows every case. The members
+must be different identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+from semel.core import judge
+from semel.core.records import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Identity,
+    RenewRequest,
+    State,
+)
+from semel.errors import StoreError
+from semel.stores.sql.members import in_order
+from semel.stores.sql.mysql.batches import BatchStatements
+from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.mysql.verbs import MySQLVerbs, record_of
+from semel.stores.sql.rows import COLUMNS, Row, seconds
+from semel.stores.sql.verbs import Reply, Verb, operation
+
+R = TypeVar("R", CompleteRequest, RenewRequest)
+
+Claims: TypeAlias = dict[Identity, Claim | StoreError]
+
+_OWNER, _NUMBER, _FENCE = map(COLUMNS.index, ("owner", "number", "fence"))
+
+
+class MySQLBatchVerbs(MySQLVerbs):
+    """The verbs for one member and for many, on one table."""
+
+    def __init__(self, table: MySQLTable) -> None:
+        super().__init__(table)
+        self._batches = BatchStatements(table)
+
+    @operation(peek=False)
+    def claim_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
+        """Claim what is new, and judge what is there."""
+        ordered = in_order(asks, self._table.digest)
+        return _judged(ordered, (yield self._batches.claim(ordered)))
+
+    @operation(peek=False)
+    def look_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
+        """Judge what is there, and wait for nobody: an open transaction has one of the keys."""
+        ordered = in_order(asks, self._table.digest)
+        return _judged(ordered, (yield self._batches.read(ordered)))
+
+    @operation(peek=False)
+    def complete_together(self, asks: Sequence[CompleteRequest]) -> Verb[dict[Identity, bool]]:
+        """Store the success of attempts that run."""
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.complete(ordered)
+        if reply.changed == len(ordered):
+            return dict.fromkeys((ask.identity for ask in asks), True)
+        reply = yield self._batches.owners(ordered, State.SUCCEEDED)
+        return {ask.identity: True for ask in _owned(ordered, reply)}
+
+    @operation(peek=False)
+    def renew_together(self, asks: Sequence[RenewRequest]) -> Verb[dict[Identity, bool]]:
+        """Extend leases."""
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.renew(ordered)
+        if reply.changed == len(ordered):
+            return dict.fromkeys((ask.identity for ask in asks), True)
+        reply = yield self._batches.owners(ordered, State.PROCESSING)
+        refused = dict.fromkeys((ask.identity for ask in asks), False)
+        return refused | {ask.identity: True for ask in _owned(ordered, reply)}
+
+
+def _judged(asks: Mapping[bytes, ClaimRequest], reply: Reply) -> Claims:
+    answers: Claims = {}
+    for digest, *row, now, made_here in reply.rows:
+        ask = asks[digest]
+        if made_here and row[_OWNER] == ask.owner:
+            answers[ask.identity] = Claimed(row[_NUMBER], row[_FENCE])
+        elif (answer := _answer(ask, tuple(row), seconds(now))) is not None:
+            answers[ask.identity] = answer
+    return answers
+
+
+def _answer(ask: ClaimRequest, row: Row, now: float) -> Claim | StoreError | None:
+    try:
+        answer, record = judge.claim(record_of(row, now, ask.identity), ask, now)
+    except StoreError as damage:
+        return damage
+    return answer if record is None else None  # it has to be written over, by compare-and-swap
+
+
+def _owned(asks: Mapping[bytes, R], reply: Reply) -> list[R]:
+    return [asks[digest] for digest, owner in reply.rows if asks[digest].owner == owner]
