@@ -64,16 +64,16 @@ class PostgresVerbs:
     @single()
     def claim(self, ask: ClaimRequest) -> Verb[Claim]:
         """Ask to run the operation."""
-        statement = self._statements.claim(
-            **self._named(ask.identity),
-            **{f"own_{name}": value(ask) for name, value in self._columns.items()},
-            owner=ask.owner,
-            fingerprint=ask.fingerprint,
-            lease=ask.lease,
-            hold=ask.hold,
-            replace=ask.replace,
-            max_attempts=ask.max_attempts,
-        )
+        values = self._named(ask.identity)
+        values["owner"] = ask.owner
+        values["fingerprint"] = ask.fingerprint
+        values["lease"] = ask.lease
+        values["hold"] = ask.hold
+        values["replace"] = ask.replace
+        values["max_attempts"] = ask.max_attempts
+        for name, value in self._columns.items():
+            values[f"own_{name}"] = value(ask)
+        statement = self._statements.claim.fill(values)
         for _ in range(MOST_SENDINGS):
             reply = yield statement
             for *row, takeover, waited_for, written in reply.rows:
@@ -226,16 +226,15 @@ class PostgresVerbs:
         retryable: bool = False,
         keep_fingerprint: bool,
     ) -> Statement:
-        return self._statements.end(
-            **self._named(identity),
-            owner=owner,
-            state=int(state),
-            data=outcome.data,
-            codec=outcome.codec,
-            ttl=ttl,
-            retryable=retryable,
-            keep_fingerprint=keep_fingerprint,
-        )
+        values = self._named(identity)
+        values["owner"] = owner
+        values["state"] = int(state)
+        values["data"] = outcome.data
+        values["codec"] = outcome.codec
+        values["ttl"] = ttl
+        values["retryable"] = retryable
+        values["keep_fingerprint"] = keep_fingerprint
+        return self._statements.end.fill(values)
 
     def _noted(self, ask: ClaimRequest, answer: Claim, *, waited_for: bool) -> Verb[bool]:
         """Note in the row that somebody waits here; False = it ended before that, unheard.
