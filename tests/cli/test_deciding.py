@@ -57,7 +57,8 @@ def test_resolve_as_failed(semel, caplog):
 
 def test_resolve_as_failed_and_retryable(semel):
     semel.abandon("order:1")
-    semel.on_store("resolve", "orders", "order:1", "--failed", "never sent", "--retryable")
+    said = semel.on_store("resolve", "orders", "order:1", "--failed", "never sent", "--retryable")
+    assert said.out.startswith("resolved as retryable")
     with Idempotency(semel.url) as engine:
         assert engine.execute("order:1", lambda: "ran", scope="orders") == "ran"
 

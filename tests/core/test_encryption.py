@@ -124,6 +124,7 @@ def test_errors_and_representations_keep_the_secrets():
     ("keys", "primary", "message"),
     [
         ({"a": b"short"}, "a", "key 'a' has 5 bytes; AES takes 16, 24 or 32"),
+        ({"a": "k" * 32}, "a", "key 'a' must be bytes, not str"),
         ({"a": OLD}, "b", "the primary key 'b' is not among the keys"),
         ({}, "a", "the primary key 'a' is not among the keys"),
         ({"": OLD}, "", "a key id has 1 to 255 bytes; got 0"),

@@ -429,3 +429,9 @@ def test_rows_may_come_as_dictionaries():
         run(connection, ROW)
         assert FLOW.transition(connection, 7, "paid") == Applied("paid")
         assert FLOW.transition(connection, 7, "paid") == AlreadyApplied("paid")
+
+
+def test_a_cursor_is_not_taken_for_a_connection():
+    refused = pytest.raises(ConfigError, match="a connection is needed, not a Cursor of sqlite3")
+    with closing(sqlite3.connect(":memory:")) as connection, refused:
+        update_if_version(connection.cursor(), "accounts", 7, 3, {"note": "x"})

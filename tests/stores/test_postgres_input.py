@@ -90,6 +90,14 @@ def test_a_bad_option_is_named_and_nothing_is_opened(query, named):
     assert "s3cret" not in str(wrong.value)
 
 
+def test_a_mistyped_option_is_answered_with_those_that_there_are():
+    with pytest.raises(ConfigError) as wrong:
+        open_store(f"{NOWHERE}?max_sise=3")
+    assert "no option max_sise; known: autocreate, batching" in str(wrong.value)
+    assert "max_size" in str(wrong.value)
+    assert "cannot be read" not in str(wrong.value)
+
+
 def test_an_option_in_the_url_and_by_name_is_refused():
     with pytest.raises(ConfigError, match="table"):
         open_store(f"{NOWHERE}?table=a", table="b")

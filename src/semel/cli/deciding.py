@@ -49,7 +49,7 @@ def resolve(options: Namespace) -> int:
     if isinstance(decision, Overtaken):
         print("nothing was decided: somebody else was faster", file=sys.stderr)
         return 1
-    print(f"resolved as {'succeeded' if isinstance(resolution, Succeeded) else 'failed'}")
+    print(f"resolved as {_named(resolution)}")
     return 0
 
 
@@ -73,6 +73,12 @@ def _resolution(options: Namespace) -> Succeeded | Failed:
             f"--succeeded takes the result as JSON: {error}; "
             """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
         ) from error
+
+
+def _named(resolution: Succeeded | Failed) -> str:
+    if isinstance(resolution, Succeeded):
+        return "succeeded"
+    return "retryable: the next call runs" if resolution.retryable else "failed"
 
 
 def _why_not(record: Record | None) -> str:

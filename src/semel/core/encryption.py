@@ -89,7 +89,13 @@ def _key_id(name: str) -> bytes:
     return encoded
 
 
-def _checked(name: str, key: bytes) -> bytes:
+def _checked(name: str, key: object) -> bytes:
+    if not isinstance(key, bytes):
+        # Unshown: whatever it is, it may be the key.
+        raise ConfigError(
+            f"key {name!r} must be bytes, not {type(key).__name__}; decode a text first, as with "
+            "base64.b64decode or bytes.fromhex"
+        )
     if len(key) not in KEY_LENGTHS:
         raise ConfigError(f"key {name!r} has {len(key)} bytes; AES takes 16, 24 or 32")
     return key

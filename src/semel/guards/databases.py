@@ -104,10 +104,19 @@ def _driver(connection: Any) -> str:
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
             if hasattr(sys.modules.get(name), "paramstyle"):
-                return name
+                return _unless_cursor(connection, name)
     raise ConfigError(
         f"a DB-API or SQLAlchemy connection is needed, not {type(connection).__name__}"
     )
+
+
+def _unless_cursor(connection: Any, driver: str) -> str:
+    if not hasattr(connection, "cursor"):
+        raise ConfigError(
+            f"a connection is needed, not a {type(connection).__name__} of {driver}: guards open "
+            "cursors of their own"
+        )
+    return driver
 
 
 def _paramstyle(driver: str) -> str:

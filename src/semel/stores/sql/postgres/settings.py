@@ -84,10 +84,7 @@ def settings(url: str, options: Mapping[str, Any], timeout: float) -> Settings:
         parameters = conninfo_to_dict(make_conninfo(_with_login(url), **libpq))
     except psycopg.ProgrammingError as error:
         # Without its cause: libpq repeats what it could not read, password and all.
-        raise ConfigError(
-            "postgresql:// cannot be read: write postgresql://user:password@host:5432/database, "
-            f"options behind a ?{_unknown(str(error))}"
-        ) from None
+        raise ConfigError(_why_not(str(error))) from None
     port = str(parameters.get("port") or "5432")
     if not re.fullmatch(r"[0-9,]+", port):
         # Unnamed: with an unescaped password, it is a part of that.
@@ -127,6 +124,12 @@ def _place(parameters: Mapping[str, Any]) -> str:
     return f"the PostgreSQL database {parameters.get('dbname') or 'of this user'} at {host}:{port}"
 
 
-def _unknown(said: str) -> str:
+def _why_not(said: str) -> str:
     found = _UNKNOWN_OPTION.match(said)
-    return "" if found is None else f"; there is no option {found[1]}"
+    if found is None:
+        return (
+            "postgresql:// cannot be read: write postgresql://user:password@host:5432/database, "
+            "options behind a ?"
+        )
+    known = ", ".join(sorted(STORE_OPTIONS | POOL_OPTIONS))
+    return f"postgresql:// has no option {found[1]}; known: {known}, and those of libpq"
