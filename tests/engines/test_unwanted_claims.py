@@ -90,33 +90,35 @@ def impatient(memory_world, monkeypatch):
 def test_claims_in_doubt_do_not_keep_the_timer_from_renewing(impatient):
     def work():
         attempt = current_attempt()
-        impatient.store.inject("claim", Refuse(), times=6)
+        impatient.store.inject("claim", Refuse(), times=MANY)  # the timer meets some of them
         for key in range(6):
             with pytest.raises(StoreUnavailable):
                 impatient.execute(f"k{key}", never)
+        impatient.store.heal()
         impatient.store.inject("claim", Delay(0.2), times=6)
         while impatient.engine._leases._unsure:
             assert not attempt.lost
             time.sleep(0.01)
 
     impatient.execute("long", work)
-    assert impatient.store.fired("claim") == 12
+    assert impatient.store.fired("claim") >= 6
     assert not impatient.told(events.LostLease)
 
 
 def test_results_to_be_saved_do_not_keep_the_timer_from_renewing(impatient):
     def work():
         attempt = current_attempt()
-        impatient.store.inject("complete", Refuse(), times=6)
+        impatient.store.inject("complete", Refuse(), times=MANY)  # the timer meets some of them
         for key in range(6):
             impatient.execute(f"k{key}", lambda: 1, policy=Policy(lease=60))
+        impatient.store.heal()
         impatient.store.inject("complete", Delay(0.2), times=6)
         while len(impatient.engine._leases) > 1:
             assert not attempt.lost
             time.sleep(0.01)
 
     impatient.execute("long", work)
-    assert impatient.store.fired("complete") == 12
+    assert impatient.store.fired("complete") >= 6
     assert not impatient.told(events.LostLease)
 
 
