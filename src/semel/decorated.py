@@ -121,9 +121,13 @@ class Plan:
                     f"{self.name} is a method: say what makes its key, such as "
                     "key='{self.id}:{order.id}'; the instance is no part of a digest"
                 )
-            skipped = names[0] if self.binding == "class" or names[:1] == ("cls",) else None
+            first = names[0] if self.binding == "class" or names[:1] == ("cls",) else None
             return lambda call: digest_key(
-                {name: value for name, value in call.values.items() if name != skipped}
+                {
+                    # A subclass makes other things of the same arguments.
+                    name: _class_name(value) if name == first else value
+                    for name, value in call.values.items()
+                }
             )
         if isinstance(key, str):
             template = compile_template(key, names)
@@ -152,6 +156,10 @@ class Plan:
         if isinstance(payload, str):
             return lambda call: call.values[payload]
         return lambda call: {name: call.values[name] for name in names}
+
+
+def _class_name(value: object) -> object:
+    return f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else value
 
 
 def _policies(

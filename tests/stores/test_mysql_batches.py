@@ -176,7 +176,7 @@ def test_a_batch_finds_its_rows_by_their_digests_in_a_small_table_and_in_a_large
         plan = server.execute(
             f"EXPLAIN {statement.sql}", *statement.parameters, database=database_of(mysql_url)
         )
-        assert ("t", "eq_ref", "PRIMARY") in {(row[2], row[3], row[5]) for row in plan}
+        assert [(row[3], row[5]) for row in plan] == [("range", "PRIMARY")]
     store.close()
 
 
@@ -398,7 +398,7 @@ async def test_a_claim_that_meets_an_open_transaction_waits_alone(
 
 
 def test_what_needs_no_write_is_told_while_another_member_is_locked(server, mysql_url, kind):
-    with driven(kind, mysql_url, timeout=1.0) as store:
+    with driven(kind, mysql_url, timeout=2.5) as store:
         done, running = asks(["done", "running"])
         store.claim_many([done, running])
         store.complete(done.identity, done.owner, RESULT, 60.0)
@@ -407,7 +407,7 @@ def test_what_needs_no_write_is_told_while_another_member_is_locked(server, mysq
             answers = store.claim_many(asks(["done", "locked", "new", "running"]))
     assert [type(answer).__name__ for answer in answers] == [
         "Finished",
-        "StoreUnavailable",
+        "Busy",
         "Claimed",
         "Busy",
     ]
@@ -466,7 +466,7 @@ async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mys
         requests = asks(OTHERS)
         if verb == "complete":
             await store.claim_many(requests)
-        proxy.lose_reply(lambda sent: b"UNION ALL" in sent or sent.count(b"UTC_TIMESTAMP") > 12)
+        proxy.lose_reply(lambda sent: b"(digest, owner) IN" in sent or sent.count(b"UTC_TIMESTAMP") > 12)
         if verb == "claim":
             answers = await store.claim_many(requests)
             assert {(answer.number, answer.takeover) for answer in answers} == {(1, False)}

@@ -19,6 +19,7 @@ from semel.core.records import (
 from semel.errors import StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.locks import RecordLocked, busy_if_locked
 from semel.stores.sql.store import all_or_error, by_digest, named, own_errors, put_back
 from semel.stores.sql.verbs import Operation
 
@@ -46,7 +47,10 @@ class AsyncSQLStore:
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        return await self._run(self._verbs.claim(ask))
+        try:
+            return await self._run(self._verbs.claim(ask))
+        except RecordLocked as locked:
+            return busy_if_locked(locked)
 
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the owner's lease from now."""
@@ -104,7 +108,8 @@ class AsyncSQLStore:
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one transaction."""
-        return await self._run_many([self._verbs.claim(ask) for ask in asks], named(asks))
+        answers = await self._run_many([self._verbs.claim(ask) for ask in asks], named(asks))
+        return [busy_if_locked(answer) for answer in answers]
 
     async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete` for each, in one transaction."""

@@ -20,6 +20,7 @@ from semel.core.records import (
 from semel.errors import StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.locks import RecordLocked, busy_if_locked
 from semel.stores.sql.verbs import Operation
 
 T = TypeVar("T")
@@ -46,7 +47,10 @@ class SQLStore:
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        return self._run(self._verbs.claim(ask))
+        try:
+            return self._run(self._verbs.claim(ask))
+        except RecordLocked as locked:
+            return busy_if_locked(locked)
 
     def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the owner's lease from now."""
@@ -104,7 +108,8 @@ class SQLStore:
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one transaction."""
-        return self._run_many([self._verbs.claim(ask) for ask in asks], named(asks))
+        answers = self._run_many([self._verbs.claim(ask) for ask in asks], named(asks))
+        return [busy_if_locked(answer) for answer in answers]
 
     def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete` for each, in one transaction."""

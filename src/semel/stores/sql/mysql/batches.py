@@ -5,19 +5,22 @@ This module writes SQL. It runs none. It keeps to what both servers understand.
 Bytes stand in the text as hexadecimal literals: a digest is written once and used twice, and the
 drivers' own quoting takes twice the time. Texts, and results, which may be large, are parameters.
 
-An UPDATE goes through the members in their order and finds each row by its digest. It is told so:
-in a small table a server would rather read, and lock, every row.
+An UPDATE finds its rows by their digests, in their order. It is told so: in a small table a server
+would rather read, and lock, every row. It has one CASE for a column; a join with a list of members
+takes a server half as long again, which notes the rows that it finds before it changes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from semel.core.records import ClaimRequest, CompleteRequest, RenewRequest, State
 from semel.stores.sql.mysql.table import NOW, READ_COLUMNS, READ_NOW, MySQLTable
 from semel.stores.sql.rows import FORMAT, stamp
 from semel.stores.sql.verbs import Statement
+
+T = TypeVar("T")
 
 _RUNNING: Final = int(State.PROCESSING)
 
@@ -78,41 +81,46 @@ class BatchStatements:
 
     def complete(self, asks: Mapping[bytes, CompleteRequest]) -> Statement:
         """Store the success of running owners."""
+        results = [ask.result for ask in asks.values()]
+        data, data_values = _each(asks, [result.data for result in results])
+        codec, codec_values = _each(asks, [result.codec for result in results])
+        ttl, ttl_values = _each(asks, [stamp(ask.ttl) for ask in asks.values()])
         return self._by_owner(
-            f"t.status = {int(State.SUCCEEDED)}, t.result_payload = v.data, t.codec = v.codec, "
-            f"t.lease_until = NULL, t.expire_at = {_later('v.ttl')}",
-            "SELECT {} AS digest, {} AS owner, %s AS data, %s AS codec, {} AS ttl",
-            [(digest, ask.owner, stamp(ask.ttl)) for digest, ask in asks.items()],
-            tuple(value for ask in asks.values() for value in (ask.result.data, ask.result.codec)),
+            asks,
+            f"status = {int(State.SUCCEEDED)}, result_payload = {data}, codec = {codec}, "
+            f"lease_until = NULL, expire_at = {_later(ttl)}",
+            (*data_values, *codec_values, *ttl_values),
         )
 
     def renew(self, asks: Mapping[bytes, RenewRequest]) -> Statement:
         """Extend the leases of running owners."""
-        return self._by_owner(
-            f"t.lease_until = {_later('v.lease')}",
-            "SELECT {} AS digest, {} AS owner, {} AS lease",
-            [(digest, ask.owner, stamp(ask.lease)) for digest, ask in asks.items()],
-            (),
-        )
+        lease, values = _each(asks, [stamp(ask.lease) for ask in asks.values()])
+        return self._by_owner(asks, f"lease_until = {_later(lease)}", (*values,))
 
     def _by_owner(
         self,
+        asks: Mapping[bytes, CompleteRequest] | Mapping[bytes, RenewRequest],
         changes: str,
-        member: str,
-        members: list[tuple[bytes, bytes, int]],
         values: tuple[object, ...],
     ) -> Statement:
-        listed = " UNION ALL ".join(
-            member.format(literal(digest), literal(owner), span) for digest, owner, span in members
+        owners = ", ".join(
+            f"({literal(digest)}, {literal(ask.owner)})" for digest, ask in asks.items()
         )
         return Statement(
-            f"UPDATE ({listed}) v "  # noqa: S608 - a checked name
-            f"STRAIGHT_JOIN {self._table.name} t FORCE INDEX (PRIMARY) "
-            f"ON t.digest = v.digest AND t.owner = v.owner SET {changes}, t.updated_at = {NOW} "
-            f"WHERE t.status = {_RUNNING}",
+            f"UPDATE {self._table.name} FORCE INDEX (PRIMARY) "  # noqa: S608 - a checked name
+            f"SET {changes}, updated_at = {NOW} WHERE digest IN ({_listed(asks)}) "
+            f"AND (digest, owner) IN ({owners}) AND status = {_RUNNING}",
             values,
             writes=True,
         )
+
+
+def _each(digests: Iterable[bytes], values: list[T]) -> tuple[str, list[T]]:
+    """Write what gives each row the value of its member, and the parameters that this takes."""
+    if values.count(values[0]) == len(values):
+        return "%s", values[:1]
+    cases = " ".join(f"WHEN {literal(digest)} THEN %s" for digest in digests)
+    return f"CASE digest {cases} END", values
 
 
 def literal(value: bytes | None) -> str:

@@ -16,6 +16,9 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from semel.stores.sql.locks import RecordLocked
+
+LOCKED: Final = 1205
 
 _REPEATED: Final = frozenset({
     1205,  # lock wait timeout: another transaction holds the row
@@ -155,6 +158,8 @@ def _ours(error: Exception, place: str) -> Exception:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")
     if code in _REFUSED:
         return StoreRefused(f"{place} {_REFUSED[code]}: {detail}")
+    if code == LOCKED:
+        return RecordLocked(f"{place} {_SAYS[code]}: {detail}")
     if code in _SAYS:
         return StoreUnavailable(f"{place} {_SAYS[code]}: {detail}")
     if isinstance(error, TimeoutError):

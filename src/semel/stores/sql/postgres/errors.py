@@ -21,6 +21,7 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from semel.stores.sql.locks import RecordLocked
 
 
 class TimeIsUp(psycopg.OperationalError):
@@ -54,7 +55,7 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (TooManyRequests, StoreUnavailable, _QUEUE),
     (TimeIsUp, StoreUnavailable, _SILENT),
     (sql.QueryCanceled, StoreUnavailable, _SLOW),
-    (sql.LockNotAvailable, StoreUnavailable, _LOCKED),
+    (sql.LockNotAvailable, RecordLocked, _LOCKED),
     (sql.ReadOnlySqlTransaction, StoreUnavailable, _REPLICA),
     (sql.DiskFull, StoreFull, _DISK),
     (sql.OutOfMemory, StoreFull, _MEMORY),

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter
+from struct import Struct
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -31,16 +34,34 @@ _TEXT, _BINARY = 0, 1
 _LONGEST_WAIT: Final = 86_400.0
 """Seconds. More is more than a poll can count."""
 
+# No functions of Python's own: each call goes through most of them, with cold caches.
 _WRITERS: Final[dict[type, tuple[Callable[[Any], bytes | None], int]]] = {
     # As text, a value would end at its first zero byte; in binary, the server refuses that byte.
     str: (str.encode, _BINARY),
     bytes: (bytes, _BINARY),
-    UUID: (lambda value: value.bytes, _BINARY),
-    bool: (lambda value: b"t" if value else b"f", _TEXT),
-    int: (lambda value: b"%d" % value, _TEXT),
-    float: (lambda value: repr(value).encode(), _TEXT),
-    type(None): (lambda _: None, _TEXT),
+    UUID: (attrgetter("bytes"), _BINARY),
+    bool: ({True: b"t", False: b"f"}.__getitem__, _TEXT),
+    int: (b"%d".__mod__, _TEXT),
+    float: (Struct("!d").pack, _BINARY),  # where a statement takes one, it says ::float8
+    type(None): ({None: None}.__getitem__, _TEXT),
 }
+
+
+class _Writing(NamedTuple):
+    """How to write values of certain types, one after the other."""
+
+    writers: tuple[Callable[[Any], bytes | None], ...]
+    formats: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _writing(*types: type) -> _Writing | None:
+    """Find out how to write them; None = that is psycopg's business."""
+    if not types or not _WRITERS.keys() >= set(types):
+        return None
+    return _Writing(
+        tuple(_WRITERS[kind][0] for kind in types), tuple(_WRITERS[kind][1] for kind in types)
+    )
 
 
 class QuickSession(OwnPsycopgSession):
@@ -56,18 +77,13 @@ class QuickSession(OwnPsycopgSession):
 
     def execute(self, statement: Statement) -> Reply:
         """Run one statement."""
-        try:
-            writers = [_WRITERS[type(value)] for value in statement.parameters]
-        except KeyError:
-            writers = []
-        if not writers:
+        parameters = statement.parameters
+        writing = _writing(*map(type, parameters))
+        if writing is None:
             return super().execute(statement)
-        values = [
-            write(value) for value, (write, _) in zip(statement.parameters, writers, strict=True)
-        ]
-        formats = [form for _, form in writers]
+        values = [write(value) for write, value in zip(writing.writers, parameters, strict=True)]
         name = self._names.get(statement.sql) or self._prepare(statement.sql)
-        self._pgconn.send_query_prepared(name, values, formats, _BINARY)
+        self._pgconn.send_query_prepared(name, values, writing.formats, _BINARY)
         result = self._wait()
         reader = self._reader
         reader.set_pgresult(result)

@@ -14,6 +14,7 @@ from semel.core import judge
 from semel.core.records import Busy, Claim, Claimed, ClaimRequest, CompleteRequest, RenewRequest
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, Request
+from semel.stores.sql.locks import ASK_AGAIN_AFTER
 from semel.stores.sql.postgres.batches import BatchStatements, Seen
 from semel.stores.sql.postgres.patience import concerns_all
 from semel.stores.sql.postgres.verbs import OwnColumns, PostgresVerbs, record_of, single
@@ -22,9 +23,6 @@ from semel.stores.sql.verbs import Verb
 
 A = TypeVar("A", bound=Request)
 T = TypeVar("T")
-
-ASK_AGAIN_AFTER: Final = 0.1
-"""Seconds. An open transaction has the key, and nobody can tell how long it will."""
 
 MOST_TOGETHER: Final = 512
 """Members of one statement. Each holds an advisory lock until the commit, and a server has room for

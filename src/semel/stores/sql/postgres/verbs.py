@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -41,6 +41,9 @@ from semel.stores.urls import whole_number
 MOST_SENDINGS: Final = 100
 """A row that changes under every one of so many statements is no accident any more."""
 
+DIGESTS_KEPT: Final = 256
+"""A claim is soon followed by a complete of the same identity."""
+
 OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
 """The application's own columns, each with the function that fills it."""
 
@@ -60,6 +63,7 @@ class PostgresVerbs:
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._columns = columns
         self._waiting = waiting
+        self.digest = lru_cache(maxsize=DIGESTS_KEPT)(self._digest)
 
     @single()
     def claim(self, ask: ClaimRequest) -> Verb[Claim]:
@@ -250,7 +254,7 @@ class PostgresVerbs:
         reply = yield self._statements.note_waiter(**named, owner=answer.owner)
         return reply.changed > 0
 
-    def digest(self, identity: Identity) -> UUID:
+    def _digest(self, identity: Identity) -> UUID:
         """Give the primary key of a record."""
         return UUID(bytes=self.short_digest(identity))
 
