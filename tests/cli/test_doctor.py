@@ -126,3 +126,31 @@ def failing(monkeypatch):
 
 def test_what_the_store_complains_about_is_told(semel_sqlite, failing):
     assert "run semel migrate" in semel_sqlite.on_store("doctor").out
+
+
+def tiers(front, behind):
+    Path("semel.toml").write_text(f'url = "{front}"\nbehind = "{behind}"\n')
+
+
+def test_both_tiers_are_named_and_looked_at(semel_sqlite, redis_url):
+    tiers(redis_url, semel_sqlite.url)
+    said = semel_sqlite("doctor")
+    assert said.code == 0
+    assert "redis in front of sqlite" in said.out
+    assert ["ok", "front", "it", "answers"] in said.lines
+
+
+def test_a_front_that_is_away_hides_nothing_of_the_store_behind(semel_sqlite):
+    tiers("redis://127.0.0.1:1/0", semel_sqlite.url)
+    said = semel_sqlite("doctor", "--json")
+    assert said.code == 1
+    assert findings(said) == [
+        *(("ok", about) for about in ("settings", "store", "store", "clock")),
+        ("warning", "front"),
+        ("ok", "stuck"),
+    ]
+    (front,) = [each["text"] for each in said.data if each["about"] == "front"]
+    assert front.startswith("it is away, and sqlite answers alone")
+    store = open_store(semel_sqlite.url)
+    assert store.counts().succeeded == 0, "it leaves nothing behind"
+    store.close()

@@ -24,6 +24,7 @@ RESOLVERS = {"orders": lambda _: Succeeded("found out")}
 
 def test_a_thread_looks_again_and_again(sqlite_url):
     store = open_store(sqlite_url)
+    store.migrate()
     with Reconciler(sqlite_url, RESOLVERS, older_than=0, every=0.01):
         store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
         store.renew(KEY, OWNER, 0.0)
@@ -34,6 +35,7 @@ def test_a_thread_looks_again_and_again(sqlite_url):
 
 async def test_a_task_looks_again_and_again(sqlite_url):
     store = open_store(sqlite_url)
+    store.migrate()
     async with AsyncReconciler(sqlite_url, RESOLVERS, older_than=0, every=0.01):
         store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
         store.renew(KEY, OWNER, 0.0)
@@ -60,7 +62,7 @@ async def test_a_run_of_a_task_that_fails_is_not_the_last(caplog):
 
 
 def test_starting_twice_is_starting_once_and_stopping_twice_is_harmless():
-    made = Reconciler("memory://", {})
+    made = Reconciler(open_store("memory://"), {})
     made.start()
     first = made._running
     made.start()
@@ -73,7 +75,7 @@ def test_starting_twice_is_starting_once_and_stopping_twice_is_harmless():
 
 
 async def test_an_async_one_too():
-    made = AsyncReconciler("memory://", {})
+    made = AsyncReconciler(open_async_store("memory://"), {})
     made.start()
     first = made._running
     made.start()

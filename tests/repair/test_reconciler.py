@@ -457,7 +457,7 @@ def test_an_async_resolver_needs_the_async_reconciler():
         return Succeeded(1)
 
     with pytest.raises(ConfigError, match="AsyncReconciler"):
-        Reconciler("memory://", {"orders": resolve})
+        Reconciler(open_store("memory://"), {"orders": resolve})
 
 
 def test_a_store_must_be_able_to_give_records_away(memory_workshop):

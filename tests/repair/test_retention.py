@@ -10,7 +10,16 @@ import pytest
 from engines.facade import wait_until
 from semel import ConfigError, Idempotency, Policy, open_store
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.repair import health, health_async, purge, purge_async, retention, steps
+from semel.repair import (
+    AsyncReconciler,
+    Reconciler,
+    health,
+    health_async,
+    purge,
+    purge_async,
+    retention,
+    steps,
+)
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, FaultyStore
 
@@ -218,3 +227,26 @@ async def test_health_awaited():
     assert (looked.oldest, looked.counts.processing, looked.alert) == (None, 1, False)
     await store.renew(Identity("orders", "a"), OWNER, 0.0)
     assert (await health_async(store, alert_after=0)).alert is True
+
+
+@pytest.fixture(params=["memory", "a missing file", "a missing file of the settings"])
+def empty_place(request, tmp_path, monkeypatch):
+    """A store that can only be empty, and what is said of it."""
+    if request.param == "memory":
+        return "memory://", "of one process"
+    missing = f"sqlite:///{tmp_path / 'smel.db'}"
+    if request.param == "a missing file":
+        return missing, "there is no SQLite database"
+    monkeypatch.setenv("SEMEL_URL", missing)
+    return None, "there is no SQLite database"
+
+
+async def test_a_store_that_can_only_be_empty_is_refused(empty_place, tmp_path):
+    place, said = empty_place
+    for look in (health, purge, lambda at: Reconciler(at, {}), lambda at: AsyncReconciler(at, {})):
+        with pytest.raises(ConfigError, match=said):
+            look(place)
+    for look in (health_async, purge_async):
+        with pytest.raises(ConfigError, match=said):
+            await look(place)
+    assert list(tmp_path.iterdir()) == [], "nothing was made"

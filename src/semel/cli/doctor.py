@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from semel.cli import showing
-from semel.cli.opening import found_settings, opened
+from semel.cli.opening import deciding_store, found_settings, opened
 from semel.core.codec import omitted
 from semel.core.keys import OwnerIds, new_key
 from semel.core.records import Identity
@@ -38,7 +39,7 @@ def doctor(options: Namespace) -> int:
     findings = list(_settings(settings))
     with opened(options) as engine:
         try:
-            findings += _store(engine)
+            findings += _store(engine, options)
         except StoreError as error:
             findings.append(Finding("problem", "store", str(error)))
     if options.json:
@@ -49,18 +50,30 @@ def doctor(options: Namespace) -> int:
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
-    scheme = str(settings.url).partition("://")[0]
     yield Finding(
         "ok", "settings", f"environment {settings.environment}, {len(settings.scopes)} scopes"
     )
     if settings.disabled:
         yield Finding("warning", "settings", "idempotency is disabled: every call runs unprotected")
-    yield Finding("ok", "store", f"{scheme}, prefix {settings.prefix}")
+    stores = [_scheme(url) for url in (settings.url, settings.behind) if url is not None]
+    yield Finding("ok", "store", f"{' in front of '.join(stores)}, prefix {settings.prefix}")
 
 
-def _store(engine: Idempotency) -> Iterator[Finding]:
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
     store = engine._store
-    yield from _written_and_read(store)
+    identity = Identity("semel.doctor", new_key())
+    behind = found_settings(options).behind
+    if behind is None:
+        yield from _written_and_read(store, identity)
+    else:
+        # By itself: it decides, and what is written to it alone is forgotten without the front.
+        with closing(deciding_store(options)) as deciding:
+            yield from _written_and_read(deciding, identity)
+        yield _front(store, identity, _scheme(behind))
     if isinstance(store, Diagnosing):
         try:
             for danger in store.diagnose():
@@ -79,9 +92,22 @@ def _store(engine: Idempotency) -> Iterator[Finding]:
         yield Finding("warning" if looked.alert else "ok", "stuck", age)
 
 
-def _written_and_read(store: Any) -> Iterator[Finding]:
+def _front(tiers: Any, identity: Identity, behind: str) -> Finding:
+    """Ask for the one thing that needs an answer of the front: to forget."""
+    try:
+        tiers.forget(identity)
+    except StoreError as error:
+        return Finding(
+            "warning",
+            "front",
+            f"it is away, and {behind} answers alone: calls are slower, not wrong; only forget is "
+            f"refused until it is back ({error.__cause__ or error})",
+        )
+    return Finding("ok", "front", "it answers")
+
+
+def _written_and_read(store: Any, identity: Identity) -> Iterator[Finding]:
     """Write a record of our own, read it back, and remove it."""
-    identity = Identity("semel.doctor", new_key())
     started, wall = time.monotonic(), time.time()
     store.put(identity, omitted("written by semel doctor"), 60.0, owner=OwnerIds().next())
     record = store.get(identity)

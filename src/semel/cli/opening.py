@@ -1,7 +1,6 @@
 """Opens the engine that the options and the settings describe.
 
-A command looks at what others have written. A store that can only be empty, because it is of this
-process or because opening it would make it, is refused: it would look healthy.
+A command looks at what others have written: a store that can only be empty is refused.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from msgspec import UNSET
 
 from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
+from semel.repair.places import refuse_memory, refuse_what_can_only_be_empty
 from semel.stores.base import Scannable, Store
 from semel.stores.registry import open_store
-from semel.stores.urls import split_url
 from semel.sync import Idempotency
 
 CONFIG = "SEMEL_CONFIG"
@@ -31,9 +30,7 @@ def opened(options: Namespace) -> Iterator[Idempotency]:
     """Give the engine, and close it afterwards."""
     settings = found_settings(options)
     with configured(options), _naming_the_file(options):
-        for url in (settings.url, settings.behind):
-            if url is not None:
-                _refuse_what_can_only_be_empty(url)
+        refuse_what_can_only_be_empty(settings)
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
@@ -46,7 +43,7 @@ def deciding_store(options: Namespace) -> Store:
     settings = found_settings(options)
     url = settings.url if settings.behind is None else settings.behind
     with configured(options), _naming_the_file(options):
-        _refuse_memory(str(url))
+        refuse_memory(str(url))
         return open_store(str(url), prefix=settings.prefix)
 
 
@@ -90,20 +87,3 @@ def listing_of(engine: Idempotency) -> Any:
     if not isinstance(engine._store, Scannable):
         raise ConfigError(f"{type(engine._store).__name__} cannot list its records")
     return engine._store
-
-
-def _refuse_what_can_only_be_empty(url: str) -> None:
-    _refuse_memory(url)
-    if url.startswith("sqlite:///"):
-        address, _ = split_url(url)
-        path = Path(address[1:])
-        if not path.exists():
-            raise ConfigError(
-                f"there is no SQLite database {path.absolute()}: is the path right? The first call "
-                "of a program makes it, or semel migrate"
-            )
-
-
-def _refuse_memory(url: str) -> None:
-    if url.startswith("memory:"):
-        raise ConfigError("memory:// is of one process: a command can see nothing of another's")

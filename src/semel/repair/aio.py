@@ -14,6 +14,7 @@ from semel.repair.audit import Audit
 from semel.repair.casework import Casework, Options, Report
 from semel.repair.desk import LEASE
 from semel.repair.outcomes import AsyncResolver
+from semel.repair.places import check_place
 from semel.repair.steps import run_async
 from semel.stores.base import AsyncStore
 
@@ -46,6 +47,7 @@ class AsyncReconciler:
         if isinstance(idempotency, AsyncIdempotency):
             engine = idempotency
         else:
+            check_place(idempotency)
             engine = self._own = AsyncIdempotency(idempotency)
         options = Options(
             older_than=older_than,

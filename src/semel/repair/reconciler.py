@@ -13,6 +13,7 @@ from semel.repair.audit import Audit
 from semel.repair.casework import Casework, Options, Report
 from semel.repair.desk import LEASE
 from semel.repair.outcomes import Resolver
+from semel.repair.places import check_place
 from semel.repair.steps import run
 from semel.stores.base import Store
 from semel.sync import Idempotency
@@ -46,6 +47,7 @@ class Reconciler:
         if isinstance(idempotency, Idempotency):
             engine = idempotency
         else:
+            check_place(idempotency)
             engine = self._own = Idempotency(idempotency)
         options = Options(
             older_than=older_than,
