@@ -84,6 +84,26 @@ async def test_everyone_who_waits_is_told_when_the_line_breaks(server):
                 await line.ask(PING)
 
 
+async def test_who_has_left_is_not_told_that_the_line_broke(server):
+    async with line_to(server.url) as line:
+        gone, stays = line.ask(PING), line.ask(PING)
+        gone.cancel()
+        line.end(LineBroken("cut"))  # before any reply could be read
+        with pytest.raises(LineBroken, match="cut"):
+            await stays
+        assert gone.cancelled()
+
+
+async def test_a_line_that_nobody_waits_on_is_not_looked_at_again(server):
+    async with line_to(server.url, patience=1.0) as line:
+        await line.ask(PING)
+        async with asyncio.timeout(PATIENCE):
+            while line._alarm is not None:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+        assert line.broken is None
+        assert await line.ask(packed(("ECHO", "later"))) == b"later"
+
+
 async def test_an_exchange_that_breaks_leaves_no_error_unread(server):
     with proxy_to(server.port) as proxy:
         proxy.delay = 1.0
