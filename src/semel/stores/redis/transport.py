@@ -19,7 +19,7 @@ from redis import exceptions as driver
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
-from semel.stores.redis.failures import translated
+from semel.stores.redis.failures import DRIVER_ERRORS, translated
 from semel.stores.redis.repeating import Repeating, unfit_server
 from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.wires import Wires
@@ -111,7 +111,7 @@ class ServerTransport(Transport):
                 reply = self._wires.ask(call.wire())
             if not isinstance(reply, Exception):
                 return call.read(reply)
-        except (driver.ConnectionError, driver.TimeoutError, OSError):
+        except DRIVER_ERRORS:
             pass
         # It did not simply answer: the long way, from the start, knows what to do then.
         return super().call(call, urgent=urgent)
