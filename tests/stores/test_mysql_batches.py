@@ -325,6 +325,23 @@ def test_results_in_a_batch_come_back_to_the_last_byte(mysql_url, kind):
         assert {record.fingerprint for record in records} == {b"\x00'%s"}
 
 
+def test_each_member_of_a_batch_has_its_own_times(mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        requests = asks(range(4))
+        spans = [100.0, 200.0, 100.0, 400.0]
+        pairs = list(zip(requests, spans, strict=True))
+        identities = [each.identity for each in requests]
+        store.claim_many(requests)
+        store.renew_many([RenewRequest(each.identity, each.owner, span) for each, span in pairs])
+        found = [round(each.lease_until - each.updated_at) for each in store.get_many(identities)]
+        assert found == spans
+        store.complete_many(
+            [CompleteRequest(each.identity, each.owner, RESULT, span) for each, span in pairs]
+        )
+        found = [round(each.expires_at - each.updated_at) for each in store.get_many(identities)]
+        assert found == spans
+
+
 # --- own columns ----------------------------------------------------------------------------
 
 
@@ -466,7 +483,9 @@ async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mys
         requests = asks(OTHERS)
         if verb == "complete":
             await store.claim_many(requests)
-        proxy.lose_reply(lambda sent: b"(digest, owner) IN" in sent or sent.count(b"UTC_TIMESTAMP") > 12)
+        proxy.lose_reply(
+            lambda sent: b"(digest, owner) IN" in sent or sent.count(b"UTC_TIMESTAMP") > 12
+        )
         if verb == "claim":
             answers = await store.claim_many(requests)
             assert {(answer.number, answer.takeover) for answer in answers} == {(1, False)}
