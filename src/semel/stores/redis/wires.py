@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -59,20 +60,20 @@ class Wires:
 
     def drop(self, connection: Any = None) -> None:
         """Close this connection and those that are idle: what broke one may have broken all."""
-        while connection is not None or self._idle:
-            if connection is None:
-                try:
-                    connection = self._idle.pop()
-                except IndexError:  # another thread was faster
-                    return
-            connection.disconnect()
-            self._pool.release(connection)
-            connection = None
+        if connection is not None:
+            self._end(connection)
+        with suppress(IndexError):  # none is left
+            while True:
+                self._end(self._idle.pop())
 
     def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
         self._closed = True
         self.drop()
+
+    def _end(self, connection: Any) -> None:
+        connection.disconnect()
+        self._pool.release(connection)
 
     def _take(self) -> Any:
         if self._pid != os.getpid():

@@ -83,7 +83,8 @@ class SQLiteRecords:
     def _found_in(self, files: Mapping[str, str]) -> Verb[str]:
         """Name the file in which this connection has just found the table."""
         # SQLite looks for a name in this order, and takes the first that it finds.
-        for name in sorted(files, key=lambda name: name != "temp"):
+        *others, last = sorted(files, key=lambda name: name != "temp")
+        for name in others:
             quoted = name.replace('"', '""')
             there = yield question(
                 f'SELECT 1 FROM "{quoted}".sqlite_master '  # noqa: S608 - quoted
@@ -92,7 +93,7 @@ class SQLiteRecords:
             )
             if there.rows:
                 return files[name]
-        return files["main"]
+        return files[last]
 
 
 _NOWHERE: Final = ""
