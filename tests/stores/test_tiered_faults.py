@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from semel.core.records import Claimed, Finished, Identity
+from semel.core.records import Busy, Claimed, Finished, Identity
 from semel.errors import StoreUnavailable
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
@@ -21,6 +21,7 @@ from stores.tiered_given import (
     ANNA,
     BERT,
     KEY,
+    LONG,
     OTHER,
     PATIENT,
     RED,
@@ -101,6 +102,22 @@ def test_a_front_that_is_down_is_left_alone_and_used_again_when_it_is_back(opene
     assert 1 <= len(calls) < 20
     proxy.refusing = False
     wait_until(lambda: in_use_again(tiers), "the front to be used again")
+
+
+def test_a_hint_does_not_outlive_an_owner_who_cannot_reach_the_front(opened, proxy, server):
+    owner, other = opened(proxy.url), opened(server.url)
+    proxy.refusing = True
+    owner.claim(ask(ANNA, RED))
+    assert isinstance(other.claim(ask(BERT, RED)), Busy)
+    assert isinstance(other.claim(ask(BERT, RED)), Busy)
+    assert other.sql == ["claim"]  # the second was told by the hint
+    owner.complete(KEY, ANNA, RESULT, LONG)  # of which the front is not told
+    assert proxy.refused > 0
+
+    def told() -> bool:
+        return isinstance(other.claim(ask(BERT, RED)), Finished)
+
+    wait_until(told, "the end to be seen, long before the lease ends")
 
 
 def test_a_front_that_hangs_costs_one_short_time_out_not_one_per_call(opened, server):

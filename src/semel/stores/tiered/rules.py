@@ -12,7 +12,7 @@ somebody here waits for the record to end: SQL tells that, and the front may not
 
     SQL said         the front is told
     Claimed          nothing; a mark, if something older may be there
-    Busy             a hint that ends with the lease
+    Busy             a hint that ends with the lease, and after `HINTED` at the latest
     Finished         a copy of the record, which is read for the purpose
     complete, fail   a copy, or a mark where none may be
     park, put        a mark
@@ -53,6 +53,10 @@ from semel.stores.tiered.locks import ForkSafeLock
 from semel.stores.tiered.notes import Note, Notes
 
 UNKNOWN_FENCE: Final = 0
+
+HINTED: Final = 1.0
+"""Seconds that a hint lasts. Its owner takes it away when the attempt ends, unless the front is out
+of its reach: then nobody would, and who waits for it would wait for the whole lease."""
 
 _KINDS: Final = {State.SUCCEEDED: Kind.SUCCEEDED, State.FAILED: Kind.FAILED}
 _STATES: Final = {kind: state for state, kind in _KINDS.items()}
@@ -129,11 +133,9 @@ class Tier:
         if look is None or not isinstance(claim, Busy):
             return []
         body = pack_body(0, ask.fingerprint)
-        asked = look.front_time(sent)
+        asked, valid = look.front_time(sent), min(claim.retry_after, HINTED)
         return [
-            self._calls.put(
-                ask.identity, Kind.HINT, UNKNOWN_FENCE, body, asked=asked, valid=claim.retry_after
-            )
+            self._calls.put(ask.identity, Kind.HINT, UNKNOWN_FENCE, body, asked=asked, valid=valid)
         ]
 
     def wants_copy(self, answered: Judged) -> bool:
