@@ -103,6 +103,18 @@ class NothingRan(ConfigError):
     """The function only gave a coroutine that nobody had begun to run, and nobody will."""
 
 
+class Undone(Exception):  # noqa: N818 - it tells of an end, and nobody but us ever sees it
+    """An attempt that ended without a result worth keeping, though nothing was raised.
+
+    A door makes it of an answer such as "500" or "not found": `outcome` says what is recorded, None
+    leaves that to the policy, as for any other failure.
+    """
+
+    def __init__(self, told: str, outcome: Failure | None = None) -> None:
+        super().__init__(told)
+        self.outcome = outcome
+
+
 class Verdict(Struct, frozen=True):
     """What is recorded of a failure."""
 
@@ -119,6 +131,8 @@ def verdict(error: BaseException, rules: Rules) -> Verdict:
     if not isinstance(error, Exception):
         # Interrupted, cancelled, exiting: the function did not decide anything.
         return default
+    if isinstance(error, Undone) and error.outcome is not None:
+        return Verdict(error.outcome)
     if not callable(rules.failure):
         return default if rules.failure is None else Verdict(rules.failure)
     try:

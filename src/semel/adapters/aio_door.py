@@ -1,0 +1,125 @@
+"""The way of one protected request on asyncio, whatever the framework.
+
+Twin of `semel.adapters.door`: the same names in the same order, with the waiting awaited.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from semel.aio import AsyncIdempotency
+from semel.attempts import Attempt
+from semel.core.decide import Undone
+from semel.engine.call import Call
+from semel.errors import ConfigError, IdempotencyError
+from semel.events import logger
+from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.routing import Routing
+from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
+
+
+class AsyncDoor:
+    """An engine and the rules of the requests that come to it."""
+
+    def __init__(self, idempotency: AsyncIdempotency | str, options: dict[str, Any]) -> None:
+        self.opened_here = isinstance(idempotency, str)
+        engine = AsyncIdempotency(idempotency) if isinstance(idempotency, str) else idempotency
+        if not isinstance(engine, AsyncIdempotency):
+            raise ConfigError(f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}")
+        self.engine = engine
+        self.routing = Routing(
+            resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
+        )
+
+    async def begin(
+        self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
+    ) -> AsyncExchange | Answer | None:
+        """Claim the request's key: run it, answer it with this, or (None) let it pass."""
+        try:
+            ask = await _asked(book.ask(request), read)
+            if ask is None:
+                return None
+            call = Call(ask.identity, ask.fingerprint, book.rules)
+            attempt = await self.engine._begin(call)
+            if attempt.replayed:
+                return book.replay(attempt.result)
+        except (IdempotencyError, Refusal) as error:
+            return refused(book, error)
+        return AsyncExchange(self.engine, book, call, attempt)
+
+    async def close(self) -> None:
+        """Close the engine, if it was opened here."""
+        if self.opened_here:
+            await self.engine.close()
+
+
+async def _asked(waiting: Waiting, read: Callable[[], Awaitable[bytes]]) -> Ask | None:
+    given: Any = None
+    try:
+        while True:
+            need = waiting.send(given)
+            if need is BODY:
+                given = await read()
+            else:
+                given = await need if inspect.isawaitable(need) else need
+    except StopIteration as end:
+        ask: Ask | None = end.value
+        return ask
+
+
+def refused(book: Rulebook, error: IdempotencyError | Refusal) -> Answer:
+    """Answer with a problem; one that is our own or the application's mistake is logged."""
+    answer = book.refusal(error)
+    if answer.status >= 500:  # noqa: PLR2004 - the server's errors
+        logger.error("a request with a key was not processed", exc_info=error)
+    return answer
+
+
+class AsyncExchange:
+    """One request that runs: entered, then ended by its answer or by an error."""
+
+    def __init__(
+        self, engine: AsyncIdempotency, book: Rulebook, call: Call, attempt: Attempt
+    ) -> None:
+        self.book = book
+        self._engine, self._call, self._attempt = engine, call, attempt
+        self.ended = False
+
+    def enter(self) -> None:
+        """Become the current attempt of this context."""
+        self._attempt.__enter__()
+
+    async def answered(
+        self, status: int, lines: Iterable[HeaderLine], body: bytes | None
+    ) -> Answer | None:
+        """Record an answer, before its last byte leaves; gives what has to go out in its place."""
+        self._leave()
+        keeping = self.book.keeping(status)
+        if keeping == "store":
+            try:
+                stored = self.book.stored(status, lines, body)
+                await self._engine._succeeded(self._call, self._attempt, stored)
+            except IdempotencyError as error:  # another attempt took over: its answer counts
+                return refused(self.book, error)
+        else:
+            outcome = None if keeping == "failure" else keeping
+            await self._engine._failed(
+                self._call, self._attempt, Undone(f"answered with {status}", outcome)
+            )
+        return None
+
+    async def unprotected(self) -> None:
+        """Free the key: the answer goes out live, and nothing is stored of it."""
+        self._leave()
+        await self._engine._failed(self._call, self._attempt, Undone("a live stream", "forget"))
+
+    async def raised(self, error: BaseException) -> None:
+        """Record that the handler raised, as the policy says of failures."""
+        self._leave()
+        await self._engine._failed(self._call, self._attempt, error)
+
+    def _leave(self) -> None:
+        self.ended = True
+        self._attempt.__exit__(None, None, None)

@@ -1,0 +1,115 @@
+"""The way of one protected request on threads, whatever the framework.
+
+Twin of `semel.adapters.aio_door`: the same names in the same order, without the awaiting.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from semel.adapters.aio_door import refused
+from semel.attempts import Attempt
+from semel.core.decide import Undone
+from semel.engine.call import Call
+from semel.errors import ConfigError, IdempotencyError
+from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.routing import Routing
+from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
+from semel.sync import Idempotency
+
+
+class Door:
+    """An engine and the rules of the requests that come to it."""
+
+    def __init__(self, idempotency: Idempotency | str, options: dict[str, Any]) -> None:
+        self.opened_here = isinstance(idempotency, str)
+        engine = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
+        if not isinstance(engine, Idempotency):
+            raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
+        self.engine = engine
+        self.routing = Routing(
+            resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
+        )
+
+    def begin(
+        self, book: Rulebook, request: Request, read: Callable[[], bytes]
+    ) -> Exchange | Answer | None:
+        """Claim the request's key: run it, answer it with this, or (None) let it pass."""
+        try:
+            ask = _asked(book.ask(request), read)
+            if ask is None:
+                return None
+            call = Call(ask.identity, ask.fingerprint, book.rules)
+            attempt = self.engine._begin(call)
+            if attempt.replayed:
+                return book.replay(attempt.result)
+        except (IdempotencyError, Refusal) as error:
+            return refused(book, error)
+        return Exchange(self.engine, book, call, attempt)
+
+    def close(self) -> None:
+        """Close the engine, if it was opened here."""
+        if self.opened_here:
+            self.engine.close()
+
+
+def _asked(waiting: Waiting, read: Callable[[], bytes]) -> Ask | None:
+    given: Any = None
+    try:
+        while True:
+            need = waiting.send(given)
+            if inspect.iscoroutine(need):
+                need.close()
+                raise ConfigError("an async function needs a door for asyncio; this one is for threads")
+            given = read() if need is BODY else need
+    except StopIteration as end:
+        ask: Ask | None = end.value
+        return ask
+
+
+class Exchange:
+    """One request that runs: entered, then ended by its answer or by an error."""
+
+    def __init__(self, engine: Idempotency, book: Rulebook, call: Call, attempt: Attempt) -> None:
+        self.book = book
+        self._engine, self._call, self._attempt = engine, call, attempt
+        self.ended = False
+
+    def enter(self) -> None:
+        """Become the current attempt of this context."""
+        self._attempt.__enter__()
+
+    def answered(
+        self, status: int, lines: Iterable[HeaderLine], body: bytes | None
+    ) -> Answer | None:
+        """Record an answer, before its last byte leaves; gives what has to go out in its place."""
+        self._leave()
+        keeping = self.book.keeping(status)
+        if keeping == "store":
+            try:
+                stored = self.book.stored(status, lines, body)
+                self._engine._succeeded(self._call, self._attempt, stored)
+            except IdempotencyError as error:  # another attempt took over: its answer counts
+                return refused(self.book, error)
+        else:
+            outcome = None if keeping == "failure" else keeping
+            self._engine._failed(
+                self._call, self._attempt, Undone(f"answered with {status}", outcome)
+            )
+        return None
+
+    def unprotected(self) -> None:
+        """Free the key: the answer goes out live, and nothing is stored of it."""
+        self._leave()
+        self._engine._failed(self._call, self._attempt, Undone("a live stream", "forget"))
+
+    def raised(self, error: BaseException) -> None:
+        """Record that the handler raised, as the policy says of failures."""
+        self._leave()
+        self._engine._failed(self._call, self._attempt, error)
+
+    def _leave(self) -> None:
+        self.ended = True
+        self._attempt.__exit__(None, None, None)

@@ -1,0 +1,15 @@
+"""The web rules, pure: which requests are protected, what is stored of an answer, how errors are worded.
+
+messages      requests and answers as values      keys          where a key comes from
+fingerprints  what tells two requests apart       bodies        fields of a body
+storing       what is stored, what is replayed    problems      the answers that are ours
+options       what an application may choose      routing       which rules hold for a request
+rulebook      all of it together, for one route
+
+Nothing here waits, reads a socket or touches a store; the doors in `semel.adapters` do.
+"""
+
+from semel.http.messages import Answer, Headers, Request
+from semel.http.options import DoorOptions, Route
+
+__all__ = ["Answer", "DoorOptions", "Headers", "Request", "Route"]

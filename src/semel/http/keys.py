@@ -1,0 +1,85 @@
+"""Where a request's key comes from, what it may look like, and whose it is.
+
+A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). Functions here never repeat a value in
+an error: it may be a secret, and it may be a megabyte long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote
+
+from semel.core.keys import MAX_KEY_LENGTH
+from semel.errors import InvalidKey
+
+_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+"""An RFC 9651 String: printable ASCII, with quotes and backslashes escaped."""
+_RAW: Final = re.compile(r"[!#-+\--~]+")
+"""Printable ASCII without the space, the quote and the comma: those belong to other forms."""
+_PRINTABLE: Final = re.compile(r"[ -~]+")
+_ESCAPED: Final = re.compile(r"\\(.)")
+_UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
+"""What a stored key may be as it came: neither the space, nor `%` and `/`, which are ours."""
+
+_LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2
+"""Quotes, and every character escaped."""
+
+
+def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
+    """Read the key from the header's lines; None = there is no such header.
+
+    >>> key_of_lines(['"order-1"']), key_of_lines(["order-1"]), key_of_lines([])
+    ('order-1', 'order-1', None)
+    """
+    if not lines:
+        return None
+    if len(lines) > 1:
+        raise InvalidKey("the key's header may come once only")
+    line = lines[0].strip(" \t")
+    if len(line) > _LONGEST_LINE:
+        raise InvalidKey(f"the key is longer than {MAX_KEY_LENGTH} characters")
+    quoted = _QUOTED.fullmatch(line)
+    if quoted is not None:
+        return checked(_ESCAPED.sub(r"\1", quoted[1]) if "\\" in line else quoted[1])
+    if strict:
+        raise InvalidKey('the key must be a quoted string, as in "k" (RFC 9651)')
+    if line and _RAW.fullmatch(line) is None:
+        raise InvalidKey("the key is neither a quoted string (RFC 9651) nor one plain word of ASCII")
+    return checked(line)
+
+
+def checked(key: object) -> str:
+    """Give a key that may be used: 1 to 255 printable ASCII characters."""
+    if not isinstance(key, str):
+        raise InvalidKey(f"the key must be a text, not {type(key).__name__}")
+    if not key:
+        raise InvalidKey("the key is empty")
+    if len(key) > MAX_KEY_LENGTH:
+        raise InvalidKey(f"the key is longer than {MAX_KEY_LENGTH} characters")
+    if _PRINTABLE.fullmatch(key) is None:
+        raise InvalidKey("the key has characters that are not printable ASCII")
+    return key
+
+
+def stored_key(key: str, tenant: str | None = None, route: str | None = None) -> str:
+    """Put whose key it is, and of which route, into the key that is stored.
+
+    Different triples give different texts: `%`, `/` and the space inside a part are escaped, a tenant
+    ends with `/`, a route begins with `@`, and only a digest begins with `%~`.
+
+    >>> stored_key("k"), stored_key("k", "ann"), stored_key("k", "a/b", "POST /pay")
+    ('k', 'ann/k', 'a%2Fb/@POST%20%2Fpay/k')
+    """
+    if tenant is None and route is None and _UNCHANGED.fullmatch(key):
+        return key
+    parts = [] if tenant is None else [quote(tenant, safe="")]
+    if route is not None:
+        parts.append(f"@{quote(route, safe='')}")
+    parts.append(quote(key, safe="!\"#$&'()*+,:;<=>?@[\\]^`{|}~"))
+    text = "/".join(parts)
+    if len(text) <= MAX_KEY_LENGTH:
+        return text
+    return f"%~{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,141 @@
+"""The answers that are ours: `application/problem+json` (RFC 9457), each with a stable code.
+
+This module is a table. A problem never tells what the client sent, nor what went wrong inside: logs and
+events do. An application changes status, title, detail and type of any of them by its code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, NotRequired, TypedDict
+
+import msgspec
+
+from semel.errors import ConcurrentRequest, ConfigError, DuplicateRequest, IdempotencyError, InvalidKey
+from semel.http.messages import Answer, HeaderLine
+
+
+class Wording(TypedDict):
+    """How an application words a problem of its own choice."""
+
+    status: NotRequired[int]
+    title: NotRequired[str]
+    detail: NotRequired[str]
+    type: NotRequired[str]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One kind of answer that is ours."""
+
+    status: int
+    title: str
+    detail: str
+    retry: bool = False
+    """The same request may succeed later: the answer says when."""
+
+
+PROBLEMS: Final[Mapping[str, Problem]] = {
+    "key_missing": Problem(400, "Idempotency key missing", "This request needs an idempotency key."),
+    "invalid_key": Problem(400, "Idempotency key invalid", "The idempotency key cannot be used."),
+    "identity_missing": Problem(401, "Caller unknown", "It is not known who sends this request."),
+    "body_too_large": Problem(413, "Body too large", "The body is larger than is accepted here."),
+    "body_incomplete": Problem(400, "Body incomplete", "The body is shorter than it was said to be."),
+    "concurrent_request": Problem(
+        409, "Request in progress", "A request with this key is being processed.", retry=True
+    ),
+    "wait_timeout": Problem(
+        409, "Request in progress", "A request with this key is still being processed.", retry=True
+    ),
+    "duplicate_request": Problem(409, "Duplicate request", "This request was processed before."),
+    "payload_mismatch": Problem(
+        422, "Idempotency key reused", "This key was used before, with another request."
+    ),
+    "outcome_unknown": Problem(
+        409, "Outcome unknown", "Nobody knows yet whether an earlier request with this key took effect."
+    ),
+    "previous_failure": Problem(
+        409, "Request failed before", "An earlier request with this key failed for good."
+    ),
+    "attempts_exhausted": Problem(
+        409, "Too many attempts", "This request was tried as often as is permitted."
+    ),
+    "lease_lost": Problem(
+        409, "Request replaced", "Another request with this key took over.", retry=True
+    ),
+    "result_unavailable": Problem(
+        409, "Result unavailable", "This request was processed; its answer cannot be given again."
+    ),
+    "result_omitted": Problem(
+        200, "Result omitted", "This request was processed; its answer was too large to be kept."
+    ),
+    "store_error": Problem(
+        503, "Temporarily unavailable", "Requests with a key cannot be processed now.", retry=True
+    ),
+    "record_unreadable": Problem(
+        503, "Temporarily unavailable", "What is known of this key cannot be read."
+    ),
+    "idempotency_error": Problem(
+        500, "Internal error", "The request could not be processed under its key."
+    ),
+}
+
+_TYPE: Final = "urn:semel:problem:"
+_WORDS: Final = ("status", "title", "detail", "type")
+_SAYS_ITSELF: Final = (ConcurrentRequest, DuplicateRequest, InvalidKey)
+"""Errors whose message is the application's own wording, or tells only what is wrong with a key."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
+    """Refuse codes and words that do not exist, when the door is made."""
+    for code, words in wordings.items():
+        if code not in PROBLEMS:
+            raise ConfigError(f"no problem has the code {code!r}; known: {', '.join(PROBLEMS)}")
+        for name, value in words.items():
+            kind = int if name == "status" else str
+            if name not in _WORDS or not isinstance(value, kind):
+                raise ConfigError(
+                    f"problem {code!r}: {name}={value!r} is not one of status (a number), "
+                    "title, detail, type (texts)"
+                )
+    return dict(wordings)
+
+
+def problem_of(error: IdempotencyError) -> tuple[str, str | None]:
+    """Give the code of the problem that an error is to a client, and its detail if it may be told."""
+    kinds = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
+    code = next(code for code in kinds if code in PROBLEMS)
+    return code, str(error) if isinstance(error, _SAYS_ITSELF) else None
+
+
+def problem(
+    code: str,
+    wordings: Mapping[str, Wording],
+    *,
+    detail: str | None = None,
+    status: int | None = None,
+    retry_after: float = 1.0,
+    lines: tuple[HeaderLine, ...] = (),
+) -> Answer:
+    """Make the answer; a wording of the application's goes before everything else."""
+    known, words = PROBLEMS[code], wordings.get(code, {})
+    status = words.get("status", known.status if status is None else status)
+    body = _encode(
+        {
+            "type": words.get("type", _TYPE + code.replace("_", "-")),
+            "title": words.get("title", known.title),
+            "status": status,
+            "detail": words.get("detail", known.detail if detail is None else detail),
+            "code": code,
+        }
+    )
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+    ]
+    if known.retry:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after))))
+    return Answer(status, (*headers, *lines), body)

@@ -1,0 +1,211 @@
+"""What to ask of a request, and how to answer it: the rules of one route.
+
+This module decides. It never waits, reads no socket and touches no store: a door does that, and asks here
+what it means. `Rulebook.ask` is written once, as a generator; the doors drive it, each in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+from re import Pattern
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs
+
+import msgspec
+
+from semel.core.codec import JsonCodec, MsgpackCodec
+from semel.core.fingerprint import fingerprint as payload_fingerprint
+from semel.core.policy import Policy, Rules
+from semel.core.records import Identity
+from semel.errors import ConfigError, IdempotencyError, InvalidKey
+from semel.http.bodies import MISSING, field_of, key_in_field
+from semel.http.fingerprints import digest, fingerprint
+from semel.http.keys import checked, key_of_lines, stored_key
+from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.options import Choices
+from semel.http.problems import problem, problem_of
+from semel.http.storing import AnswerCodec, Keeping, Stored, keeping, kept_lines, packed, replay, unpacked
+
+_ENVELOPE: Final = 1024 * 1024
+"""Room for the header lines of a stored answer; the body has a limit of its own."""
+
+_ANSWER_CODEC: Final = AnswerCodec()
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Need:
+    """What `ask` waits for: the whole body."""
+
+
+BODY: Final = Need()
+
+Waiting: TypeAlias = Generator[Any, Any, "Ask | None"]
+"""Yields `BODY`, or what a function of the application gave, which may have to be awaited."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A request that is protected: which operation it is, and the digest of what it says."""
+
+    identity: Identity
+    fingerprint: bytes
+
+
+class Refusal(Exception):
+    """The request is answered by the rules alone; `code` says which problem it is."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Rulebook:
+    """The rules of one route."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        resolved: Callable[..., Rules],
+        key_pattern: Pattern[str] | None = None,
+    ) -> None:
+        self.choices = choices
+        self.rules = self._rules(resolved)
+        self.max_body, self.max_response = choices.max_body, choices.max_response
+        self._pattern = key_pattern
+        self._sources = tuple(
+            source for name in choices.order if (source := self._source(name)) is not None
+        )
+        self._marker = choices.replayed_header.encode()
+        self._forbidden = choices.never_stored | {self._marker.lower()}
+
+    # --- before the handler ----------------------------------------------------------------
+
+    def ask(self, request: Request) -> Waiting:
+        """Find the key, whose it is and the fingerprint; None = the request is not protected."""
+        body, key = None, None
+        for needs_body, find in self._sources:
+            if needs_body and body is None:
+                body = yield BODY
+            key = find(request, body)
+            if key is not None:
+                break
+        if key is None:
+            if self.choices.required:
+                raise Refusal("key_missing")
+            return None
+        if self._pattern is not None and self._pattern.fullmatch(key) is None:
+            raise InvalidKey("the key does not have the form that this application asks for")
+        tenant = None
+        if self.choices.tenant is not None:
+            tenant = yield self.choices.tenant(request)
+            if tenant is None or tenant == "":
+                raise Refusal("identity_missing")
+            if not isinstance(tenant, str):
+                raise ConfigError(f"tenant must give a text or None, not {type(tenant).__name__}")
+        if body is None:
+            body = yield BODY
+        route = f"{request.method} {request.path}" if self.choices.separate_routes else None
+        identity = Identity(self.choices.scope, stored_key(key, tenant, route))
+        return Ask(identity, self.fingerprint(request, body))
+
+    def fingerprint(self, request: Request, body: bytes) -> bytes:
+        """Digest what the application compares: the whole request, or what it chose of it."""
+        payload, secret = self.choices.payload, self.choices.secret
+        if payload is None:
+            return fingerprint(request, body, secret)
+        if callable(payload):
+            return payload_fingerprint(payload(request, body), secret)
+        values = (field_of(request, body, path) for path in payload)
+        said = (b"" if value is MISSING else _encode(value) for value in values)
+        return digest((request.method.encode(), request.path.encode(), *said), secret)
+
+    def _source(self, name: str) -> tuple[bool, Callable[[Request, Any], str | None]] | None:
+        """Whether a source of keys reads the body, and how it finds the key."""
+        chosen = self.choices
+        if name == "header" and chosen.header is not None:
+            return False, partial(_from_header, chosen.header, chosen.strict)
+        if name == "query" and chosen.query is not None:
+            return False, partial(_from_query, chosen.query)
+        if name == "field" and chosen.field is not None:
+            return True, partial(_from_field, chosen.field)
+        if name == "function" and chosen.key is not None:
+            return True, partial(_from_function, chosen.key)
+        return None
+
+    def _rules(self, resolved: Callable[..., Rules]) -> Rules:
+        """Lay this route's policy over the engine's; `resolved` is the engine's own way to do it."""
+        chosen = self.choices
+        patience = (
+            Policy(concurrent="wait", wait_timeout=chosen.wait)
+            if chosen.wait
+            else Policy(concurrent="reject")
+        )
+        room = Policy(max_result_bytes=2 * chosen.max_response + _ENVELOPE)
+        rules = resolved(chosen.scope, room, chosen.policy, patience)
+        if isinstance(rules.codec, JsonCodec | MsgpackCodec):
+            return msgspec.structs.replace(rules, codec=_ANSWER_CODEC)
+        return rules  # a codec of the application's own, which may encrypt
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def refusal(self, error: IdempotencyError | Refusal) -> Answer:
+        """Word an error or a refusal for the client."""
+        code, detail = (
+            (error.code, None) if isinstance(error, Refusal) else problem_of(error)
+        )
+        chosen = self.choices
+        return problem(code, chosen.problems, detail=detail, retry_after=chosen.retry_after)
+
+    def replay(self, value: object) -> Answer:
+        """Make the answer that a duplicate gets, from what is stored."""
+        stored = unpacked(value)
+        if stored.body is None:
+            return problem(
+                "result_omitted",
+                self.choices.problems,
+                status=stored.status,
+                lines=((self._marker, b"true"),),
+            )
+        return replay(stored, self._marker)
+
+    # --- after the handler -------------------------------------------------------------------
+
+    def keeping(self, status: int) -> Keeping:
+        """Say what becomes of the key after an answer with this status."""
+        return keeping(status, self.choices.stored)
+
+    def stored(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> bytes:
+        """Give what is stored of an answer; a body of None was too large."""
+        return packed(Stored(status, kept_lines(lines, self._forbidden), body))
+
+    def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
+        """Give the header lines of a first answer: all of them, but nobody else's marker of a replay."""
+        return [line for line in lines if line[0].lower() != self._marker.lower()]
+
+
+def _from_header(name: str, strict: bool, request: Request, _: object) -> str | None:
+    return key_of_lines(request.headers.get_all(name), strict=strict)
+
+
+def _from_query(name: str, request: Request, _: object) -> str | None:
+    try:
+        found = parse_qs(
+            request.query.decode("ascii"), keep_blank_values=True, max_num_fields=1000, errors="strict"
+        )
+    except ValueError:
+        raise InvalidKey("the query that should have the key cannot be read") from None
+    values = found.get(name)
+    if values is None:
+        return None
+    if len(values) > 1:
+        raise InvalidKey("the key's parameter may come once only")
+    return checked(values[0])
+
+
+def _from_field(path: str, request: Request, body: bytes) -> str | None:
+    return checked(key_in_field(request, body, path))
+
+
+def _from_function(function: Callable[[Request, bytes], object], request: Request, body: bytes) -> str | None:
+    key = function(request, body)
+    return None if key is None else checked(key)

@@ -1,0 +1,167 @@
+"""What of an answer is stored, and what a replay is made of.
+
+2xx is stored by default, everything else runs again. Never stored, whatever a function says: answers
+about the client rather than the operation (`NEVER`), and header lines that are secret, that belong to
+one connection, or that the layers around us write anew (`_FORBIDDEN`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from semel.errors import SerializationError
+from semel.events import logger
+from semel.http.messages import Answer, HeaderLine
+
+Keeping: TypeAlias = Literal["store", "forget", "unknown", "failure"]
+"""What becomes of the key: stored, free again, parked, or what the policy says of failures."""
+
+StoredStatuses: TypeAlias = Callable[[int], bool | Literal["unknown"]]
+"""Says of a status whether its answer is stored; "unknown" parks the key."""
+
+NEVER: Final = frozenset({401, 403, 408, 425, 429})
+"""Statuses that tell of the client's rights or of the moment, not of the operation."""
+
+_FORBIDDEN: Final = frozenset(
+    {
+        b"authorization",
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"set-cookie",
+        b"set-cookie2",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"www-authenticate",
+    }
+)
+_FORBIDDEN_BEGINNINGS: Final = (b"proxy-", b"access-control-")
+_FORBIDDEN_END: Final = b"-token"
+
+_EVENT_STREAM: Final = b"text/event-stream"
+UNPROTECTED: Final[HeaderLine] = (b"idempotent-unprotected", b"stream")
+"""Marks a live stream: a retry of it runs again."""
+
+_VERSION: Final = 1
+_FIRST_SUCCESS, _FIRST_REDIRECTION, _FIRST_SERVER_ERROR = 200, 300, 500
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[int, int, tuple[HeaderLine, ...], bytes | None]).decode
+
+
+def is_success(status: int) -> bool:
+    """The default: 2xx is stored."""
+    return _FIRST_SUCCESS <= status < _FIRST_REDIRECTION
+
+
+def keeping(status: int, stored: StoredStatuses = is_success) -> Keeping:
+    """Say what becomes of the key after an answer with this status.
+
+    >>> keeping(201), keeping(404), keeping(500)
+    ('store', 'forget', 'failure')
+    """
+    if status in NEVER:
+        return "forget"
+    try:
+        choice = stored(status)
+    except Exception:
+        logger.exception("the function that says which statuses are stored raised for %d", status)
+        choice = is_success(status)
+    if choice == "unknown":
+        return "unknown"
+    if choice:
+        return "store"
+    return "forget" if status < _FIRST_SERVER_ERROR else "failure"
+
+
+def is_event_stream(lines: Iterable[HeaderLine]) -> bool:
+    """Tell whether an answer is a stream of events, which has no end that could be waited for."""
+    return any(
+        name.lower() == b"content-type" and value.lower().startswith(_EVENT_STREAM)
+        for name, value in lines
+    )
+
+
+def kept_lines(lines: Iterable[HeaderLine], also_forbidden: frozenset[bytes]) -> tuple[HeaderLine, ...]:
+    """Leave out the header lines that may not be stored."""
+    lines = tuple(lines)
+    named = {
+        name.strip().lower()
+        for written, value in lines
+        if written.lower() == b"connection"
+        for name in value.split(b",")
+    }
+    return tuple(
+        (written, value)
+        for written, value in lines
+        if not _is_forbidden(written.lower(), also_forbidden) and written.lower() not in named
+    )
+
+
+def _is_forbidden(name: bytes, also: frozenset[bytes]) -> bool:
+    return (
+        name in _FORBIDDEN
+        or name.startswith(_FORBIDDEN_BEGINNINGS)
+        or name.endswith(_FORBIDDEN_END)
+        or name in also
+    )
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An answer as it is stored; a body of None was too large."""
+
+    status: int
+    headers: tuple[HeaderLine, ...]
+    body: bytes | None
+
+
+def packed(stored: Stored) -> bytes:
+    """Give the bytes that are stored."""
+    return _pack((_VERSION, stored.status, stored.headers, stored.body))
+
+
+def unpacked(data: object) -> Stored:
+    """Read stored bytes; anything else in their place is a typed error, and runs nothing."""
+    try:
+        version, status, headers, body = _unpack(data)  # type: ignore[arg-type]
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise SerializationError("the stored answer cannot be read") from error
+    if version != _VERSION:
+        raise SerializationError(f"the stored answer has the format {version}, not {_VERSION}")
+    return Stored(status, headers, body)
+
+
+class AnswerCodec:
+    """Stores the packed bytes as they are: any other codec would only wrap them."""
+
+    name = "http/1"
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:  # noqa: ARG002
+        """Give the bytes as they are."""
+        if not isinstance(value, bytes):
+            raise SerializationError(f"an answer is stored as bytes, not {type(value).__name__}")
+        return value
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> object:  # noqa: ARG002
+        """Give the bytes as they are."""
+        return data
+
+
+def replay(stored: Stored, marker: bytes) -> Answer:
+    """Make the answer that a duplicate gets."""
+    body = b"" if stored.body is None else stored.body
+    lines = stored.headers
+    if has_body(stored.status):
+        lines = (*lines, (b"content-length", b"%d" % len(body)))
+    return Answer(stored.status, (*lines, (marker, b"true")), body)
+
+
+def has_body(status: int) -> bool:
+    """Tell whether an answer with this status may have a body."""
+    return status not in {204, 304} and status >= _FIRST_SUCCESS
