@@ -19,6 +19,8 @@ from servers.mariadb import mariadb_server as _mariadb_server
 from servers.postgres import postgres_server as _postgres_server
 from servers.redis import redis_server as _redis_server
 
+MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
+
 
 @contextmanager
 def redis_server() -> Iterator[Any]:
@@ -46,6 +48,16 @@ def mariadb_server(*, durable: bool = True) -> Iterator[Any]:
         settings.append("--innodb-flush-method=O_DIRECT")  # the server of the tests does not sync
     with _mariadb_server(*settings) as server:
         yield server
+
+
+@contextmanager
+def in_memory() -> Iterator[None]:
+    """Let temporary folders be in memory, where there is room: a disk has moments of its own."""
+    before, tempfile.tempdir = tempfile.tempdir, MEMORY if Path(MEMORY).is_dir() else None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

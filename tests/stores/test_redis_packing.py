@@ -50,7 +50,14 @@ def test_well_known_codecs_take_one_byte():
 
 
 def test_the_numbers_of_codecs_never_change():
-    assert CODECS == {"json/1": 1, "msgpack/1": 2, "omitted": 3, "failure": 4}
+    assert CODECS == {
+        "json/1": 1,
+        "msgpack/1": 2,
+        "omitted": 3,
+        "failure": 4,
+        "http/1": 5,
+        "grpc/1": 6,
+    }
 
 
 def test_a_codec_name_that_does_not_fit_is_refused():

@@ -16,6 +16,7 @@ from semel.engine.call import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.events import logger
 from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.options import chosen
 from semel.http.routing import Routing
 from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
 
@@ -27,11 +28,18 @@ class AsyncDoor:
         self.opened_here = isinstance(idempotency, str)
         engine = AsyncIdempotency(idempotency) if isinstance(idempotency, str) else idempotency
         if not isinstance(engine, AsyncIdempotency):
-            raise ConfigError(f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}")
+            raise ConfigError(
+                f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
+            )
         self.engine = engine
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
+
+    def book(self, options: dict[str, Any]) -> Rulebook:
+        """Make the rules of one endpoint, for a decorator; only options of every door are known."""
+        engine = self.engine
+        return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
 
     async def begin(
         self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]

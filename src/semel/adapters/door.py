@@ -15,6 +15,7 @@ from semel.core.decide import Undone
 from semel.engine.call import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.options import chosen
 from semel.http.routing import Routing
 from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
 from semel.sync import Idempotency
@@ -32,6 +33,11 @@ class Door:
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
+
+    def book(self, options: dict[str, Any]) -> Rulebook:
+        """Make the rules of one endpoint, for a decorator; only options of every door are known."""
+        engine = self.engine
+        return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
 
     def begin(
         self, book: Rulebook, request: Request, read: Callable[[], bytes]
@@ -62,7 +68,9 @@ def _asked(waiting: Waiting, read: Callable[[], bytes]) -> Ask | None:
             need = waiting.send(given)
             if inspect.iscoroutine(need):
                 need.close()
-                raise ConfigError("an async function needs a door for asyncio; this one is for threads")
+                raise ConfigError(
+                    "an async function needs a door for asyncio; this one is for threads"
+                )
             given = read() if need is BODY else need
     except StopIteration as end:
         ask: Ask | None = end.value

@@ -1,4 +1,4 @@
-"""The web rules, pure: which requests are protected, what is stored of an answer, how errors are worded.
+"""The web rules, pure: what is protected, what is stored of an answer, how errors are worded.
 
 messages      requests and answers as values      keys          where a key comes from
 fingerprints  what tells two requests apart       bodies        fields of a body

@@ -37,7 +37,9 @@ def key_in_field(request: Request, body: bytes, path: str) -> str:
         return str(value)
     if isinstance(value, str):
         return value
-    raise InvalidKey(f"the key comes from {path!r} of the body, which is no text or whole number there")
+    raise InvalidKey(
+        f"the key comes from {path!r} of the body, which is no text or whole number there"
+    )
 
 
 def _parsed(request: Request, body: bytes) -> object:
@@ -45,7 +47,9 @@ def _parsed(request: Request, body: bytes) -> object:
     try:
         if media_type == _FORM:
             fields = parse_qs(body.decode(), keep_blank_values=True)
-            return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+            return {
+                name: values[0] if len(values) == 1 else values for name, values in fields.items()
+            }
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
         return MISSING

@@ -1,7 +1,7 @@
 """Where a request's key comes from, what it may look like, and whose it is.
 
-A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). Functions here never repeat a value in
-an error: it may be a secret, and it may be a megabyte long.
+A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). Functions here never repeat a value
+in an error: it may be a secret, and it may be a megabyte long.
 """
 
 from __future__ import annotations
@@ -47,8 +47,20 @@ def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
     if strict:
         raise InvalidKey('the key must be a quoted string, as in "k" (RFC 9651)')
     if line and _RAW.fullmatch(line) is None:
-        raise InvalidKey("the key is neither a quoted string (RFC 9651) nor one plain word of ASCII")
+        raise InvalidKey(
+            "the key is neither a quoted string (RFC 9651) nor one plain word of ASCII"
+        )
     return checked(line)
+
+
+def line_of_key(key: str) -> str:
+    """Write a key as the value of a header, in the form of RFC 9651.
+
+    >>> line_of_key("order-1")
+    '"order-1"'
+    """
+    escaped = checked(key).replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def checked(key: object) -> str:
@@ -67,8 +79,8 @@ def checked(key: object) -> str:
 def stored_key(key: str, tenant: str | None = None, route: str | None = None) -> str:
     """Put whose key it is, and of which route, into the key that is stored.
 
-    Different triples give different texts: `%`, `/` and the space inside a part are escaped, a tenant
-    ends with `/`, a route begins with `@`, and only a digest begins with `%~`.
+    Different triples give different texts: `%`, `/` and the space inside a part are escaped, a
+    tenant ends with `/`, a route begins with `@`, and only a digest begins with `%~`.
 
     >>> stored_key("k"), stored_key("k", "ann"), stored_key("k", "a/b", "POST /pay")
     ('k', 'ann/k', 'a%2Fb/@POST%20%2Fpay/k')

@@ -18,7 +18,7 @@ from semel.http.storing import StoredStatuses, is_success
 
 PathPattern: TypeAlias = str | re.Pattern[str]
 KeySource: TypeAlias = Literal["header", "query", "field", "function"]
-Tenant: TypeAlias = Callable[[Request], str | None | Awaitable[str | None]]
+Tenant: TypeAlias = Callable[[Request], Awaitable[str | None] | str | None]
 KeyFunction: TypeAlias = Callable[[Request, bytes], str | None]
 Payload: TypeAlias = Sequence[str] | Callable[[Request, bytes], object]
 
@@ -102,7 +102,10 @@ class Choices:
             _header_name("never_stored", name).lower().encode() for name in _texts(never_stored)
         )
         self.replayed_header = _header_name("replayed_header", replayed_header)
-        self.max_body, self.max_response = _size("max_body", max_body), _size("max_response", max_response)
+        self.max_body, self.max_response = (
+            _size("max_body", max_body),
+            _size("max_response", max_response),
+        )
         self.retry_after = seconds("retry_after", retry_after)
         self.problems = checked_wordings(problems or {})
         if not any((self.header, self.query, self.field, self.key)):
@@ -134,7 +137,9 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
     if isinstance(pattern, re.Pattern):
         return pattern.fullmatch
     if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
-        raise ConfigError(f"a path pattern begins with / or *, or is a compiled one; got {pattern!r}")
+        raise ConfigError(
+            f"a path pattern begins with / or *, or is a compiled one; got {pattern!r}"
+        )
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
 
 

@@ -1,7 +1,7 @@
 """The answers that are ours: `application/problem+json` (RFC 9457), each with a stable code.
 
-This module is a table. A problem never tells what the client sent, nor what went wrong inside: logs and
-events do. An application changes status, title, detail and type of any of them by its code.
+This module is a table. A problem never tells what the client sent, nor what went wrong inside: logs
+and events do. An application changes status, title, detail and type of any of them by its code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from typing import Final, NotRequired, TypedDict
 
 import msgspec
 
-from semel.errors import ConcurrentRequest, ConfigError, DuplicateRequest, IdempotencyError, InvalidKey
+from semel.errors import (
+    ConcurrentRequest,
+    ConfigError,
+    DuplicateRequest,
+    IdempotencyError,
+    InvalidKey,
+)
 from semel.http.messages import Answer, HeaderLine
 
 
@@ -36,11 +42,15 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 PROBLEMS: Final[Mapping[str, Problem]] = {
-    "key_missing": Problem(400, "Idempotency key missing", "This request needs an idempotency key."),
+    "key_missing": Problem(
+        400, "Idempotency key missing", "This request needs an idempotency key."
+    ),
     "invalid_key": Problem(400, "Idempotency key invalid", "The idempotency key cannot be used."),
     "identity_missing": Problem(401, "Caller unknown", "It is not known who sends this request."),
     "body_too_large": Problem(413, "Body too large", "The body is larger than is accepted here."),
-    "body_incomplete": Problem(400, "Body incomplete", "The body is shorter than it was said to be."),
+    "body_incomplete": Problem(
+        400, "Body incomplete", "The body is shorter than it was said to be."
+    ),
     "concurrent_request": Problem(
         409, "Request in progress", "A request with this key is being processed.", retry=True
     ),
@@ -52,7 +62,9 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
         422, "Idempotency key reused", "This key was used before, with another request."
     ),
     "outcome_unknown": Problem(
-        409, "Outcome unknown", "Nobody knows yet whether an earlier request with this key took effect."
+        409,
+        "Outcome unknown",
+        "Nobody knows yet whether an earlier request with this key took effect.",
     ),
     "previous_failure": Problem(
         409, "Request failed before", "An earlier request with this key failed for good."
@@ -71,6 +83,9 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     ),
     "store_error": Problem(
         503, "Temporarily unavailable", "Requests with a key cannot be processed now.", retry=True
+    ),
+    "retry_transaction": Problem(
+        503, "Temporarily unavailable", "The database asked for another try.", retry=True
     ),
     "record_unreadable": Problem(
         503, "Temporarily unavailable", "What is known of this key cannot be read."
@@ -104,7 +119,7 @@ def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
 
 
 def problem_of(error: IdempotencyError) -> tuple[str, str | None]:
-    """Give the code of the problem that an error is to a client, and its detail if it may be told."""
+    """Give the code of the problem that an error is to a client, and what may be told of it."""
     kinds = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
     code = next(code for code in kinds if code in PROBLEMS)
     return code, str(error) if isinstance(error, _SAYS_ITSELF) else None

@@ -1,4 +1,4 @@
-"""Which rules hold for a request: methods, paths that are taken in or left out, routes of their own."""
+"""Which rules hold for a request: by its method, by paths in and out, by routes of their own."""
 
 from __future__ import annotations
 

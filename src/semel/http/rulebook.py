@@ -1,7 +1,7 @@
 """What to ask of a request, and how to answer it: the rules of one route.
 
-This module decides. It never waits, reads no socket and touches no store: a door does that, and asks here
-what it means. `Rulebook.ask` is written once, as a generator; the doors drive it, each in its own way.
+This module decides. It never waits, reads no socket and touches no store: a door does that, and
+asks here what it means. `Rulebook.ask` is a generator: the doors drive it, each in its own way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from semel.http.keys import checked, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import Choices
 from semel.http.problems import problem, problem_of
-from semel.http.storing import AnswerCodec, Keeping, Stored, keeping, kept_lines, packed, replay, unpacked
+from semel.http.storing import (
+    AnswerCodec,
+    Keeping,
+    Stored,
+    keeping,
+    kept_lines,
+    packed,
+    replay,
+    unpacked,
+)
 
 _ENVELOPE: Final = 1024 * 1024
 """Room for the header lines of a stored answer; the body has a limit of its own."""
@@ -97,11 +106,7 @@ class Rulebook:
             raise InvalidKey("the key does not have the form that this application asks for")
         tenant = None
         if self.choices.tenant is not None:
-            tenant = yield self.choices.tenant(request)
-            if tenant is None or tenant == "":
-                raise Refusal("identity_missing")
-            if not isinstance(tenant, str):
-                raise ConfigError(f"tenant must give a text or None, not {type(tenant).__name__}")
+            tenant = _somebody((yield self.choices.tenant(request)))
         if body is None:
             body = yield BODY
         route = f"{request.method} {request.path}" if self.choices.separate_routes else None
@@ -133,7 +138,7 @@ class Rulebook:
         return None
 
     def _rules(self, resolved: Callable[..., Rules]) -> Rules:
-        """Lay this route's policy over the engine's; `resolved` is the engine's own way to do it."""
+        """Lay this route's policy over the engine's, in the engine's own way (`resolved`)."""
         chosen = self.choices
         patience = (
             Policy(concurrent="wait", wait_timeout=chosen.wait)
@@ -150,9 +155,7 @@ class Rulebook:
 
     def refusal(self, error: IdempotencyError | Refusal) -> Answer:
         """Word an error or a refusal for the client."""
-        code, detail = (
-            (error.code, None) if isinstance(error, Refusal) else problem_of(error)
-        )
+        code, detail = (error.code, None) if isinstance(error, Refusal) else problem_of(error)
         chosen = self.choices
         return problem(code, chosen.problems, detail=detail, retry_after=chosen.retry_after)
 
@@ -179,8 +182,16 @@ class Rulebook:
         return packed(Stored(status, kept_lines(lines, self._forbidden), body))
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
-        """Give the header lines of a first answer: all of them, but nobody else's marker of a replay."""
+        """Give the header lines of a first answer: all of them, but no false mark of a replay."""
         return [line for line in lines if line[0].lower() != self._marker.lower()]
+
+
+def _somebody(tenant: object) -> str:
+    if tenant is None or tenant == "":
+        raise Refusal("identity_missing")
+    if not isinstance(tenant, str):
+        raise ConfigError(f"tenant must give a text or None, not {type(tenant).__name__}")
+    return tenant
 
 
 def _from_header(name: str, strict: bool, request: Request, _: object) -> str | None:
@@ -190,7 +201,10 @@ def _from_header(name: str, strict: bool, request: Request, _: object) -> str | 
 def _from_query(name: str, request: Request, _: object) -> str | None:
     try:
         found = parse_qs(
-            request.query.decode("ascii"), keep_blank_values=True, max_num_fields=1000, errors="strict"
+            request.query.decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=1000,
+            errors="strict",
         )
     except ValueError:
         raise InvalidKey("the query that should have the key cannot be read") from None
@@ -206,6 +220,8 @@ def _from_field(path: str, request: Request, body: bytes) -> str | None:
     return checked(key_in_field(request, body, path))
 
 
-def _from_function(function: Callable[[Request, bytes], object], request: Request, body: bytes) -> str | None:
+def _from_function(
+    function: Callable[[Request, bytes], object], request: Request, body: bytes
+) -> str | None:
     key = function(request, body)
     return None if key is None else checked(key)

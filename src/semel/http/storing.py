@@ -1,8 +1,8 @@
 """What of an answer is stored, and what a replay is made of.
 
-2xx is stored by default, everything else runs again. Never stored, whatever a function says: answers
-about the client rather than the operation (`NEVER`), and header lines that are secret, that belong to
-one connection, or that the layers around us write anew (`_FORBIDDEN`).
+2xx is stored by default, everything else runs again. Never stored, whatever a function says:
+answers about the client rather than the operation (`NEVER`), and header lines that are secret,
+that belong to one connection, or that the layers around us write anew (`_FORBIDDEN`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def keeping(status: int, stored: StoredStatuses = is_success) -> Keeping:
         return "forget"
     try:
         choice = stored(status)
-    except Exception:
+    except Exception:  # noqa: BLE001 - the effect is done, and its answer must go out
         logger.exception("the function that says which statuses are stored raised for %d", status)
         choice = is_success(status)
     if choice == "unknown":
@@ -88,7 +88,9 @@ def is_event_stream(lines: Iterable[HeaderLine]) -> bool:
     )
 
 
-def kept_lines(lines: Iterable[HeaderLine], also_forbidden: frozenset[bytes]) -> tuple[HeaderLine, ...]:
+def kept_lines(
+    lines: Iterable[HeaderLine], also_forbidden: frozenset[bytes]
+) -> tuple[HeaderLine, ...]:
     """Leave out the header lines that may not be stored."""
     lines = tuple(lines)
     named = {

@@ -55,6 +55,8 @@ CODECS: Final[dict[str, int]] = {
     "msgpack/1": 2,
     "omitted": 3,
     "failure": 4,
+    "http/1": 5,
+    "grpc/1": 6,
 }
 """Names that take one byte. Entries are never changed or reused: they are in people's stores."""
 

@@ -1,0 +1,213 @@
+"""HTTP on Redis: requests per second over 32 connections, beside the bare application and peers.
+
+The load generator is a bare asyncio protocol in a core of its own, with Redis; the server (uvicorn)
+has the other core to itself, and is what limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from benchmarks import backends
+from benchmarks.figures import OURS, Lane, Race, Role, Section, at_least, version_of
+from benchmarks.measuring import Effort
+
+CONNECTIONS = 32
+ROUNDS = 9
+LAP = 0.5
+"""Seconds that a lap should take."""
+BARE = "bare"
+BODY = b'{"account":"ann","amount":500,"currency":"EUR","order":"2024-000017"}'
+
+LANES: dict[str, tuple[str, Role]] = {
+    "bare": (BARE, "floor"),
+    "semel": (OURS, "ours"),
+    "decorator": ("semel, by its decorator", "alternative"),
+    "idemkit": ("idemkit", "alternative"),
+    "asgi_idempotency_header": ("asgi-idempotency-header", "alternative"),
+}
+FRAMEWORKS: dict[str, tuple[str, ...]] = {
+    "starlette": ("bare", "semel", "idemkit", "asgi_idempotency_header"),
+    "fastapi": ("bare", "semel", "decorator", "idemkit", "asgi_idempotency_header"),
+}
+LIMITS = {"starlette": (0.6, 1.15), "fastapi": (0.78, 2.5)}
+
+
+def run(effort: Effort) -> list[Section]:
+    """Race on both frameworks."""
+    return [_framework(name, effort) for name in FRAMEWORKS]
+
+
+def _framework(name: str, effort: Effort) -> Section:
+    packages = {"idemkit": "idemkit", "asgi_idempotency_header": "asgi-idempotency-header"}
+    lanes = [one for one in FRAMEWORKS[name] if one not in packages or version_of(packages[one])]
+    with backends.redis_server() as redis, ExitStack() as stack:
+        generator, server = _cores()
+        _pin(redis.pid, generator)
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, generator)
+        try:
+            ports = {
+                lane: stack.enter_context(_served(name, lane, redis.url, server)) for lane in lanes
+            }
+            firsts, replays = asyncio.run(_race(ports, effort))
+        finally:
+            os.sched_setaffinity(0, before)
+    races = [
+        Race(f"{kind}, {name}, {CONNECTIONS} connections", "/s", _lanes(samples))
+        for kind, samples in (("first", firsts), ("replay", replays))
+    ]
+    first, again = LIMITS[name]
+    return Section(
+        f"HTTP on Redis: {name}",
+        "",
+        races,
+        [
+            at_least(8, f"{name}: first, to the bare rate", races[0].ratio(OURS, BARE), first),
+            at_least(8, f"{name}: replay, to the bare rate", races[1].ratio(OURS, BARE), again),
+        ],
+        [f"{one}: not installed" for one in FRAMEWORKS[name] if one not in lanes],
+    )
+
+
+def _lanes(samples: dict[str, list[float]]) -> list[Lane]:
+    return [Lane(*LANES[lane], taken) for lane, taken in samples.items()]
+
+
+def _cores() -> tuple[set[int], set[int]]:
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[0]}, {cores[-1]}
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    backends._pin(pid, cores)  # noqa: SLF001 - the same, for one process
+
+
+@contextmanager
+def _served(framework: str, lane: str, redis: str, cores: set[int]) -> Iterator[int]:
+    """Start an application; gives its port."""
+    command = [sys.executable, "-m", "benchmarks.web_server", framework, lane, redis]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            _pin(process.pid, cores)
+            yield port
+        finally:
+            process.terminate()
+
+
+async def _race(
+    ports: dict[str, int], effort: Effort
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    loads = {lane: Load(port) for lane, port in ports.items()}
+    for load in loads.values():
+        await load.connect(CONNECTIONS)
+    counts = dict.fromkeys(loads, 4 * CONNECTIONS)
+    firsts: dict[str, list[float]] = {lane: [] for lane in loads}
+    replays: dict[str, list[float]] = {lane: [] for lane in loads}
+    for number in range(-1, effort.rounds(ROUNDS)):
+        for lane in (
+            *list(loads)[max(0, number) % len(loads) :],
+            *list(loads)[: max(0, number) % len(loads)],
+        ):
+            keys = [f"{os.urandom(4).hex()}-{index:027d}" for index in range(counts[lane])]
+            rates = [
+                await loads[lane].lap(keys, replayed=again) for again in (False, lane != "bare")
+            ]
+            if number < 0:
+                counts[lane] = counts[lane] if effort.smoke else int(min(rates) * LAP)
+            else:
+                firsts[lane].append(rates[0])
+                replays[lane].append(rates[1])
+    for load in loads.values():
+        load.close()
+    return firsts, replays
+
+
+class Load:
+    """Connections to one server, each with one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connections: list[Connection] = []
+
+    async def connect(self, number: int) -> None:
+        """Open the connections."""
+        loop = asyncio.get_running_loop()
+        for _ in range(number):
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+            self._connections.append(connection)
+
+    async def lap(self, keys: Sequence[str], *, replayed: bool) -> float:
+        """Send a request for each key; gives how many were answered in a second."""
+        left = itertools.chain(keys)
+        ends = [connection.begin(left) for connection in self._connections]
+        start = time.perf_counter()
+        for connection in self._connections:
+            connection.next()
+        await asyncio.gather(*ends)
+        taken = time.perf_counter() - start
+        marked = sum(connection.marked for connection in self._connections)
+        if marked != (len(keys) if replayed else 0):
+            raise AssertionError(f"{marked} of {len(keys)} answers were replays")
+        return len(keys) / taken
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections:
+            connection.transport.close()
+
+
+class Connection(asyncio.Protocol):
+    """One connection; reads just enough of an answer to know that it is whole."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def begin(self, keys: Iterator[str]) -> asyncio.Future[None]:
+        """Get ready for a lap; the future tells of its end."""
+        self._keys, self._read, self.marked = keys, b"", 0
+        self._end = asyncio.get_running_loop().create_future()
+        return self._end
+
+    def next(self) -> None:
+        """Send the next request, or end."""
+        key = next(self._keys, None)
+        if key is None:
+            self._end.set_result(None)
+            return
+        self.transport.write(
+            b"POST /payments HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"idempotency-key: %b\r\ncontent-length: %d\r\n\r\n%b" % (key.encode(), len(BODY), BODY)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        head, blank, body = self._read.partition(b"\r\n\r\n")
+        if not blank:
+            return
+        lowered = head.lower()
+        if not lowered.startswith(b"http/1.1 201"):
+            self._end.set_exception(AssertionError(head.decode()))
+            return
+        if len(body) < int(lowered.partition(b"content-length:")[2].partition(b"\r\n")[0]):
+            return
+        self.marked += b"idempoten" in lowered and b"replay" in lowered
+        self._read = b""
+        self.next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        end: asyncio.Future[None] | None = getattr(self, "_end", None)
+        if end is not None and not end.done():
+            end.set_exception(exc or ConnectionError("the server closed the connection"))

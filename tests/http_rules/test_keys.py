@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.errors import InvalidKey
+from semel.http.keys import checked, key_of_lines, stored_key
+
+PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('"order-1"', "order-1"),
+        ("order-1", "order-1"),
+        ("  order-1\t", "order-1"),
+        ('"a b"', "a b"),
+        (r'"say \"hi\" \\o/"', r'say "hi" \o/'),
+        ("a\\b;c=d==", "a\\b;c=d=="),
+        ('"' + "k" * 255 + '"', "k" * 255),
+        ('"' + r"\"" * 255 + '"', '"' * 255),
+    ],
+)
+def test_a_key_is_a_quoted_string_or_the_same_text_raw(line, key):
+    assert key_of_lines([line]) == key
+
+
+def test_no_header_is_no_key():
+    assert key_of_lines([]) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "   ",
+        '""',
+        "k" * 256,
+        '"' + "k" * 256 + '"',
+        "k" * 1_000_000,
+        "kä",
+        '"kä"',
+        "a\x00b",
+        "a\x7fb",
+        '"a\x01b"',
+        r'"a\b"',
+        '"a',
+        'a"b',
+        '"a"b',
+        "a,b",
+        '"a", "b"',
+        "a b",
+    ],
+)
+def test_a_malformed_key_is_refused_and_never_repeated(line):
+    with pytest.raises(InvalidKey) as refused:
+        key_of_lines([line])
+    shown = line.strip()[:20]
+    assert len(shown) < 4 or shown not in str(refused.value)
+
+
+def test_two_lines_are_refused_even_if_they_agree():
+    with pytest.raises(InvalidKey, match="once only"):
+        key_of_lines(["a", "a"])
+
+
+def test_strict_takes_only_the_quoted_form():
+    assert key_of_lines(['"k"'], strict=True) == "k"
+    with pytest.raises(InvalidKey, match="quoted"):
+        key_of_lines(["k"], strict=True)
+
+
+@pytest.mark.parametrize("key", [7, None, b"k"])
+def test_a_key_that_is_no_text_is_refused(key):
+    with pytest.raises(InvalidKey, match="must be a text"):
+        checked(key)
+
+
+def test_a_plain_key_is_stored_as_it_came():
+    assert stored_key("order:1_a-b.c") == "order:1_a-b.c"
+
+
+def test_a_long_one_becomes_a_digest_that_no_key_can_look_like():
+    long = stored_key("k" * 255, tenant="ann")
+    assert long.startswith("%~")
+    assert len(long) <= 255
+    assert stored_key(long) != long
+
+
+@given(
+    st.tuples(PRINTABLE, st.none() | st.text(min_size=1), st.none() | st.text(min_size=1)),
+    st.tuples(PRINTABLE, st.none() | st.text(min_size=1), st.none() | st.text(min_size=1)),
+)
+def test_different_callers_routes_and_keys_never_meet(one, other):
+    texts = stored_key(*one), stored_key(*other)
+    assert (texts[0] == texts[1]) == (one == other)
+    for text in texts:
+        assert 0 < len(text) <= 255
+        assert text.isprintable()
+        assert " " not in text
+
+
+def test_a_separator_inside_a_name_does_not_move_a_key_to_somebody_else():
+    assert (
+        len(
+            {
+                stored_key("b/c", "a"),
+                stored_key("c", "a/b"),
+                stored_key("a/b/c"),
+                stored_key("c", "a", "b"),
+            }
+        )
+        == 4
+    )

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from http_rules.given import as_an_engine
+from semel.errors import ConfigError
+from semel.http import Route
+from semel.http.options import chosen, path_matcher
+from semel.http.routing import Routing
+
+
+async def an_async_function(request):
+    return "ann"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"header": "no header"}, "header"),
+        ({"header": 5}, "header"),
+        ({"header": None}, "all of them are None"),
+        ({"query": ""}, "query"),
+        ({"field": 5}, "field"),
+        ({"key": "x"}, "key must be a function"),
+        ({"key": an_async_function}, "only tenant may be async"),
+        ({"stored": an_async_function}, "only tenant may be async"),
+        ({"order": ("header",)}, "order"),
+        ({"order": "header"}, "sequence"),
+        ({"methods": ("POST", "GET")}, "GET"),
+        ({"methods": "POST"}, "sequence"),
+        ({"tenant": "ann"}, "tenant"),
+        ({"payload": []}, "payload"),
+        ({"payload": "amount"}, "sequence"),
+        ({"payload": [5]}, "payload"),
+        ({"secret": "text"}, "secret"),
+        ({"secret": b""}, "secret"),
+        ({"policy": "payment"}, "policy"),
+        ({"wait": -1}, "wait"),
+        ({"never_stored": ["no header"]}, "never_stored"),
+        ({"replayed_header": ""}, "replayed_header"),
+        ({"max_body": -1}, "max_body"),
+        ({"max_response": True}, "max_response"),
+        ({"retry_after": 0}, "retry_after"),
+        ({"problems": {"x": {}}}, "'x'"),
+        ({"reqiured": True}, "no option 'reqiured'"),
+    ],
+)
+def test_a_bad_option_is_named_when_the_door_is_made(options, named):
+    with pytest.raises(ConfigError, match=named):
+        chosen(options)
+
+
+def test_a_tenant_may_be_async():
+    assert chosen({"tenant": an_async_function}).tenant is an_async_function
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("/pay", "/pay", True),
+        ("/pay", "/pay/1", False),
+        ("/pay/*", "/pay/1/2", True),
+        ("*/refund", "/pay/1/refund", True),
+        ("/a.b", "/axb", False),
+        (re.compile(r"/\d+"), "/12", True),
+        (re.compile(r"/\d+"), "/12x", False),
+    ],
+)
+def test_a_pattern_is_asked_of_the_whole_path(pattern, path, matches):
+    assert bool(path_matcher(pattern)(path)) is matches
+
+
+@pytest.mark.parametrize("pattern", ["pay", "", 5, None])
+def test_a_pattern_that_could_match_nothing_is_refused(pattern):
+    with pytest.raises(ConfigError, match="path pattern"):
+        path_matcher(pattern)
+
+
+def routing(**options):
+    return Routing(resolved=as_an_engine, **options)
+
+
+def test_post_and_patch_are_ours_and_others_on_request():
+    plain = routing()
+    assert plain.find("POST", "/") is plain.find("PATCH", "/x")
+    assert plain.find("PUT", "/") is None
+    assert plain.find("GET", "/") is None
+    assert routing(methods=("put",)).find("PUT", "/") is not None
+
+
+def test_paths_are_taken_in_and_left_out():
+    some = routing(include=["/api/*"], exclude=["/api/login"])
+    assert some.find("POST", "/api/pay") is not None
+    assert some.find("POST", "/api/login") is None
+    assert some.find("POST", "/other") is None
+
+
+def test_a_route_has_options_of_its_own_and_the_first_that_matches_counts():
+    some = routing(
+        required=True,
+        routes=[
+            Route("/coupons/*", required=False, methods=("PUT",)),
+            Route("/*", wait=1),
+        ],
+    )
+    assert not some.find("PUT", "/coupons/1").choices.required
+    assert some.find("POST", "/coupons/1") is None
+    assert some.find("POST", "/pay").choices.wait == 1
+    assert some.find("POST", "/pay").choices.required
+    assert some.find("POST", "*").choices.wait == 0
+
+
+def test_endlessly_many_paths_are_not_all_remembered():
+    many = routing()
+    for number in range(3000):
+        assert many.find("POST", f"/{number}") is not None
+    assert len(many._known) <= 1024
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"include": "/x"},
+        {"exclude": "/x"},
+        {"routes": ["/x"]},
+        {"routes": [Route("/x", colour="red")]},
+    ],
+)
+def test_bad_routing_is_named_when_the_door_is_made(options):
+    with pytest.raises(ConfigError):
+        routing(**options)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from semel import errors
+from semel.errors import ConfigError, IdempotencyError
+from semel.http.problems import PROBLEMS, checked_wordings, problem, problem_of
+
+
+def every_error():
+    kinds = [IdempotencyError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    return [kind for kind in dict.fromkeys(kinds) if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_every_error_is_a_problem_with_its_own_status(kind):
+    error = kind.__new__(kind)
+    code, _ = problem_of(error)
+    assert PROBLEMS[code].status == kind.http_status
+    assert PROBLEMS[code].retry or not kind.retry_helps
+
+
+def test_a_problem_is_rfc_9457_and_is_not_cached():
+    answer = problem("payload_mismatch", {})
+    told = json.loads(answer.body)
+    assert answer.status == told["status"] == 422
+    assert told["code"] == "payload_mismatch"
+    assert told["type"] == "urn:semel:problem:payload-mismatch"
+    assert told["title"]
+    assert told["detail"]
+    lines = dict(answer.headers)
+    assert lines[b"content-type"] == b"application/problem+json"
+    assert lines[b"cache-control"] == b"no-store"
+    assert lines[b"content-length"] == b"%d" % len(answer.body)
+    assert b"retry-after" not in lines
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.2, b"1"), (1.0, b"1"), (2.5, b"3")])
+def test_a_problem_that_passes_says_when_to_come_back_in_whole_seconds(seconds, told):
+    answer = problem("concurrent_request", {}, retry_after=seconds)
+    assert dict(answer.headers)[b"retry-after"] == told
+
+
+def test_what_went_wrong_inside_is_not_told():
+    secret = errors.StoreUnavailable("redis://user:password@db is away")
+    assert problem_of(secret) == ("store_error", None)
+    assert problem_of(errors.PreviousFailure("KeyError", "secret")) == ("previous_failure", None)
+
+
+def test_the_message_of_a_policy_is_told():
+    assert problem_of(errors.DuplicateRequest("paid already")) == (
+        "duplicate_request",
+        "paid already",
+    )
+
+
+def test_an_application_words_a_problem_its_own_way():
+    words = checked_wordings(
+        {"concurrent_request": {"status": 425, "title": "T", "detail": "D", "type": "urn:x"}}
+    )
+    answer = problem("concurrent_request", words, detail="ours")
+    assert answer.status == 425
+    assert json.loads(answer.body) == {
+        "type": "urn:x",
+        "title": "T",
+        "status": 425,
+        "detail": "D",
+        "code": "concurrent_request",
+    }
+
+
+@pytest.mark.parametrize(
+    "wordings",
+    [{"nonsense": {}}, {"key_missing": {"status": "400"}}, {"key_missing": {"colour": "red"}}],
+)
+def test_a_wording_of_nothing_is_refused(wordings):
+    with pytest.raises(ConfigError):
+        checked_wordings(wordings)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from http_rules.given import JSON, a_request, a_rulebook, asked
+from semel import Policy
+from semel.core.codec import codec_named
+from semel.core.records import Identity
+from semel.errors import ConfigError, DuplicateRequest, InvalidKey
+from semel.http.rulebook import Refusal
+from semel.http.storing import AnswerCodec
+
+KEYED = ("idempotency-key", "k")
+
+
+def identity_of(book, request, body=b""):
+    return asked(book, request, body)[0].identity
+
+
+# --- keys ----------------------------------------------------------------------------------
+
+
+def test_a_request_with_a_key_is_asked_for_its_body_once():
+    ask, bodies = asked(a_rulebook(), a_request(KEYED), b"x")
+    assert ask.identity == Identity("http", "k")
+    assert bodies == 1
+
+
+def test_a_request_without_a_key_passes_with_its_body_unread():
+    assert asked(a_rulebook(), a_request()) == (None, 0)
+
+
+def test_a_required_key_that_is_missing_is_refused():
+    with pytest.raises(Refusal, match="key_missing"):
+        asked(a_rulebook(required=True), a_request())
+
+
+def test_the_header_has_the_name_that_the_application_gave():
+    book = a_rulebook(header="X-Idempotency-Key")
+    assert identity_of(book, a_request(("X-IDEMPOTENCY-KEY", '"k"'))).key == "k"
+    assert asked(book, a_request(KEYED)) == (None, 0)
+
+
+SOURCES = {"query": "key", "field": "order.id", "key": lambda request, body: "of-function"}
+FULL = {"query": b"key=of-query", "method": "POST"}
+BODY = b'{"order": {"id": "of-field"}}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "query", "body", "key"),
+    [
+        ([KEYED], b"key=of-query", BODY, "k"),
+        ([], b"key=of-query", BODY, "of-query"),
+        ([], b"", BODY, "of-field"),
+    ],
+)
+def test_sources_are_asked_in_order_header_query_field(lines, query, body, key):
+    request = a_request(*lines, query=query)
+    assert identity_of(a_rulebook(**SOURCES), request, body).key == key
+
+
+def test_a_function_is_asked_last():
+    book = a_rulebook(query="key", key=lambda request, body: f"{request.method}-{body.decode()}")
+    assert identity_of(book, a_request(), b"b").key == "POST-b"
+    assert asked(a_rulebook(key=lambda request, body: None), a_request()) == (None, 1)
+
+
+def test_the_application_chooses_another_order():
+    book = a_rulebook(**SOURCES, order=("field", "function", "header", "query"))
+    assert identity_of(book, a_request(KEYED), BODY).key == "of-field"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"", b'{"order": 5}', b'{"order": {"id": null}}', b'{"order": {"id": true}}']
+)
+def test_a_field_that_is_missing_is_an_error_and_no_silent_fallback(body):
+    book = a_rulebook(**SOURCES, order=("field", "function", "header", "query"))
+    with pytest.raises(InvalidKey, match=r"order\.id"):
+        asked(book, a_request(KEYED), body)
+
+
+def test_a_whole_number_is_a_key():
+    assert identity_of(a_rulebook(field="id"), a_request(), b'{"id": 7}').key == "7"
+
+
+@pytest.mark.parametrize(
+    "query", [b"key=", b"key=a&key=b", b"key=%00", b"key=%ff", b"\xff", b"a=1&" * 2000]
+)
+def test_a_parameter_that_is_no_key_is_refused(query):
+    with pytest.raises(InvalidKey):
+        asked(a_rulebook(header=None, query="key"), a_request(query=query))
+
+
+def test_the_pattern_of_the_engine_is_asked_of_what_the_client_sent():
+    book = a_rulebook(re.compile("k+"), tenant=lambda request: "ann")
+    assert identity_of(book, a_request(KEYED)).key == "ann/k"
+    with pytest.raises(InvalidKey, match="form"):
+        asked(book, a_request(("idempotency-key", "other")))
+
+
+# --- whose it is ---------------------------------------------------------------------------
+
+
+def test_two_callers_with_one_key_are_two_operations():
+    book = a_rulebook(tenant=lambda request: request.headers.get("x-user"))
+    identities = {
+        identity_of(book, a_request(KEYED, ("x-user", user))) for user in ("ann", "bob", "a/b")
+    }
+    assert len(identities) == 3
+
+
+@pytest.mark.parametrize("nobody", [None, ""])
+def test_a_caller_who_is_nobody_is_refused_and_not_shared(nobody):
+    with pytest.raises(Refusal, match="identity_missing"):
+        asked(a_rulebook(tenant=lambda request: nobody), a_request(KEYED))
+
+
+def test_a_tenant_that_is_no_text_is_the_applications_mistake():
+    with pytest.raises(ConfigError, match="tenant"):
+        asked(a_rulebook(tenant=lambda request: 5), a_request(KEYED))
+
+
+def test_one_key_on_two_routes_is_one_operation_unless_the_application_wants_two():
+    one, other = a_request(KEYED), a_request(KEYED, path="/refund")
+    assert identity_of(a_rulebook(), one) == identity_of(a_rulebook(), other)
+    assert asked(a_rulebook(), one)[0].fingerprint != asked(a_rulebook(), other)[0].fingerprint
+    separate = a_rulebook(separate_routes=True)
+    assert identity_of(separate, one) != identity_of(separate, other)
+
+
+# --- what is compared ----------------------------------------------------------------------
+
+
+def test_chosen_fields_are_all_that_is_compared():
+    book = a_rulebook(payload=["amount", "lines.0.sku"])
+
+    def of(body, path="/pay"):
+        return book.fingerprint(a_request(JSON, path=path), json.dumps(body).encode())
+
+    first = of({"amount": 5, "lines": [{"sku": "a"}], "sent_at": 1})
+    assert first == of({"sent_at": 2, "lines": [{"sku": "a"}], "amount": 5})
+    assert first != of({"amount": 6, "lines": [{"sku": "a"}]})
+    assert first != of({"amount": 5, "lines": []})
+    assert first != of({"amount": 5, "lines": [{"sku": "a"}]}, path="/refund")
+
+
+def test_fields_of_a_form_are_compared_too():
+    book = a_rulebook(payload=["amount"])
+    form = a_request(("content-type", "application/x-www-form-urlencoded"))
+    assert book.fingerprint(form, b"amount=5&at=1") == book.fingerprint(form, b"at=2&amount=5")
+    assert book.fingerprint(form, b"amount=5") != book.fingerprint(form, b"amount=5&amount=6")
+
+
+def test_a_function_says_what_is_compared():
+    book = a_rulebook(payload=lambda request, body: {"length": len(body)}, secret=b"s")
+    assert book.fingerprint(a_request(), b"ab") == book.fingerprint(a_request(), b"cd")
+    assert book.fingerprint(a_request(), b"ab") != book.fingerprint(a_request(), b"abc")
+
+
+# --- rules and answers ---------------------------------------------------------------------
+
+
+def test_who_does_not_wait_is_refused_at_once_and_who_does_waits_so_long():
+    assert a_rulebook().rules.concurrent == "reject"
+    waiting = a_rulebook(wait=2).rules
+    assert (waiting.concurrent, waiting.wait_timeout) == ("wait", 2.0)
+
+
+def test_a_policy_of_the_route_goes_before_the_doors_own_ways():
+    rules = a_rulebook(policy=Policy(concurrent="wait", ttl=60)).rules
+    assert (rules.concurrent, rules.ttl) == ("wait", 60.0)
+
+
+def test_answers_are_stored_as_they_are_unless_a_codec_of_the_applications_own_is_set():
+    class Own:
+        name = "own/1"
+
+        def encode(self, value, context, hint=None):
+            return value
+
+        def decode(self, data, context, hint=None):
+            return data
+
+    assert isinstance(a_rulebook().rules.codec, AnswerCodec)
+    assert isinstance(a_rulebook(policy=Policy(codec="msgpack")).rules.codec, AnswerCodec)
+    own = Own()
+    assert a_rulebook(policy=Policy(codec=own)).rules.codec is own
+    assert codec_named("json").name == "json/1"
+
+
+def test_an_answer_is_stored_without_a_marker_and_replayed_with_one():
+    book = a_rulebook(replayed_header="X-Replayed", never_stored=["x-mine"])
+    lines = [(b"x-replayed", b"spoofed"), (b"X-Mine", b"1"), (b"x-kept", b"1")]
+    answer = book.replay(book.stored(200, lines, b"body"))
+    assert answer.headers == (
+        (b"x-kept", b"1"),
+        (b"content-length", b"4"),
+        (b"X-Replayed", b"true"),
+    )
+    assert book.first(lines) == [(b"X-Mine", b"1"), (b"x-kept", b"1")]
+
+
+def test_an_answer_that_was_too_large_is_told_of_under_its_own_status():
+    book = a_rulebook()
+    answer = book.replay(book.stored(201, [], None))
+    assert answer.status == 201
+    assert json.loads(answer.body)["code"] == "result_omitted"
+    assert (b"Idempotent-Replayed", b"true") in answer.headers
+
+
+def test_the_message_of_guard_mode_reaches_the_client():
+    answer = a_rulebook().refusal(DuplicateRequest("once is enough"))
+    assert answer.status == 409
+    assert json.loads(answer.body)["detail"] == "once is enough"
+
+
+def test_statuses_are_kept_as_the_application_says():
+    assert a_rulebook(stored=lambda status: status == 404).keeping(404) == "store"

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from semel.errors import SerializationError
+from semel.http.storing import (
+    NEVER,
+    AnswerCodec,
+    Stored,
+    is_event_stream,
+    keeping,
+    kept_lines,
+    packed,
+    replay,
+    unpacked,
+)
+
+ANSWER = Stored(201, ((b"x-a", b"1"), (b"x-a", b"2, 3")), b"\x00body")
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [
+        (200, "store"),
+        (299, "store"),
+        (303, "forget"),
+        (404, "forget"),
+        (422, "forget"),
+        (500, "failure"),
+    ],
+)
+def test_only_2xx_is_stored_unless_the_application_says_more(status, kept):
+    assert keeping(status) == kept
+
+
+@pytest.mark.parametrize("status", sorted(NEVER))
+def test_answers_about_the_client_are_never_stored(status):
+    assert keeping(status, lambda _: True) == "forget"
+    assert keeping(status, lambda _: "unknown") == "forget"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "status", "kept"),
+    [
+        (True, 404, "store"),
+        (False, 200, "forget"),
+        (False, 502, "failure"),
+        ("unknown", 500, "unknown"),
+    ],
+)
+def test_a_function_says_which_statuses_are_stored(chosen, status, kept):
+    assert keeping(status, lambda _: chosen) == kept
+
+
+def test_a_function_that_raises_is_told_of_and_leaves_the_default(caplog):
+    def broken(status):
+        raise KeyError(status)
+
+    assert keeping(200, broken) == "store"
+    assert keeping(404, broken) == "forget"
+    assert "statuses are stored" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Set-Cookie",
+        "AUTHORIZATION",
+        "WWW-Authenticate",
+        "Proxy-Authorization",
+        "Date",
+        "Content-Length",
+        "Transfer-Encoding",
+        "Keep-Alive",
+        "Access-Control-Allow-Origin",
+        "X-Csrf-Token",
+        "Session-Token",
+        "X-Mine",
+    ],
+)
+def test_secret_and_passing_header_lines_are_left_out(name):
+    lines = [(b"Location", b"/1"), (name.encode(), b"secret")]
+    assert kept_lines(lines, frozenset({b"x-mine"})) == ((b"Location", b"/1"),)
+
+
+def test_lines_that_belong_to_the_connection_are_left_out():
+    lines = [(b"Connection", b"close, X-Hop"), (b"x-hop", b"1"), (b"x-kept", b"2")]
+    assert kept_lines(lines, frozenset()) == ((b"x-kept", b"2"),)
+
+
+def test_an_answer_comes_back_as_it_was_stored():
+    assert unpacked(packed(ANSWER)) == ANSWER
+    assert unpacked(packed(Stored(200, (), None))) == Stored(200, (), None)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\x00", pickle.dumps({"status": 200}), "text", None, b"\x94\x02\xcc\xc8\x90\xc0"],
+)
+def test_garbage_in_the_place_of_an_answer_is_a_typed_error(garbage):
+    with pytest.raises(SerializationError, match="stored answer"):
+        unpacked(garbage)
+
+
+def test_a_replay_has_the_lines_unsplit_in_order_and_its_marker():
+    answer = replay(ANSWER, b"Idempotent-Replayed")
+    assert answer.status == 201
+    assert answer.body == b"\x00body"
+    assert answer.headers == (
+        (b"x-a", b"1"),
+        (b"x-a", b"2, 3"),
+        (b"content-length", b"5"),
+        (b"Idempotent-Replayed", b"true"),
+    )
+
+
+def test_a_replay_without_a_body_does_not_tell_a_length():
+    assert replay(Stored(204, (), b""), b"r").headers == ((b"r", b"true"),)
+
+
+def test_an_event_stream_is_known_by_its_type_alone():
+    assert is_event_stream([(b"Content-Type", b"Text/Event-Stream; charset=utf-8")])
+    assert not is_event_stream([(b"content-type", b"text/plain"), (b"x", b"text/event-stream")])
+
+
+def test_the_codec_takes_bytes_only_and_leaves_them_alone():
+    codec = AnswerCodec()
+    assert codec.decode(codec.encode(b"x", b""), b"") == b"x"
+    with pytest.raises(SerializationError, match="as bytes"):
+        codec.encode("x", b"")
