@@ -3,29 +3,38 @@
     app = IdempotencyMiddleware(app, "redis://localhost:6379/0")
 
 The application's answer is read before any of it is sent: so the save happens before the last byte
-leaves, and a client who goes away takes nothing with it.
+leaves, and a client who goes away takes nothing with it. `close()` of what the application gave is
+called once, when the answer is out, as the server would do it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from itertools import chain
 from typing import Any, Final, TypeAlias, Unpack
+from wsgiref.util import FileWrapper
 
 from semel.adapters.door import Door, Exchange
+from semel.adapters.following import Following, Sent, close
 from semel.adapters.options import MiddlewareOptions
+from semel.errors import ConfigError
 from semel.http.messages import Answer, HeaderLine, Headers, Request
 from semel.http.rulebook import Refusal
-from semel.http.storing import UNPROTECTED, is_event_stream
+from semel.http.storing import UNPROTECTED, has_body, is_event_stream
 from semel.sync import Idempotency
 
 Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
+PROTECTED: Final = "semel.protected"
+"""Is in the environ of a request that a door protects: a door further inside lets it pass."""
+
 _CHUNK: Final = 64 * 1024
+_LONGEST_LENGTH: Final = 18
+"""Digits of a Content-Length; nobody sends more bytes than that."""
 _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
@@ -36,15 +45,16 @@ class IdempotencyMiddleware:
         self, app: App, idempotency: Idempotency | str, **options: Unpack[MiddlewareOptions]
     ) -> None:
         self.app = app
+        refuse_underscores(options)
         self._door = Door(idempotency, {**options})
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         path = path_of(environ)
         book = self._door.routing.find(environ["REQUEST_METHOD"], path)
-        if book is None:
+        if book is None or PROTECTED in environ:
             return self.app(environ, start_response)
-        body = _Body(environ, book.max_body)
+        body = Body(environ, book.max_body)
         begun = self._door.begin(book, request_of(environ, path), body.read)
         if begun is None:
             return self.app(environ, start_response)
@@ -57,14 +67,26 @@ class IdempotencyMiddleware:
         self._door.close()
 
 
+def refuse_underscores(options: Mapping[str, Any]) -> None:
+    """Refuse a header that no request can have: in WSGI the dashes of a name are underscores."""
+    for route in options.get("routes") or ():
+        refuse_underscores(getattr(route, "options", {}))
+    header = options.get("header")
+    if isinstance(header, str) and "_" in header:
+        raise ConfigError(
+            f"header={header!r}: WSGI cannot tell _ from - in a header's name, and servers drop "
+            "names with _ for that reason; write it with -"
+        )
+
+
 def path_of(environ: Environ) -> str:
     """The whole path of a request, as the client knows it."""
     written: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     return written.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def request_of(environ: Environ, path: str) -> Request:
-    """Show a request to the rules."""
+def header_lines(environ: Mapping[str, Any]) -> list[HeaderLine]:
+    """The header lines of a request, as far as WSGI tells them: equal names are one line."""
     lines = [
         (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in environ.items()
@@ -75,11 +97,17 @@ def request_of(environ: Environ, path: str) -> Request:
         for key, name in _UNPREFIXED.items()
         if environ.get(key)
     ]
+    return lines
+
+
+def request_of(environ: Environ, path: str) -> Request:
+    """Show a request to the rules."""
     query = environ.get("QUERY_STRING", "").encode("latin-1")
-    return Request(environ["REQUEST_METHOD"], path, query, Headers(lines), environ)
+    headers = Headers(header_lines(environ))
+    return Request(environ["REQUEST_METHOD"], path, query, headers, environ)
 
 
-class _Body:
+class Body:
     """The body of a request, read once and laid back for the application."""
 
     def __init__(self, environ: Environ, limit: int) -> None:
@@ -92,7 +120,8 @@ class _Body:
             raise Refusal("body_too_large")
         source = self._environ["wsgi.input"]
         wanted = self._limit + 1 if length is None else length
-        chunks, size = [], 0
+        chunks: list[bytes] = []
+        size = 0
         while size < wanted:
             chunk = source.read(min(_CHUNK, wanted - size))
             if not chunk:
@@ -111,12 +140,21 @@ class _Body:
         """The bytes to read; None = until the server says that it is all."""
         written = self._environ.get("CONTENT_LENGTH")
         if written:
-            return int(written) if written.isdecimal() else 0
-        return None if self._environ.get("wsgi.input_terminated") else 0
+            if not written.isdecimal():
+                raise Refusal("body_incomplete")
+            if len(written) > _LONGEST_LENGTH:
+                raise Refusal("body_too_large")
+            return int(written)
+        if self._environ.get("wsgi.input_terminated"):
+            return None
+        if self._environ.get("HTTP_TRANSFER_ENCODING"):
+            # There is a body, but nobody knows where it ends: it must not count as empty.
+            raise Refusal("body_incomplete")
+        return 0
 
 
 def _answer(answer: Answer, start_response: StartResponse) -> list[bytes]:
-    start_response(_status_line(answer.status), _texts(answer.headers))
+    start_response(_status_line(answer.status), texts(answer.headers))
     return [answer.body]
 
 
@@ -127,7 +165,8 @@ def _status_line(status: int) -> str:
         return f"{status} Unknown"
 
 
-def _texts(lines: Iterable[HeaderLine]) -> list[tuple[str, str]]:
+def texts(lines: Iterable[HeaderLine]) -> list[tuple[str, str]]:
+    """Write header lines as WSGI has them."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
 
 
@@ -137,147 +176,81 @@ class _Protected:
     def __init__(self, exchange: Exchange, start_response: StartResponse) -> None:
         self._exchange, self._start_response = exchange, start_response
         self._limit = exchange.book.max_response
-        self._started: tuple[str, list[tuple[str, str]]] | None = None
+        self._begun: tuple[str, list[HeaderLine]] | None = None
         self._held: list[bytes] = []
+        self._size = 0
+        self._sent = False
 
     def run(self, app: App, environ: Environ) -> Iterable[bytes]:
+        """Run the application, and give what the server is to send."""
+        environ[PROTECTED] = True
+        environ["wsgi.file_wrapper"] = FileWrapper  # the server's own would send files past us
         self._exchange.enter()
+        chunks: Iterable[bytes] = ()
         try:
             chunks = app(environ, self._start)
             return self._read(chunks)
         except BaseException as error:
             if not self._exchange.ended:
                 self._exchange.raised(error)
+            close(chunks)
             raise
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         """Stand in for the server's start_response: nothing is sent yet."""
-        if self._started is not None and exc_info is None:
+        if self._begun is not None and exc_info is None:
             raise AssertionError("the application began its answer twice")
+        if self._sent and exc_info is not None:
+            raise exc_info[1].with_traceback(exc_info[2])
         lines = self._exchange.book.first(
             (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers
         )
-        self._started = status, _texts(lines)
-        return self._held.append
+        self._begun = status, lines
+        self._held.clear()  # of an answer that ended in an error
+        self._size = 0
+        return self._hold
+
+    def _hold(self, chunk: bytes) -> None:
+        """Keep a chunk; also the application's `write`, whose chunks come before all others."""
+        self._held.append(chunk)
+        self._size += len(chunk)
 
     def _read(self, chunks: Iterable[bytes]) -> Iterable[bytes]:
         """Read the answer up to the limit, and save it."""
-        iterator = iter(chunks)
-        try:
-            first = next(iterator, None)  # an application may begin its answer only here
-            if first is not None:
-                self._held.append(first)
-            if is_event_stream(self._lines()):
-                return self._live(chunks, iterator)
-            size = sum(map(len, self._held))
-            while size <= self._limit:
-                chunk = next(iterator, None)
-                if chunk is None:
-                    return self._saved(chunks)
-                self._held.append(chunk)
-                size += len(chunk)
-        except BaseException:
-            _close(chunks)
-            raise
-        return self._too_large(chunks, iterator)
+        rest = iter(chunks)
+        if self._begun is None:  # an application may begin its answer with its first chunk only
+            self._hold(next(rest, b""))
+        if is_event_stream(self._told()[1]):
+            self._exchange.unprotected()
+            return self._send(UNPROTECTED, Sent(chain(self._held, rest), chunks))
+        while self._size <= self._limit:
+            chunk = next(rest, None)
+            if chunk is None:
+                return self._saved(chunks)
+            self._hold(chunk)
+        status, lines = self._told()
+        following = Following(
+            self._exchange, int(status[:3]), lines, chain(self._held, rest), chunks
+        )
+        return self._send(None, following)
 
     def _saved(self, chunks: Iterable[bytes]) -> Iterable[bytes]:
-        _close(chunks)
-        status, headers = self._begun()
-        body = b"".join(self._held)
-        instead = self._exchange.answered(_code(status), self._lines(), body)
+        status, lines = self._told()
+        code, body = int(status[:3]), b"".join(self._held)
+        instead = self._exchange.answered(code, lines, body)
         if instead is not None:
-            return _answer(instead, self._start_response)
-        self._start_response(status, headers)
-        return [body]
+            return Sent(_answer(instead, self._start_response), chunks)
+        known = any(name.lower() == b"content-length" for name, _ in lines)
+        length = None if known or not has_body(code) else (b"Content-Length", b"%d" % len(body))
+        return self._send(length, Sent([body], chunks))
 
-    def _live(self, source: Iterable[bytes], rest: Iterator[bytes]) -> Iterable[bytes]:
-        status, headers = self._begun()
-        self._exchange.unprotected()
-        self._start_response(status, [*headers, *_texts([UNPROTECTED])])
-        return _Live(chain(self._held, rest), source)
+    def _send(self, line: HeaderLine | None, chunks: Iterable[bytes]) -> Iterable[bytes]:
+        status, lines = self._told()
+        self._start_response(status, texts(lines if line is None else [*lines, line]))
+        self._sent = True
+        return chunks
 
-    def _too_large(self, source: Iterable[bytes], rest: Iterator[bytes]) -> Iterable[bytes]:
-        """Send what is held and the rest as it comes; the end is recorded before the last of it."""
-        status, headers = self._begun()
-        self._start_response(status, headers)
-
-        def end(error: BaseException | None) -> None:
-            if self._exchange.ended:
-                return
-            if error is not None:
-                self._exchange.raised(error)
-            else:
-                self._exchange.answered(_code(status), self._lines(), None)
-
-        return _Following(chain(self._held, rest), source, end)
-
-    def _begun(self) -> tuple[str, list[tuple[str, str]]]:
-        if self._started is None:
+    def _told(self) -> tuple[str, list[HeaderLine]]:
+        if self._begun is None:
             raise AssertionError("the application ended without an answer")
-        return self._started
-
-    def _lines(self) -> list[HeaderLine]:
-        return [
-            (name.encode("latin-1"), value.encode("latin-1")) for name, value in self._begun()[1]
-        ]
-
-
-class _Live:
-    """A stream of events, sent as it comes: it may have no end."""
-
-    def __init__(self, chunks: Iterator[bytes], source: Iterable[bytes]) -> None:
-        self._chunks, self._source = chunks, source
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._chunks
-
-    def close(self) -> None:
-        """Close the application's own iterable."""
-        _close(self._source)
-
-
-class _Following:
-    """An answer that is sent as it comes; its end is told before the last of it leaves."""
-
-    def __init__(
-        self,
-        chunks: Iterator[bytes],
-        source: Iterable[bytes],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
-        self._chunks, self._source, self._end = chunks, source, end
-
-    def __iter__(self) -> Iterator[bytes]:
-        last = next(self._chunks, b"")
-        for chunk in self._heard():
-            yield last
-            last = chunk
-        self._end(None)
-        yield last
-
-    def close(self) -> None:
-        """Also when the client has gone: an application whose answer is recorded runs to its end."""
-        try:
-            for _ in self._heard():
-                pass
-            self._end(None)
-        finally:
-            _close(self._source)
-
-    def _heard(self) -> Iterator[bytes]:
-        try:
-            yield from self._chunks
-        except Exception as error:
-            self._end(error)
-            raise
-
-
-def _close(chunks: object) -> None:
-    close = getattr(chunks, "close", None)
-    if close is not None:
-        close()
-
-
-def _code(status: str) -> int:
-    return int(status[:3])
+        return self._begun

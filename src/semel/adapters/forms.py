@@ -1,0 +1,44 @@
+"""A form that was parsed before us, as bytes again: equal forms give equal bytes.
+
+What checks a form's token, as Flask-WTF and Django's CSRF middleware do, has read the body before a
+view runs. Its boundary is gone with it, so the content type is told without its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from semel.http.messages import HeaderLine
+
+
+class Upload(NamedTuple):
+    """A file of a form."""
+
+    name: str
+    filename: str
+    content_type: str
+    content: bytes
+
+
+_CONTENT_TYPE: Final = b"content-type"
+
+
+def form_bytes(fields: Iterable[tuple[str, str]], uploads: Iterable[Upload]) -> bytes:
+    """Write fields and files, each piece with its length before it."""
+    texts = [_piece(text) for field in fields for text in field]
+    files = [piece for upload in uploads for piece in (*map(_piece, upload[:3]), upload.content)]
+    pieces = [*texts, b"files", *files]
+    return b"".join(b"%d:%b" % (len(piece), piece) for piece in pieces)
+
+
+def _piece(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def without_boundary(lines: Iterable[HeaderLine]) -> list[HeaderLine]:
+    """Leave out the parameters of the content type: a boundary is another one on each try."""
+    return [
+        (name, value.partition(b";")[0] if name.lower() == _CONTENT_TYPE else value)
+        for name, value in lines
+    ]
