@@ -6,6 +6,7 @@ An attempt is in a context variable while it runs, so that code deep inside can 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -29,6 +30,7 @@ class Attempt:
     """One try at an operation; `replayed` says that it was done before and nothing runs."""
 
     __slots__ = (
+        "_counts",
         "_result",
         "_token",
         "fence",
@@ -71,6 +73,7 @@ class Attempt:
         self.outer: Attempt | None = None
         self._result: object | UnsetType = result
         self._token: Token[Attempt | None] | None = None
+        self._counts: dict[str, count[int]] = {}
 
     @property
     def scope(self) -> str:
@@ -104,6 +107,16 @@ class Attempt:
     def derive(self, part: str) -> str:
         """Make a stable key for a downstream call: the same on every attempt of this operation."""
         return derived(self.identity, part)
+
+    def derive_next(self, part: str) -> str:
+        """Make a stable key for a call that may come several times: the n-th has its own.
+
+        The first is that of `derive(part)`. Every attempt counts anew, so calls that are made in
+        the same order get the same keys.
+        """
+        # Both steps are atomic: threads of one attempt never get the same number.
+        number = next(self._counts.setdefault(part, count(1)))
+        return self.derive(part if number == 1 else f"{part}#{number}")
 
     def check(self) -> None:
         """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""

@@ -56,6 +56,29 @@ def test_a_derived_key_stays_the_same_for_ever():
     assert attempt().derive("capture") == "capture-fc877938c24f9898e6cea9cda242f79f"
 
 
+def test_calls_of_one_name_are_told_apart_by_their_order_on_every_attempt():
+    first, second = attempt(number=1), attempt(number=2)
+    keys = [first.derive_next("charge") for _ in range(3)]
+    assert keys == [second.derive_next("charge") for _ in range(3)]
+    assert len(set(keys)) == 3
+    assert keys[0] == first.derive("charge")
+    assert first.derive_next("refund") == first.derive("refund")
+
+
+def test_threads_of_one_attempt_never_derive_the_same_key():
+    one, keys = attempt(), []
+
+    def derive():
+        keys.extend(one.derive_next("charge") for _ in range(200))
+
+    threads = [threading.Thread(target=derive) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(keys)) == 800
+
+
 def test_its_result_is_none_until_it_is_set():
     one = attempt()
     assert one.result is None

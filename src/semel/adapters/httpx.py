@@ -1,0 +1,183 @@
+"""httpx: transports that give every call a key, and repeat it under that key.
+
+    client = httpx.Client(transport=IdempotentTransport())
+    client = httpx.AsyncClient(transport=AsyncIdempotentTransport())
+
+What is repeated, and how often, is said in `semel.http.retrying`. A body is sent again only if it
+is all there: `content=` with bytes or text, `json=`, `data=`. A stream is sent once, with its key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Unpack
+
+import anyio
+import httpx
+
+from semel.attempts import current_attempt
+from semel.errors import ConfigError
+from semel.http.retrying import ClientOptions, ClientRules, Sending, Target
+
+_RETRIED: Final = (
+    httpx.TimeoutException,
+    httpx.NetworkError,
+    httpx.RemoteProtocolError,
+    httpx.ProxyError,
+)
+_CALL: Final = "semel.call"
+"""The extension that ties requests together: a redirect makes a new request with the old ones."""
+
+_SHORT: Final = 1024 * 1024
+
+
+class IdempotentTransport(httpx.BaseTransport):
+    """Sends requests through another transport, with a key, until they are answered.
+
+    Proxies, certificates and limits are those of the wrapped transport, not of the client.
+    """
+
+    def __init__(
+        self,
+        wrapped: httpx.BaseTransport | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if wrapped is not None and not isinstance(wrapped, httpx.BaseTransport):
+            raise ConfigError(f"a transport of httpx is needed, not {type(wrapped).__name__}")
+        self._rules = ClientRules(**options)
+        self._wrapped = httpx.HTTPTransport() if wrapped is None else wrapped
+        self._sleep = sleep
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, again if need be."""
+        request, sending = _begun(self._rules, request)
+        if sending is None:
+            return self._wrapped.handle_request(request)
+        while True:
+            try:
+                response = self._wrapped.handle_request(request)
+                _read(response)
+            except _RETRIED as error:
+                pause = sending.after_error(error, time.monotonic())
+                if pause is None:
+                    raise
+            else:
+                pause = _after(sending, response)
+                if pause is None:
+                    return response
+                response.close()
+            self._sleep(pause)
+
+    def close(self) -> None:
+        """Close the wrapped transport."""
+        self._wrapped.close()
+
+
+class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
+    """The same for `httpx.AsyncClient`."""
+
+    def __init__(
+        self,
+        wrapped: httpx.AsyncBaseTransport | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if wrapped is not None and not isinstance(wrapped, httpx.AsyncBaseTransport):
+            raise ConfigError(
+                f"an async transport of httpx is needed, not {type(wrapped).__name__}"
+            )
+        self._rules = ClientRules(**options)
+        self._wrapped = httpx.AsyncHTTPTransport() if wrapped is None else wrapped
+        self._sleep = sleep
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, again if need be."""
+        request, sending = _begun(self._rules, request)
+        if sending is None:
+            return await self._wrapped.handle_async_request(request)
+        while True:
+            try:
+                response = await self._wrapped.handle_async_request(request)
+                await _aread(response)
+            except _RETRIED as error:
+                pause = sending.after_error(error, time.monotonic())
+                if pause is None:
+                    raise
+            else:
+                pause = _after(sending, response)
+                if pause is None:
+                    return response
+                await response.aclose()
+            await self._sleep(pause)
+
+    async def aclose(self) -> None:
+        """Close the wrapped transport."""
+        await self._wrapped.aclose()
+
+
+def _begun(rules: ClientRules, request: httpx.Request) -> tuple[httpx.Request, Sending | None]:
+    """Give the request that goes out, with its call's key or without one, and how it is sent."""
+    given = request.headers.get(rules.header)
+    sending = rules.sending(
+        Target.of(request.method, str(request.url)),
+        known=request.extensions.get(_CALL),
+        given=given,
+        attempt=current_attempt(),
+        repeatable=isinstance(request.stream, httpx.ByteStream),
+        now=time.monotonic(),
+    )
+    if sending is None:
+        return request, None
+    # A new dictionary: the caller may give the same one to many requests.
+    request.extensions = {**request.extensions, _CALL: sending.call}
+    if sending.line == given:
+        return request, sending
+    # The key is on a copy: the client would take it along to wherever a redirect leads.
+    headers = request.headers.copy()
+    if sending.line is None:
+        del headers[rules.header]
+    else:
+        headers[rules.header] = sending.line
+    copy = httpx.Request(
+        request.method,
+        request.url,
+        headers=headers,
+        stream=request.stream,
+        extensions=request.extensions,
+    )
+    return copy, sending
+
+
+def _after(sending: Sending, response: httpx.Response) -> float | None:
+    return sending.after_answer(
+        response.status_code, response.headers.get("retry-after"), time.monotonic(), time.time()
+    )
+
+
+def _read(response: httpx.Response) -> None:
+    """Read a short answer here, so that a connection cut within it is an error that is retried."""
+    stream = response.stream
+    if _is_short(response) and isinstance(stream, httpx.SyncByteStream):
+        try:
+            response.stream = httpx.ByteStream(b"".join(stream))
+        finally:
+            stream.close()
+
+
+async def _aread(response: httpx.Response) -> None:
+    stream = response.stream
+    if _is_short(response) and isinstance(stream, httpx.AsyncByteStream):
+        try:
+            response.stream = httpx.ByteStream(b"".join([chunk async for chunk in stream]))
+        finally:
+            await stream.aclose()
+
+
+def _is_short(response: httpx.Response) -> bool:
+    """Tell whether the answer says its length, and a small one: no stream that a caller awaits."""
+    length = response.headers.get("content-length", "")
+    return length.isascii() and length.isdecimal() and int(length) <= _SHORT

@@ -1,0 +1,254 @@
+"""What a client does with keys: which one it sends where, when it tries again, how long it waits.
+
+The law. A call has one key, made before its first try and the same on every further one. The key
+goes to the origin that it was made for and to no other. What is sent without a key is sent once.
+Requests that a redirect or an authentication made of one another belong to one call; so does the
+same request sent again by hand, until it has been answered with success.
+
+This module decides. It never waits, reads a clock or touches a socket; only the jitter is random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import string
+from collections.abc import Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final, TypedDict
+from urllib.parse import quote, urlsplit
+
+from msgspec import Struct
+
+from semel.attempts import Attempt
+from semel.core.keys import KeyGenerator
+from semel.core.policy import Duration, seconds
+from semel.errors import ConfigError, InvalidKey
+from semel.events import logger
+from semel.http.keys import line_of_key
+from semel.http.options import Choices
+
+_CONFLICT, _TOO_MANY, _SERVER_ERROR = 409, 429, 500
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_LONGEST_PART: Final = 200
+_MOST_RETRIES: Final = 100
+
+
+class ClientOptions(TypedDict, total=False):
+    """The options of a client, by name; what is left out has its default (see `ClientRules`)."""
+
+    header: str
+    methods: Sequence[str]
+    retries: int
+    backoff: Duration
+    backoff_max: Duration
+    retry_after_max: Duration
+    retry_for: Duration
+    app: str | None
+
+
+class ClientRules:
+    """The options of a client, complete and checked.
+
+    retries          tries after the first one
+    backoff          the first wait; each further one is twice as long, up to `backoff_max`
+    retry_after_max  a server that asks for a longer wait is not asked again
+    retry_for        no try begins later than this after the first one
+    app              stands in front of new keys
+    """
+
+    def __init__(
+        self,
+        *,
+        header: str = "Idempotency-Key",
+        methods: Sequence[str] = ("POST", "PATCH"),
+        retries: int = 3,
+        backoff: Duration = 0.2,
+        backoff_max: Duration = 10.0,
+        retry_after_max: Duration = 30.0,
+        retry_for: Duration = 60.0,
+        app: str | None = None,
+    ) -> None:
+        checked = Choices(header=header, methods=methods)  # as the doors on the other side do
+        self.header, self.methods = header, checked.methods
+        self.retries = _count(retries)
+        self.backoff = seconds("backoff", backoff)
+        self.backoff_max = seconds("backoff_max", backoff_max)
+        self.retry_after_max = seconds("retry_after_max", retry_after_max, zero=True)
+        self.retry_for = seconds("retry_for", retry_for, zero=True)
+        self._new_keys = _generator(app)
+
+    def sending(
+        self,
+        target: Target,
+        *,
+        known: Call | None,
+        given: str | None,
+        attempt: Attempt | None,
+        repeatable: bool,
+        now: float,
+    ) -> Sending | None:
+        """Say how a request is sent; None = it is none of ours.
+
+        `known` is the call that the request brought along, `given` the header that it has already.
+        """
+        call = known
+        if call is None or call.done or given not in {None, call.line}:
+            if given is None and target.method not in self.methods:
+                return None
+            call = Call(target.origin, self._line(target, attempt) if given is None else given)
+        if target.origin != call.origin:
+            return Sending(self, call, target, None, retries=0, began=now)
+        if target.method not in self.methods:  # a redirect made a GET of it, or the caller chose so
+            return Sending(self, call, target, given, retries=0, began=now)
+        retries = self.retries if repeatable else 0
+        return Sending(self, call, target, call.line, retries=retries, began=now)
+
+    def _line(self, target: Target, attempt: Attempt | None) -> str:
+        key = self._new_keys.new() if attempt is None else attempt.derive_next(target.part)
+        return line_of_key(key)
+
+
+class Target(Struct, frozen=True):
+    """Where a request goes, without its query: that may differ from run to run."""
+
+    method: str
+    origin: str
+    path: str
+
+    @classmethod
+    def of(cls, method: str, url: str) -> Target:
+        """Take a URL apart.
+
+        >>> Target.of("POST", "https://Bank.example:443/charges?at=12")
+        Target(method='POST', origin='https://bank.example', path='/charges')
+        """
+        parts = urlsplit(url)
+        port = None if parts.port == _DEFAULT_PORTS.get(parts.scheme) else parts.port
+        host = parts.hostname if port is None else f"{parts.hostname}:{port}"
+        return cls(method.upper(), f"{parts.scheme}://{host}", parts.path or "/")
+
+    @property
+    def part(self) -> str:
+        """What the derived key of such a call is named by: printable ASCII, not too long."""
+        text = quote(f"{self.method}:{self.origin}{self.path}", safe=string.punctuation)
+        if len(text) <= _LONGEST_PART:
+            return text
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return f"{text[: _LONGEST_PART - len(digest) - 1]}~{digest}"
+
+
+class Call(Struct):
+    """What ties the requests of one call together: they carry it along."""
+
+    origin: str
+    line: str
+    """The value of the key's header."""
+    done: bool = False
+
+
+class Sending:
+    """One request on its way: after each try it says whether, and when, the next one follows."""
+
+    __slots__ = ("_began", "_made", "_retries", "_rules", "_target", "call", "line")
+
+    def __init__(
+        self,
+        rules: ClientRules,
+        call: Call,
+        target: Target,
+        line: str | None,
+        *,
+        retries: int,
+        began: float,
+    ) -> None:
+        self.call = call
+        self.line = line
+        """The header that goes out; None = none may."""
+        self._rules, self._target = rules, target
+        self._retries, self._made, self._began = retries, 0, began
+
+    def after_error(self, error: Exception, now: float) -> float | None:
+        """Give the seconds to wait before the next try; None = the error is the outcome."""
+        return self._wait(0.0, now, type(error).__name__)
+
+    def after_answer(
+        self, status: int, retry_after: str | None, now: float, wall: float
+    ) -> float | None:
+        """Give the seconds to wait before the next try; None = the answer is the outcome.
+
+        `now` is the time of the monotonic clock, `wall` that of the calendar.
+        """
+        self.call.done = self.call.done or 200 <= status < 300  # noqa: PLR2004 - success
+        asked = None if retry_after is None else seconds_asked(retry_after, wall)
+        if not may_succeed_later(status, asked):
+            return None
+        return self._wait(0.0 if asked is None else asked, now, str(status))
+
+    def _wait(self, asked: float, now: float, reason: str) -> float | None:
+        rules = self._rules
+        if self._made == self._retries or asked > rules.retry_after_max:
+            return None
+        longest = min(rules.backoff_max, rules.backoff * 2.0**self._made)
+        # Never sooner than asked, and clients that failed together come back apart.
+        pause = asked + longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        if now + pause > self._began + rules.retry_for:
+            return None
+        self._made += 1
+        logger.info(
+            "%s %s: %s; try %d follows in %.2f s",
+            self._target.method,
+            self._target.origin,
+            reason,
+            self._made + 1,
+            pause,
+        )
+        return pause
+
+
+def may_succeed_later(status: int, asked: float | None) -> bool:
+    """Tell whether the same request may get another answer later.
+
+    409 is "still running" only together with a time to come back; else it is final.
+    """
+    if status == _CONFLICT:
+        return asked is not None
+    return status == _TOO_MANY or status >= _SERVER_ERROR
+
+
+def seconds_asked(retry_after: str, wall: float) -> float | None:
+    """Read Retry-After, seconds or a date; None = it cannot be read.
+
+    >>> seconds_asked("3", 0.0), seconds_asked("Thu, 01 Jan 1970 00:01:00 GMT", 50.0)
+    (3.0, 10.0)
+    """
+    text = retry_after.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text)
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    # A date whose zone is not told (-0000) is in UTC.
+    moment = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+    return max(0.0, moment - wall)
+
+
+def _count(retries: object) -> int:
+    if (
+        isinstance(retries, bool)
+        or not isinstance(retries, int)
+        or not 0 <= retries <= _MOST_RETRIES
+    ):
+        raise ConfigError(f"retries must be a number from 0 to {_MOST_RETRIES}; got {retries!r}")
+    return retries
+
+
+def _generator(app: str | None) -> KeyGenerator:
+    try:
+        keys = KeyGenerator(app)
+        line_of_key(keys.new())
+    except InvalidKey as error:
+        raise ConfigError(f"app cannot stand in front of keys: {error}") from error
+    return keys
