@@ -491,6 +491,7 @@ def test_of_an_endless_body_only_a_little_more_than_the_cap_is_read(idem):
         ({"CONTENT_LENGTH": "7", "wsgi.input": Socket(b"short", ends=True)}, 400),
         ({"CONTENT_LENGTH": "-1"}, 400),
         ({"CONTENT_LENGTH": "five"}, 400),
+        ({"CONTENT_LENGTH": "1048577"}, 413),
         ({"CONTENT_LENGTH": "9" * 30}, 413),
         ({"CONTENT_LENGTH": "9" * 5000}, 413),
         # In chunks, on a server that does not say that it ends: it must not count as empty.

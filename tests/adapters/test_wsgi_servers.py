@@ -75,7 +75,9 @@ SERVERS = {"gunicorn": gunicorn, "waitress": on_waitress, "werkzeug": on_werkzeu
 
 @pytest.fixture(scope="module", params=SERVERS)
 def port(request, tmp_path_factory):
-    with SERVERS[request.param](f"sqlite:///{tmp_path_factory.mktemp('wsgi') / 'semel.db'}") as port:
+    with SERVERS[request.param](
+        f"sqlite:///{tmp_path_factory.mktemp('wsgi') / 'semel.db'}"
+    ) as port:
         yield port
 
 

@@ -1,0 +1,59 @@
+"""The body of a Flask request, which may have been read, or parsed, before us."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import request
+
+from semel.adapters import wsgi
+from semel.adapters.forms import Upload, form_bytes, without_boundary
+from semel.errors import ConfigError
+from semel.http.messages import Headers, Request
+from semel.http.rulebook import Refusal
+
+_FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
+
+
+class Body:
+    """A request for the rules, and its body, which may have been read before us."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        this = request._get_current_object()  # type: ignore[attr-defined]  # it is a proxy
+        environ, known = this.environ, vars(this)
+        self._untouched = "stream" not in known
+        self._form = "form" in known and this.mimetype in _FORMS and not this.get_data()
+        lines = wsgi.header_lines(environ)
+        self.request = Request(
+            request.method,
+            wsgi.path_of(environ),
+            request.query_string,
+            Headers(without_boundary(lines) if self._form else lines),
+            this,
+        )
+
+    def read(self) -> bytes:
+        """Give the body; the view can read it again."""
+        if self._untouched:
+            return wsgi.Body(request.environ, self._limit).read()
+        if (request.content_length or 0) > self._limit:
+            raise Refusal("body_too_large")
+        body = self._form_bytes() if self._form else request.get_data()
+        if len(body) > self._limit:
+            raise Refusal("body_too_large")
+        if not body and request.content_length:
+            raise ConfigError(
+                "the body was read from request.stream before the view: read it by "
+                "request.get_data(), which keeps it"
+            )
+        return body
+
+    def _form_bytes(self) -> bytes:
+        uploads = []
+        for name, file in request.files.items(multi=True):
+            uploads.append(
+                Upload(name, file.filename or "", file.content_type or "", file.stream.read())
+            )
+            file.stream.seek(0)
+        return form_bytes(request.form.items(multi=True), uploads)

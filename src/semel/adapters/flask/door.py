@@ -1,0 +1,143 @@
+"""The decorator of views, and what an application's configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Final, TypeVar, Unpack, cast, overload
+from weakref import WeakKeyDictionary
+
+from flask import Flask, current_app
+
+from semel.adapters.door import Door
+from semel.adapters.flask.running import answered
+from semel.adapters.options import MiddlewareOptions, PathOptions
+from semel.adapters.wsgi import IdempotencyMiddleware, refuse_underscores
+from semel.errors import ConfigError
+from semel.http.options import DoorOptions, chosen
+from semel.http.rulebook import Rulebook
+from semel.sync import Idempotency
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PREFIX: Final = "SEMEL_"
+
+
+class Idempotent:
+    """Protects views: `@idempotent`, or `@idempotent(required=True, ...)` with other options.
+
+    Without an engine or a URL, `init_app` takes `SEMEL_URL` from the application's configuration.
+    """
+
+    def __init__(
+        self, idempotency: Idempotency | str | None = None, **options: Unpack[DoorOptions]
+    ) -> None:
+        self._options: dict[str, Any] = {**options}
+        _check(self._options)
+        self._given = None if idempotency is None else Door(idempotency, {})
+        self._opened: list[Idempotency] = []
+        self._views = None if self._given is None else _Views(self._given, self._options)
+        self._views_of: WeakKeyDictionary[Flask, _Views] = WeakKeyDictionary()
+
+    @overload
+    def __call__(self, view: F, /) -> F: ...
+    @overload
+    def __call__(self, **options: Unpack[DoorOptions]) -> Callable[[F], F]: ...
+    def __call__(self, view: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Any takes all of them
+        """Decorate a view; the route's own decorator goes above this one."""
+        _check({**self._options, **options})
+        return partial(self._protect, options) if view is None else self._protect(options, view)
+
+    def init_app(
+        self, app: Flask, *, middleware: bool = False, **paths: Unpack[PathOptions]
+    ) -> None:
+        """Take what an application's configuration says; there may be several applications.
+
+        With `middleware=True` every view is protected, without a decorator, but outside of
+        `before_request`; `include`, `exclude` and `routes` then say which.
+        """
+        url, configured = _configured(app)
+        options = {**configured, **self._options}
+        door = Door(self._engine(url), {}) if self._given is None else self._given
+        if middleware:
+            everything: Any = {**options, **paths}
+            wrapped = IdempotencyMiddleware(app.wsgi_app, door.engine, **everything)
+            app.wsgi_app = wrapped  # type: ignore[method-assign]  # Flask's own way to wrap it
+            options = {
+                name: value
+                for name, value in options.items()
+                if name in DoorOptions.__annotations__
+            }
+        elif paths:
+            raise ConfigError(
+                f"{', '.join(paths)}: only the middleware takes paths (middleware=True)"
+            )
+        self._views_of[app] = _Views(door, options)
+        app.extensions["semel"] = self
+
+    def close(self) -> None:
+        """Close the engines that were opened here."""
+        for engine in self._opened:
+            engine.close()
+        if self._given is not None:
+            self._given.close()
+
+    def _engine(self, url: str | None) -> Idempotency:
+        engine = Idempotency(url)
+        self._opened.append(engine)
+        return engine
+
+    def _protect(self, options: dict[str, Any], view: F) -> F:
+        if self._views is not None:
+            self._views.book(options)  # what the engine cannot do is told of now
+
+        @wraps(view)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            views = self._of_this_app()
+            run = partial(current_app.ensure_sync(view), *args, **kwargs)
+            return answered(views.door, views.book(options), run)
+
+        return cast("F", protected)
+
+    def _of_this_app(self) -> _Views:
+        views = self._views_of.get(current_app._get_current_object(), self._views)  # type: ignore[attr-defined]
+        if views is None:
+            raise ConfigError("this application is not known yet: call idempotent.init_app(app)")
+        return views
+
+
+class _Views:
+    """The door of one application, and the rules of its views."""
+
+    def __init__(self, door: Door, options: dict[str, Any]) -> None:
+        self.door = door
+        self._options = options
+        self._books: dict[int, tuple[dict[str, Any], Rulebook]] = {}
+        self.book({})
+
+    def book(self, options: dict[str, Any]) -> Rulebook:
+        """Give the rules of a view that has these options of its own."""
+        known = self._books.get(id(options))
+        if known is None:
+            known = options, self.door.book({**self._options, **options})
+            self._books[id(options)] = known  # with the options: another dict may get their id
+        return known[1]
+
+
+def _check(options: dict[str, Any]) -> None:
+    chosen(options)
+    refuse_underscores(options)
+
+
+def _configured(app: Flask) -> tuple[str | None, dict[str, Any]]:
+    """Read the application's configuration: where records are kept, and options by their names."""
+    found = {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in app.config.items()
+        if name.startswith(_PREFIX)
+    }
+    url = found.pop("url", None)
+    unknown = found.keys() - MiddlewareOptions.__annotations__.keys()
+    if unknown:
+        raise ConfigError(f"{_PREFIX}{min(unknown).upper()} in the configuration is no option")
+    return url, found

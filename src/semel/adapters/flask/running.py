@@ -1,0 +1,125 @@
+"""One protected request.
+
+What the view gives becomes a response here, is saved, and goes on its way through `after_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+from wsgiref.util import FileWrapper
+
+from flask import Response, current_app, request
+from werkzeug.exceptions import HTTPException
+
+from semel.adapters.door import Door, Exchange
+from semel.adapters.flask.bodies import Body
+from semel.adapters.following import Following, up_to
+from semel.adapters.wsgi import PROTECTED, texts
+from semel.http.messages import Answer, HeaderLine
+from semel.http.rulebook import Rulebook
+from semel.http.storing import UNPROTECTED, is_event_stream
+
+
+def answered(door: Door, book: Rulebook, view: Callable[[], Any]) -> Any:
+    """Answer one request: by the view, or by what is known of its key."""
+    if request.method not in book.choices.methods or PROTECTED in request.environ:
+        return view()
+    body = Body(book.max_body)
+    begun = door.begin(book, body.request, body.read)
+    if begun is None:
+        return view()
+    if isinstance(begun, Answer):
+        return _response(begun)
+    request.environ[PROTECTED] = True
+    request.environ["wsgi.file_wrapper"] = FileWrapper  # the server's own would send files past us
+    begun.enter()
+    try:
+        try:
+            response = current_app.make_response(view())
+        except HTTPException as error:
+            _refused(begun, error)
+            raise
+        return _recorded(begun, response)
+    except BaseException as error:
+        if not begun.ended:
+            begun.raised(error)
+        raise
+
+
+def _refused(exchange: Exchange, error: HTTPException) -> None:
+    """Record an answer that was raised, as by `abort(404)`; it goes on its way as an error."""
+    status = error.get_response().status_code
+    keeping = exchange.book.keeping(status)
+    if keeping == "store":
+        # As the application's error handler words it: so the first caller gets it too.
+        told = current_app.make_response(current_app.handle_user_exception(error))
+        exchange.answered(told.status_code, _lines(told), told.get_data())
+    elif keeping != "failure":  # else the policy is asked, about the error itself
+        exchange.answered(status, (), b"")
+
+
+def _recorded(exchange: Exchange, response: Response) -> Response:
+    """Save a response; a stream is read up to the limit before."""
+    book, status = exchange.book, response.status_code
+    response.headers.remove(book.choices.replayed_header)
+    lines = _lines(response)
+    if is_event_stream(lines):
+        exchange.unprotected()
+        response.headers.extend(texts([UNPROTECTED]))
+        return response
+    chunks = response.iter_encoded()
+    try:
+        held, whole = up_to(book.max_response, chunks)
+    except BaseException:
+        response.close()
+        raise
+    if not whole:
+        return _streamed(exchange, response, lines, chain(held, chunks))
+    instead = exchange.answered(status, lines, b"".join(held))
+    if instead is not None:
+        return _replaced(response, instead)
+    if not response.is_sequence:
+        _replace(response, held)
+    return response
+
+
+def _streamed(
+    exchange: Exchange, response: Response, lines: list[HeaderLine], chunks: Iterator[bytes]
+) -> Response:
+    """Send an answer that is too large to be kept as it comes."""
+    if response.is_sequence:
+        exchange.answered(response.status_code, lines, None)
+    else:
+        source = response.response
+        response.response = Following(exchange, response.status_code, lines, chunks, source)
+        response.direct_passthrough = False
+    return response
+
+
+def _replace(response: Response, held: list[bytes]) -> None:
+    """Send the chunks of a stream that was read; its source is closed when they are out."""
+    closing = getattr(response.response, "close", None)
+    if closing is not None:
+        response.call_on_close(closing)
+    response.response = held
+    response.direct_passthrough = False
+
+
+def _replaced(response: Response, answer: Answer) -> Response:
+    """Give another answer; what belongs to this one is closed with it."""
+    other = _response(answer)
+    other.call_on_close(response.close)
+    return other
+
+
+def _response(answer: Answer) -> Response:
+    response = current_app.response_class(answer.body, answer.status)
+    response.headers.clear()
+    response.headers.extend(texts(answer.headers))
+    return response
+
+
+def _lines(response: Response) -> list[HeaderLine]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]

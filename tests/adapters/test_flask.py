@@ -1,0 +1,734 @@
+"""Flask: what is its own. The rules of the web are tested for every framework at once elsewhere."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import flask
+import pytest
+from flask import Flask, Response, abort, g, jsonify, request
+from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.serving import make_server
+
+from semel import ConfigError, Idempotency, Policy, current_attempt
+from semel.adapters.flask import Idempotent
+from semel.core.records import State
+from semel.http import Route
+from web.client import HOST, PATIENCE, Connection, head
+
+KEY = {"Idempotency-Key": "k"}
+
+
+@pytest.fixture
+def idem():
+    with Idempotency("memory://") as engine:
+        yield engine
+
+
+@pytest.fixture
+def app():
+    return Flask(__name__)
+
+
+def state(idem, key="k"):
+    return idem.peek(key, scope="http").state
+
+
+def counting(view):
+    """Count the runs of a view."""
+
+    def counted(*args, **kwargs):
+        counted.runs += 1
+        return view(*args, **kwargs)
+
+    counted.runs = 0
+    return counted
+
+
+def post_twice(app, path="/", **told):
+    client = app.test_client()
+    told = {"headers": KEY, **told}
+    first = client.post(path, **told)
+    first.get_data()
+    first.close()  # as a server does, before the next request on this thread
+    second = client.post(path, **told)
+    assert "Idempotent-Replayed" not in first.headers
+    return first, second
+
+
+# --- what a view may return -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "body"),
+    [
+        ("text", 200, b"text"),
+        (b"bytes", 200, b"bytes"),
+        ({"a": [1]}, 200, b'{"a":[1]}\n'),
+        (["a"], 200, b'["a"]\n'),
+        (("made", 201, {"X-Number": "7"}), 201, b"made"),
+        (("", 204), 204, b""),
+    ],
+)
+def test_whatever_a_view_returns_is_replayed(app, idem, value, status, body):
+    idempotent = Idempotent(idem)
+    view = counting(lambda: value)
+    app.add_url_rule("/", "view", idempotent(view), methods=["POST"])
+    first, second = post_twice(app)
+    assert (first.status_code, first.data) == (second.status_code, second.data) == (status, body)
+    assert second.headers.pop("Idempotent-Replayed") == "true"
+    assert {line[0].lower(): line[1] for line in first.headers} == {
+        line[0].lower(): line[1] for line in second.headers
+    }
+    assert view.runs == 1
+
+
+def test_a_view_may_return_another_wsgi_application(app, idem):
+    def other(environ, start_response):
+        start_response("202 Accepted", [("Content-Type", "text/plain")])
+        return [b"by another"]
+
+    app.post("/")(Idempotent(idem)(lambda: other))
+    first, second = post_twice(app)
+    assert (
+        (first.status_code, first.data) == (second.status_code, second.data) == (202, b"by another")
+    )
+
+
+def test_a_view_that_returns_nothing_is_an_error_and_frees_the_key(app, idem):
+    app.post("/", endpoint="view")(Idempotent(idem)(lambda: None))
+    app.testing = True
+    with pytest.raises(TypeError, match="did not return a valid response"):
+        app.test_client().post("/", headers=KEY)
+    assert state(idem) is State.FAILED
+
+
+def test_an_async_view_is_protected(app, idem):
+    @app.post("/")
+    @Idempotent(idem)
+    async def view():
+        return {"key": current_attempt().key}
+
+    first, second = post_twice(app)
+    assert first.json == second.json == {"key": "k"}
+    assert second.headers["Idempotent-Replayed"] == "true"
+
+
+def test_arguments_of_the_route_arrive(app, idem):
+    @app.post("/orders/<int:number>")
+    @Idempotent(idem)
+    def view(number):
+        return {"number": number}
+
+    assert post_twice(app, "/orders/7")[1].json == {"number": 7}
+
+
+def test_the_name_of_a_view_stays_its_own(idem):
+    @Idempotent(idem)(required=True)
+    def create_order():
+        """Make one."""
+
+    assert (create_order.__name__, create_order.__doc__) == ("create_order", "Make one.")
+
+
+# --- streams and files ----------------------------------------------------------------------------
+
+
+class Chunks:
+    """A stream that knows whether it was closed."""
+
+    def __init__(self, count, error=None):
+        self._count, self._error = count, error
+        self.given = self.closed = 0
+
+    def __iter__(self):
+        for _ in range(self._count):
+            self.given += 1
+            yield "chunk "
+        if self._error is not None:
+            raise self._error
+
+    def close(self):
+        self.closed += 1
+
+
+def streaming(app, idem, chunks, **options):
+    after = []
+
+    @app.post("/")
+    @Idempotent(idem)(**options)
+    def view():
+        response = Response(chunks, mimetype="text/plain")
+        response.call_on_close(lambda: after.append(state(idem)))
+        return response
+
+    return after
+
+
+def test_a_stream_is_replayed_and_closed_after_it_is_saved(app, idem):
+    chunks = Chunks(3)
+    after = streaming(app, idem, chunks)
+    first, second = post_twice(app)
+    assert first.data == second.data == b"chunk chunk chunk "
+    assert first.headers["Content-Length"] == "18"
+    assert (chunks.given, chunks.closed) == (3, 1)
+    assert after == [State.SUCCEEDED]
+
+
+def test_a_stream_without_close_is_replayed(app, idem):
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        return Response(iter(["a", "b"]))
+
+    assert post_twice(app)[1].data == b"ab"
+
+
+def test_a_stream_beyond_the_cap_is_sent_as_it_comes(app, idem):
+    chunks = Chunks(5)
+    after = streaming(app, idem, chunks, max_response=10)
+    response = app.test_client().post("/", headers=KEY)
+    assert chunks.given == 2  # no more than is needed to see that it does not fit
+    assert response.data == b"chunk " * 5
+    response.close()
+    assert chunks.closed == 1
+    assert after == [State.SUCCEEDED]
+    again = app.test_client().post("/", headers=KEY)
+    assert (again.status_code, again.json["code"]) == (200, "result_omitted")
+
+
+def test_a_client_who_leaves_does_not_end_a_stream_beyond_the_cap(app, idem):
+    chunks = Chunks(5)
+    streaming(app, idem, chunks, max_response=10)
+    response = app.test_client().post("/", headers=KEY, buffered=False)
+    response.close()
+    assert (chunks.given, chunks.closed) == (5, 1)
+    assert state(idem) is State.SUCCEEDED
+
+
+def test_a_stream_that_fails_frees_the_key_and_is_closed(app, idem):
+    chunks = Chunks(2, OSError("broken"))
+    after = streaming(app, idem, chunks)
+    assert app.test_client().post("/", headers=KEY).status_code == 500
+    assert chunks.closed == 1
+    assert after == [State.PROCESSING]
+    assert state(idem) is State.FAILED
+
+
+def test_a_whole_answer_beyond_the_cap_is_told_as_omitted(app, idem):
+    @app.post("/")
+    @Idempotent(idem)(max_response=10)
+    def view():
+        return "x" * 11
+
+    first, second = post_twice(app)
+    assert first.data == b"x" * 11
+    assert second.json["code"] == "result_omitted"
+
+
+def test_events_pass_live_and_marked(app, idem):
+    chunks = Chunks(2)
+
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        return Response(chunks, mimetype="text/event-stream")
+
+    response = app.test_client().post("/", headers=KEY)
+    assert chunks.given <= 1
+    assert response.headers["Idempotent-Unprotected"] == "stream"
+    assert response.data == b"chunk chunk "
+    assert state(idem) is State.FAILED  # free
+
+
+def test_a_file_is_replayed(app, idem):
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        return flask.send_file(io.BytesIO(b"a file"), mimetype="text/plain")
+
+    def own(file, size):
+        raise AssertionError("a file must not go past the door")
+
+    first, second = post_twice(app, environ_overrides={"wsgi.file_wrapper": own})
+    assert first.data == second.data == b"a file"
+
+
+def test_a_file_beyond_the_cap_is_sent(app, idem):
+    @app.post("/")
+    @Idempotent(idem)(max_response=10)
+    def view():
+        return flask.send_file(io.BytesIO(b"x" * 20_000), mimetype="text/plain")
+
+    first, second = post_twice(app)
+    assert first.data == b"x" * 20_000
+    assert second.json["code"] == "result_omitted"
+
+
+def test_the_application_cannot_claim_a_replay(app, idem):
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        return "x", {"Idempotent-Replayed": "true"}
+
+    post_twice(app)
+
+
+# --- answers that are raised ----------------------------------------------------------------------
+
+
+def handled(app):
+    @app.errorhandler(404)
+    def words(error):
+        return {"error": error.description}, 404
+
+
+@pytest.mark.parametrize("words", [True, False])
+def test_an_abort_is_stored_as_the_first_caller_gets_it_when_asked_for(app, idem, words):
+    if words:
+        handled(app)
+    view = counting(lambda: abort(404, "no such order"))
+    idempotent = Idempotent(idem, stored=lambda status: status < 500)
+    app.add_url_rule("/", "view", idempotent(view), methods=["POST"])
+    first, second = post_twice(app)
+    assert (first.status_code, first.data) == (second.status_code, second.data)
+    assert first.status_code == 404
+    assert first.is_json is words
+    assert second.headers["Idempotent-Replayed"] == "true"
+    assert view.runs == 1
+
+
+def test_an_abort_frees_the_key_even_under_hold(app, idem):
+    view = counting(lambda: abort(409))
+    idempotent = Idempotent(idem, policy=Policy(abandoned="hold"))
+    app.add_url_rule("/", "view", idempotent(view), methods=["POST"])
+    assert [answer.status_code for answer in post_twice(app)] == [409, 409]
+    assert view.runs == 2
+
+
+def test_after_an_abort_with_an_error_of_the_server_the_policy_is_asked(app, idem):
+    asked = []
+
+    def failure(error):
+        asked.append(type(error).__name__)
+        return "final"
+
+    app.post("/", endpoint="view")(
+        Idempotent(idem, policy=Policy(failure=failure))(lambda: abort(503))
+    )
+    first, second = post_twice(app)
+    assert (first.status_code, second.status_code) == (503, 409)
+    assert second.json["code"] == "previous_failure"
+    assert asked == ["ServiceUnavailable"]
+
+
+def test_an_abort_reaches_decorators_around_it_as_an_exception(app, idem):
+    seen = []
+
+    def rolling_back(view):
+        def around():
+            try:
+                return view()
+            except HTTPException as error:
+                seen.append(type(error))
+                raise
+
+        return around
+
+    protected = Idempotent(idem, stored=lambda status: True)(lambda: abort(404))
+    app.add_url_rule("/", "view", rolling_back(protected), methods=["POST"])
+    post_twice(app)
+    assert seen == [NotFound]
+
+
+def test_a_response_that_is_raised_counts_with_its_own_status(app, idem):
+    view = counting(lambda: abort(Response("taken", 201)))
+    app.add_url_rule("/", "view", Idempotent(idem)(view), methods=["POST"])
+    first, second = post_twice(app)
+    assert (first.status_code, first.data) == (second.status_code, second.data) == (201, b"taken")
+    assert view.runs == 1
+
+
+def test_an_error_handler_that_fails_leaves_no_stuck_key(app, idem):
+    @app.errorhandler(404)
+    def broken(error):
+        raise OSError("broken")
+
+    app.post("/", endpoint="view")(Idempotent(idem, stored=lambda status: True)(lambda: abort(404)))
+    assert app.test_client().post("/", headers=KEY).status_code == 500
+    assert state(idem) is State.FAILED
+
+
+def test_an_exception_frees_the_key_and_stays_the_applications(app, idem):
+    class OutOfStock(Exception):
+        pass
+
+    @app.errorhandler(OutOfStock)
+    def words(error):
+        return "none left", 409
+
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        raise OutOfStock
+
+    first, second = post_twice(app)
+    assert (
+        (first.status_code, first.data) == (second.status_code, second.data) == (409, b"none left")
+    )
+    assert state(idem) is State.FAILED
+
+
+def test_who_was_replaced_gets_no_answer_of_its_own(app, idem):
+    closed = []
+
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        idem.forget("k", scope="http")
+        response = Response("mine")
+        response.call_on_close(lambda: closed.append(True))
+        return response
+
+    response = app.test_client().post("/", headers=KEY)
+    assert (response.status_code, response.json["code"]) == (409, "lease_lost")
+    response.close()
+    assert closed == [True]
+
+
+# --- around the view ------------------------------------------------------------------------------
+
+
+def test_authorization_runs_before_the_replay(app, idem):
+    revoked = []
+
+    @app.before_request
+    def authorize():
+        if revoked:
+            abort(403)
+
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        return "secret"
+
+    client = app.test_client()
+    assert client.post("/", headers=KEY).data == b"secret"
+    revoked.append("ann")
+    assert client.post("/", headers=KEY).status_code == 403
+
+
+def test_after_request_runs_for_a_replay_too_and_what_it_adds_is_not_stored(app, idem):
+    numbers = iter("123")
+
+    @app.after_request
+    def number(response):
+        response.headers["X-Number"] = next(numbers)
+        return response
+
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        return "x"
+
+    assert [answer.headers["X-Number"] for answer in post_twice(app)] == ["1", "2"]
+
+
+def test_a_function_of_the_request_sees_flasks_own(app, idem):
+    def tenant(seen):
+        assert isinstance(seen.raw, flask.Request)
+        assert (seen.method, seen.path, seen.query) == ("POST", "/shop/orders", b"a=1")
+        return g.user
+
+    @app.before_request
+    def authenticate():
+        g.user = request.headers["X-User"]
+
+    @app.post("/orders")
+    @Idempotent(idem)(tenant=tenant)
+    def view():
+        return g.user
+
+    client = app.test_client()
+    for user in ("ann", "bob"):
+        told = {"base_url": "http://shop.example/shop", "headers": {**KEY, "X-User": user}}
+        assert client.post("/orders?a=1", **told).text == user
+
+
+def test_the_decorator_knows_the_methods(app, idem):
+    runs = []
+
+    @app.route("/", methods=["GET", "PUT", "POST"])
+    @Idempotent(idem)(methods=["PUT"], required=True)
+    def view():
+        runs.append(request.method)
+        return "x"
+
+    client = app.test_client()
+    assert client.get("/", headers=KEY).status_code == 200
+    assert client.post("/").status_code == 200
+    assert client.put("/").status_code == 400
+    assert (
+        client.put("/", headers=KEY).status_code == client.put("/", headers=KEY).status_code == 200
+    )
+    assert runs == ["GET", "POST", "PUT"]
+
+
+# --- bodies that were read before -----------------------------------------------------------------
+
+
+def reading(app, idem, before, **options):
+    """A view behind something that reads the request before it."""
+
+    @app.before_request
+    def read():
+        before()
+
+    @app.post("/")
+    @Idempotent(idem)(**options)
+    def view():
+        files = {name: file.read().decode() for name, file in request.files.items()}
+        return jsonify(
+            form=request.form.to_dict(flat=False), files=files, data=request.get_data(as_text=True)
+        )
+
+    return app.test_client()
+
+
+FORM = {"a": "1", "b": "2"}
+
+
+def upload(text="content", name="a.txt", kind="text/plain"):
+    return {"a": "1", "file": (io.BytesIO(text.encode()), name, kind)}
+
+
+def test_an_untouched_form_is_compared_and_can_be_read(app, idem):
+    client = reading(app, idem, lambda: None)
+    assert client.post("/", headers=KEY, data=upload()).json["files"] == {"file": "content"}
+    assert client.post("/", headers=KEY, data=upload()).headers["Idempotent-Replayed"]
+    assert client.post("/", headers=KEY, data=upload("other")).status_code == 422
+
+
+@pytest.mark.parametrize("form", [dict, upload])
+def test_a_form_that_was_parsed_before_is_compared(app, idem, form):
+    client = reading(app, idem, lambda: request.form)
+    data = (lambda **more: {**FORM, **more}) if form is dict else upload
+    first = client.post("/", headers=KEY, data=data())
+    assert first.json["form"]["a"] == ["1"]
+    again = client.post("/", headers=KEY, data=data())
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert again.json == first.json
+    others = (
+        [{"a": "2", "b": "2"}]
+        if form is dict
+        else [
+            upload("other"),
+            upload(name="b.txt"),
+            upload(kind="text/html"),
+            {"a": "1"},
+        ]
+    )
+    for other in others:
+        assert client.post("/", headers=KEY, data=other).status_code == 422
+
+
+def test_data_that_was_read_before_is_compared(app, idem):
+    client = reading(app, idem, lambda: request.get_data())
+    assert client.post("/", headers=KEY, data="raw").json["data"] == "raw"
+    assert client.post("/", headers=KEY, data="raw").headers["Idempotent-Replayed"] == "true"
+    assert client.post("/", headers=KEY, data="other").status_code == 422
+    assert client.post("/", headers=KEY, json={"a": 1}).status_code == 422
+
+
+def test_a_form_whose_data_was_kept_is_compared_raw(app, idem):
+    def before():
+        request.get_data()
+        assert request.form
+
+    client = reading(app, idem, before)
+    assert client.post("/", headers=KEY, data=FORM).status_code == 200
+    assert client.post("/", headers=KEY, data=FORM).headers["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize("before", [lambda: request.form, lambda: request.get_data()])
+def test_the_cap_holds_for_what_was_read_before(app, idem, before):
+    client = reading(app, idem, before, max_body=10)
+    answer = client.post("/", headers=KEY, data=upload("x" * 100))
+    assert answer.json["code"] == "body_too_large"
+
+
+def test_the_cap_holds_for_a_body_of_unknown_length_that_was_read_before(app, idem):
+    client = reading(app, idem, lambda: request.get_data(), max_body=10)
+    told = {"environ_overrides": {"wsgi.input_terminated": True, "CONTENT_LENGTH": ""}}
+    answer = client.post("/", headers=KEY, input_stream=io.BytesIO(b"x" * 100), **told)
+    assert answer.json["code"] == "body_too_large"
+
+
+def test_a_body_that_nobody_kept_is_an_error_and_runs_nothing(app, idem):
+    client = reading(app, idem, lambda: request.stream.read())
+    assert client.post("/", headers=KEY, data="raw").status_code == 500
+    assert idem.peek("k", scope="http") is None
+
+
+# --- applications and their configuration ---------------------------------------------------------
+
+
+def shop(idempotent, **config):
+    """An application as a factory makes it."""
+    app = Flask(__name__)
+    app.config.update(config)
+
+    @app.post("/", endpoint="view")
+    @idempotent
+    def view():
+        return {"attempt": current_attempt() is not None}
+
+    idempotent.init_app(app)
+    return app
+
+
+def test_the_configuration_says_where_records_are_and_what_counts(sqlite_url):
+    idempotent = Idempotent()
+    app = shop(idempotent, SEMEL_URL=sqlite_url, SEMEL_REQUIRED=True, SEMEL_HEADER="X-Key")
+    client = app.test_client()
+    assert client.post("/").json["code"] == "key_missing"
+    assert client.post("/", headers={"X-Key": "k"}).json == {"attempt": True}
+    assert client.post("/", headers={"X-Key": "k"}).headers["Idempotent-Replayed"] == "true"
+    idempotent.close()
+    with Idempotency(sqlite_url) as idem:
+        assert state(idem) is State.SUCCEEDED
+    assert app.extensions["semel"] is idempotent
+
+
+def test_options_in_the_code_go_before_the_configuration(idem):
+    app = shop(Idempotent(idem, required=False), SEMEL_REQUIRED=True)
+    assert app.test_client().post("/").status_code == 200
+
+
+def test_one_decorator_serves_several_applications(tmp_path):
+    idempotent = Idempotent()
+    urls = [f"sqlite:///{tmp_path / name}" for name in ("a.db", "b.db")]
+    clients = [shop(idempotent, SEMEL_URL=url).test_client() for url in urls]
+    assert not any(
+        "Idempotent-Replayed" in client.post("/", headers=KEY).headers for client in clients
+    )
+    idempotent.close()
+
+
+def test_without_an_application_semels_own_settings_say_where(monkeypatch, sqlite_url):
+    monkeypatch.setenv("SEMEL_URL", sqlite_url)
+    idempotent = Idempotent()
+    assert shop(idempotent).test_client().post("/", headers=KEY).json == {"attempt": True}
+    idempotent.close()
+
+
+def test_an_unknown_application_is_refused(app):
+    app.testing = True
+    app.post("/", endpoint="view")(Idempotent()(lambda: "x"))
+    with pytest.raises(ConfigError, match="init_app"):
+        app.test_client().post("/", headers=KEY)
+
+
+def test_an_engine_that_is_given_by_its_url_is_closed(app, sqlite_url):
+    idempotent = Idempotent(sqlite_url)
+    app.post("/", endpoint="view")(idempotent(lambda: "x"))
+    post_twice(app)
+    idempotent.close()
+    assert app.test_client().post("/", headers=KEY).status_code == 503
+
+
+def test_the_middleware_protects_every_view_and_decorated_ones_only_once(app, idem):
+    idempotent = Idempotent(idem, required=True)
+    idempotent.init_app(app, middleware=True, exclude=["/login"])
+
+    @app.post("/login")
+    def login():
+        return {"attempt": current_attempt() is not None}
+
+    @app.post("/pay")
+    def pay():
+        return {"attempt": current_attempt() is not None}
+
+    @app.post("/refund")
+    @idempotent
+    def refund():
+        return {"attempt": current_attempt() is not None}
+
+    client = app.test_client()
+    assert client.post("/login").json == {"attempt": False}
+    assert client.post("/pay").json["code"] == "key_missing"
+    for path in ("/pay", "/refund"):
+        told = {"headers": {"Idempotency-Key": path}}
+        assert client.post(path, **told).json == {"attempt": True}
+        assert client.post(path, **told).headers["Idempotent-Replayed"] == "true"
+
+
+def test_the_middlewares_paths_may_be_configured(idem):
+    app = Flask(__name__)
+    app.config["SEMEL_INCLUDE"] = ["/pay"]
+    app.config["SEMEL_ROUTES"] = [Route("/pay", required=True)]
+    Idempotent(idem).init_app(app, middleware=True)
+    assert app.test_client().post("/pay").status_code == 400
+    assert app.test_client().post("/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Idempotent("memory://", reqired=True),
+        lambda: Idempotent("memory://", max_body=-1),
+        lambda: Idempotent("nonsense://"),
+        lambda: Idempotent(7),
+        lambda: Idempotent(header="X_Key"),
+        lambda: Idempotent("memory://")(header="X_Key"),
+        lambda: Idempotent()(wait=-1),
+        lambda: shop(Idempotent("memory://"), SEMEL_REQIRED=True),
+        lambda: shop(Idempotent("memory://"), SEMEL_MAX_BODY=-1),
+        lambda: shop(Idempotent("memory://"), SEMEL_EXCLUDE=["/login"]),
+        lambda: Idempotent("memory://").init_app(Flask(__name__), exclude=["/login"]),
+        lambda: Idempotent("memory://").init_app(
+            Flask(__name__), middleware=True, exclude="/login"
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_request_comes(wrong):
+    with pytest.raises(ConfigError):
+        wrong()
+
+
+# --- on a real server -----------------------------------------------------------------------------
+
+
+def test_a_client_who_goes_away_finds_the_answer_later(app, idem):
+    entered, go_on = threading.Event(), threading.Event()
+
+    @app.post("/")
+    @Idempotent(idem)
+    def view():
+        entered.set()
+        go_on.wait(PATIENCE)
+        return "done"
+
+    server = make_server(HOST, 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    lines = [
+        ("Host", HOST),
+        ("Idempotency-Key", "k"),
+        ("Content-Length", "0"),
+        ("Connection", "close"),
+    ]
+    try:
+        leaving = Connection(server.port).send(head("POST", "/", lines))
+        assert entered.wait(PATIENCE)
+        leaving.leave()
+        go_on.set()
+        answer = Connection(server.port).send(head("POST", "/", lines)).answer()
+        while answer.status == 409:
+            answer = Connection(server.port).send(head("POST", "/", lines)).answer()
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE)
+        server.server_close()
+    assert (answer.body, answer.replayed) == (b"done", True)
