@@ -41,15 +41,21 @@ class AsyncDoor:
         engine = self.engine
         return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
 
+    async def called(
+        self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
+    ) -> Call | None:
+        """Prepare the call of a request; None = it is not protected."""
+        ask = await _asked(book.ask(request), read)
+        return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
+
     async def begin(
         self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> AsyncExchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            ask = await _asked(book.ask(request), read)
-            if ask is None:
+            call = await self.called(book, request, read)
+            if call is None:
                 return None
-            call = Call(ask.identity, ask.fingerprint, book.rules)
             attempt = await self.engine._begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)

@@ -3,7 +3,8 @@
     app = IdempotencyMiddleware(app, "redis://localhost:6379/0")
 
 A request that runs is a task of its own, so that a client who goes away, or a server that cancels,
-takes neither the handler nor the save with it. The save happens before the last byte leaves.
+takes neither the handler nor the save with it. The save happens before the last byte leaves; from
+there on all is as it would be without us.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from semel.adapters.options import MiddlewareOptions
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.events import logger
-from semel.http.messages import Answer, HeaderLine, Headers, Request
-from semel.http.rulebook import Refusal
+from semel.http.messages import Answer, Headers, Request
+from semel.http.rulebook import Refusal, Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -27,12 +28,13 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_UNBUFFERABLE: Final = (
-    "http.response.pathsend",
-    "http.response.zerocopysend",
-    "http.response.trailers",
+_UNBUFFERABLE: Final = frozenset(
+    {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
 )
 """Ways to answer that would go past us."""
+
+_LAST_REQUESTS: Final = 5.0
+"""Seconds that requests whose client has gone may take to end when the server stops."""
 
 
 class IdempotencyMiddleware:
@@ -50,27 +52,20 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, self._closing(send))
+        if scope["type"] == "http":
+            book = self._door.routing.find(scope["method"], scope["path"])
+            if book is not None:
+                await self._protect(book, scope, receive, send)
+                return
+        elif scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
             return
-        book = (
-            self._door.routing.find(scope["method"], scope["path"])
-            if scope["type"] == "http"
-            else None
-        )
-        if book is None:
-            await self.app(scope, receive, send)
-            return
-        body = _Body(receive, book.max_body)
-        begun = await self._begun(scope, body, book)
-        if begun is None:
-            await self.app(scope, body.again, send)
-        elif isinstance(begun, Answer):
-            await _send_answer(send, begun)
-        elif isinstance(begun, AsyncExchange):
-            await self._run(scope, _Protected(begun, body.content, send))
+        await self.app(scope, receive, send)
 
-    async def _begun(self, scope: Scope, body: _Body, book: Any) -> AsyncExchange | Answer | None | bool:
+    # --- requests ----------------------------------------------------------------------------
+
+    async def _protect(self, book: Rulebook, scope: Scope, receive: Receive, send: Send) -> None:
+        body = _Body(receive, book.max_body)
         request = Request(
             scope["method"],
             scope["path"],
@@ -79,9 +74,15 @@ class IdempotencyMiddleware:
             scope,
         )
         try:
-            return await self._door.begin(book, request, body.read)
+            begun = await self._door.begin(book, request, body.read)
         except _ClientGone:
-            return False
+            return
+        if begun is None:
+            await self.app(scope, body.receive, send)
+        elif isinstance(begun, Answer):
+            await _send_answer(send, begun)
+        else:
+            await self._run(scope, _Protected(begun, body, send))
 
     async def _run(self, scope: Scope, protected: _Protected) -> None:
         # Shielded: a cancelled request must neither strand its key nor lose its answer.
@@ -91,27 +92,59 @@ class IdempotencyMiddleware:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.done():
-                task.add_done_callback(_tell)
+            protected.client_gone = True
+            task.add_done_callback(_tell)
+            if protected.over.is_set():
+                task.cancel()  # The save is done: the application learns of it as without us.
+                await asyncio.wait((task,))
             raise
 
-    def _closing(self, send: Send) -> Send:
-        """End what still runs, and the engine, when the server says that all is over."""
+    # --- the server's life -------------------------------------------------------------------
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application live its life, and end ours after it."""
+        heard = False
+
+        async def hearing() -> Message:
+            nonlocal heard
+            heard = True
+            return await receive()
 
         async def closing(message: Message) -> None:
+            nonlocal heard
+            heard = True
             if message["type"].startswith("lifespan.shutdown."):
-                if self._running:
-                    await asyncio.wait(self._running, timeout=5.0)
-                await self._door.close()
+                await self._close()
             await send(message)
 
-        return closing
+        try:
+            await self.app(scope, hearing, closing)
+        except Exception:
+            if heard or not self._door.opened_here:
+                raise
+            # An application without a lifespan, such as Django: the engine needs its end still.
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await closing({"type": "lifespan.shutdown.complete"})
+
+    async def _close(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LAST_REQUESTS)
+        await self._door.close()
 
 
 def _tell(task: asyncio.Task[None]) -> None:
     """Nobody waits for it any more: an error is only logged."""
     if not task.cancelled() and task.exception() is not None:
         logger.error("a request whose client had gone raised", exc_info=task.exception())
+
+
+async def _send_answer(send: Send, answer: Answer) -> None:
+    await send(
+        {"type": "http.response.start", "status": answer.status, "headers": [*answer.headers]}
+    )
+    await send({"type": "http.response.body", "body": answer.body})
 
 
 class _ClientGone(Exception):
@@ -123,12 +156,12 @@ class _Body:
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive, self._limit = receive, limit
-        self.content: bytes | None = None
-        self._given = False
+        self._content: bytes | None = None
 
     async def read(self) -> bytes:
         """Read it whole; more than the limit is refused as soon as it is there."""
-        chunks, size, more = [], 0, True
+        chunks: list[bytes] = []
+        size, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -139,125 +172,133 @@ class _Body:
                 raise Refusal("body_too_large")
             chunks.append(chunk)
             more = message.get("more_body", False)
-        self.content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        return self.content
+        self._content = b"".join(chunks)
+        return self._content
 
-    async def again(self) -> Message:
+    def taken(self) -> Message | None:
+        """Give what was read, once: nobody keeps a large body longer than it is needed."""
+        content, self._content = self._content, None
+        if content is None:
+            return None
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def receive(self) -> Message:
         """Give what was read, then what the server gives."""
-        if self.content is None or self._given:
-            return await self._receive()
-        self._given = True
-        return {"type": "http.request", "body": self.content, "more_body": False}
-
-
-async def _send_answer(send: Send, answer: Answer) -> None:
-    await send(
-        {"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)}
-    )
-    await send({"type": "http.response.body", "body": answer.body})
+        message = self.taken()
+        return await self._receive() if message is None else message
 
 
 class _Protected:
     """One request on its way through the application, its answer held back until it is saved."""
 
-    def __init__(self, exchange: AsyncExchange, body: bytes | None, send: Send) -> None:
+    def __init__(self, exchange: AsyncExchange, body: _Body, send: Send) -> None:
         self._exchange, self._body, self._send = exchange, body, send
-        self._limit = exchange.book.max_response
         self._start: Message | None = None
         self._held: list[bytes] = []
-        self._size = 0
-        self._live = False
-        """What comes is sent on at once: a stream, an answer beyond the limit, or all is saved."""
-        self._over = asyncio.Event()
-        self._gone = False
+        self._room = exchange.book.max_response
+        self._flows = False
+        """Too large to be kept: what was held is out, the rest follows as it comes."""
+        self._streams = False
+        """A stream of events, which passes as if we were not there."""
+        self.over = asyncio.Event()
+        """There is nothing left to save."""
+        self.client_gone = False
 
     async def run(self, app: App, scope: Scope) -> None:
+        """Run the application to its end."""
         self._exchange.enter()
-        extensions = scope.get("extensions") or {}
-        if any(name in extensions for name in _UNBUFFERABLE):
-            kept = {name: value for name, value in extensions.items() if name not in _UNBUFFERABLE}
-            scope = {**scope, "extensions": kept}
+        extensions = scope.get("extensions")
+        if extensions and not _UNBUFFERABLE.isdisjoint(extensions):
+            # In place: layers around us read in their scope what the application wrote there.
+            scope["extensions"] = {
+                name: value for name, value in extensions.items() if name not in _UNBUFFERABLE
+            }
         try:
             await app(scope, self.receive, self.send)
+            if not self._exchange.ended:
+                await self._exchange.raised(Undone("the application ended without an answer"))
         except BaseException as error:
             if not self._exchange.ended:
                 await self._exchange.raised(error)
             raise
         finally:
-            self._over.set()
-        if not self._exchange.ended:
-            await self._exchange.raised(Undone("the application ended without an answer"))
+            self.over.set()
 
     async def receive(self) -> Message:
         """Give the body, and after it nothing until the answer is complete."""
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
+        message = self._body.taken()
+        if message is not None:
+            return message
         # Whether the client is still there is not the handler's business: it runs to its end.
-        await self._over.wait()
-        return {"type": "http.disconnect"}
+        await self.over.wait()
+        return await self._body.receive() if self._streams else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        match message["type"]:
-            case "http.response.start":
-                await self._begin(message)
-            case "http.response.body" if not self._exchange.ended:
-                await self._collect(message)
-            case _:
-                await self._pass(message)
+        """Take what the application sends."""
+        if self.over.is_set():
+            await self._send(message)
+        elif message["type"] == "http.response.body":
+            await self._collect(message)
+        elif message["type"] == "http.response.start":
+            await self._begin(message)
+        else:
+            await self._pass(message)
 
     async def _begin(self, message: Message) -> None:
-        lines: list[HeaderLine] = self._exchange.book.first(message.get("headers", ()))
-        self._start = {**message, "headers": lines}
+        lines = self._exchange.book.first(message.get("headers", ()))
+        self._start = message = {**message, "headers": lines}
         if is_event_stream(lines):
-            self._live = True
             await self._exchange.unprotected()
-            await self._pass({**self._start, "headers": [*lines, UNPROTECTED]})
+            self._streams = True
+            self.over.set()
+            lines.append(UNPROTECTED)
+            await self._send(message)
 
     async def _collect(self, message: Message) -> None:
-        chunk, more = message.get("body", b""), message.get("more_body", False)
-        if not more:
-            await self._finish(chunk)
-        elif self._live:
+        start, chunk = self._start, message.get("body", b"")
+        if start is None:
+            raise RuntimeError("the application sent a body before it began its answer")
+        self._room -= len(chunk)
+        if not message.get("more_body", False):
+            await self._finish(start, chunk)
+        elif self._flows:
             await self._pass(message)
         else:
             self._held.append(chunk)
-            self._size += len(chunk)
-            if self._size > self._limit:
-                await self._let_go()
+            if self._room < 0:
+                self._flows = True
+                await self._pass(start)
+                await self._pass(_part(self._all_held(), more=True))
 
-    async def _let_go(self) -> None:
-        """The answer is too large to be kept: what is held goes out, the rest follows live."""
-        self._live = True
-        if self._start is not None:
-            await self._pass(self._start)
-        for held in self._held:
-            await self._pass({"type": "http.response.body", "body": held, "more_body": True})
-        self._held.clear()
-
-    async def _finish(self, chunk: bytes) -> None:
-        start = self._start
-        if start is None:
-            raise RuntimeError("the application sent a body before it began its answer")
-        kept = None if self._size + len(chunk) > self._limit else b"".join((*self._held, chunk))
-        instead = await self._exchange.answered(start["status"], start["headers"], kept)
-        self._over.set()
-        if self._live:  # too late for another answer: the first part of this one is out
-            await self._pass({"type": "http.response.body", "body": chunk})
-            return
-        if instead is not None:
+    async def _finish(self, start: Message, chunk: bytes) -> None:
+        self._held.append(chunk)
+        body = self._all_held()
+        instead = await self._exchange.answered(
+            start["status"], start["headers"], body if self._room >= 0 else None
+        )
+        self.over.set()
+        if self._flows:  # too late for another answer: the first part of this one is out
+            await self._pass(_part(body))
+        elif instead is not None:
             await _send_answer(self._pass, instead)
-            return
-        await self._pass(start)
-        for held in self._held:
-            await self._pass({"type": "http.response.body", "body": held, "more_body": True})
-        await self._pass({"type": "http.response.body", "body": chunk})
+        else:
+            await self._pass(start)
+            await self._pass(_part(body))
+
+    def _all_held(self) -> bytes:
+        body = b"".join(self._held)
+        self._held.clear()
+        return body
 
     async def _pass(self, message: Message) -> None:
         """Send on; a client who has gone is no reason to stop."""
-        if self._gone:
+        if self.client_gone:
             return
         try:
             await self._send(message)
         except OSError:
-            self._gone = True
+            self.client_gone = True
+
+
+def _part(body: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -39,15 +39,21 @@ class Door:
         engine = self.engine
         return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
 
+    def called(
+        self, book: Rulebook, request: Request, read: Callable[[], bytes]
+    ) -> Call | None:
+        """Prepare the call of a request; None = it is not protected."""
+        ask = _asked(book.ask(request), read)
+        return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
+
     def begin(
         self, book: Rulebook, request: Request, read: Callable[[], bytes]
     ) -> Exchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            ask = _asked(book.ask(request), read)
-            if ask is None:
+            call = self.called(book, request, read)
+            if call is None:
                 return None
-            call = Call(ask.identity, ask.fingerprint, book.rules)
             attempt = self.engine._begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)

@@ -1,0 +1,16 @@
+"""FastAPI: a decorator for endpoints. It runs after authorization and every other dependency.
+
+    idempotent = Idempotent("redis://localhost:6379/0")
+    idempotent.init_app(app)
+
+    @app.post("/payments", status_code=201)
+    @idempotent(required=True)
+    async def pay(payment: Payment) -> Receipt: ...
+
+door       the decorator                 endpoints  what FastAPI gives to an endpoint
+answers    values become answers         openapi    what the documentation says of it
+"""
+
+from semel.adapters.fastapi.door import Idempotent
+
+__all__ = ["Idempotent"]

@@ -1,0 +1,154 @@
+"""What an endpoint returns or raises becomes a whole answer, the way FastAPI makes it.
+
+FastAPI does this after the endpoint; the answer has to be saved before, so it is done here, with
+FastAPI's own parts. A response is read up to a limit, whatever kind it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.datastructures import DefaultPlaceholder
+from fastapi.routing import serialize_response
+from fastapi.utils import is_body_allowed_for_status_code
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from semel.http.messages import Answer
+
+_KNOWN: Final = inspect.signature(serialize_response).parameters
+"""What this FastAPI wants to know to serialize a value: older ones know less."""
+
+_SENT_AT_ONCE: Final = {"version": "3.0", "spec_version": "2.4"}
+"""The server to which a response need not listen while it is sent."""
+
+
+class Responses:
+    """Makes the responses of one route, as the route was declared."""
+
+    def __init__(self, route: Any, *, is_coroutine: bool) -> None:
+        given, has_model = route.response_class, route.response_field is not None
+        is_default = isinstance(given, DefaultPlaceholder)
+        self._class: type[Response] = given.value if is_default else given
+        self._status: int | None = route.status_code
+        # FastAPI's quick way: a model is written to JSON at once.
+        self._quick = "dump_json" in _KNOWN and has_model and is_default
+        told = {
+            "field": route.response_field,
+            "include": route.response_model_include,
+            "exclude": route.response_model_exclude,
+            "by_alias": route.response_model_by_alias,
+            "exclude_unset": route.response_model_exclude_unset,
+            "exclude_defaults": route.response_model_exclude_defaults,
+            "exclude_none": route.response_model_exclude_none,
+            "is_coroutine": is_coroutine,
+            "dump_json": self._quick,
+        }
+        self._serialize: Callable[..., Awaitable[Any]] = partial(
+            serialize_response, **{name: value for name, value in told.items() if name in _KNOWN}
+        )
+
+    async def of(self, value: object, beginnings: Response) -> Response:
+        """Make the response of a value; `beginnings` has what the endpoint set beside it."""
+        if isinstance(value, Response):
+            return value
+        content = await self._serialize(response_content=value)
+        status = beginnings.status_code or self._status
+        options: dict[str, Any] = {} if status is None else {"status_code": status}
+        if self._quick:
+            response = Response(content, media_type="application/json", **options)
+        else:
+            response = self._class(content, **options)
+        if not is_body_allowed_for_status_code(response.status_code):
+            response.body = b""
+        response.raw_headers.extend(beginnings.raw_headers)
+        return response
+
+
+def route_of(request: Request) -> Any:
+    """Give the route that was chosen, as the routers around it completed it."""
+    route = request.scope["route"]
+    completed = request.scope.get("fastapi", {}).get("effective_route_context")
+    return completed if getattr(completed, "original_route", None) is route else route
+
+
+async def response_of_error(request: Request, error: HTTPException) -> Response | None:
+    """Let the application's own handler answer an error; None = it does not."""
+    handlers, by_status = request.scope["starlette.exception_handlers"]
+    handler = by_status.get(error.status_code)
+    if handler is None:
+        handler = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+    if not inspect.iscoroutinefunction(handler):
+        handler = partial(run_in_threadpool, handler)
+    response: Response | None = await handler(request, error)
+    return response
+
+
+def response_of_answer(answer: Answer) -> Response:
+    """Make a response of an answer that is ours, or of a replay."""
+    response = Response(answer.body, answer.status)
+    response.raw_headers = [*answer.headers]
+    return response
+
+
+class _TooLarge(Exception):
+    """There is more of an answer than can be kept."""
+
+
+async def read(response: Response, request: Request, limit: int) -> tuple[Response, bytes | None]:
+    """Read a response: what is to be sent in its place, and its body; None = it is too large."""
+    if hasattr(response, "body_iterator"):
+        return response, await _held(response, limit)
+    if type(response).__call__ is not Response.__call__:
+        return await _sent(response, request, limit)
+    body = bytes(response.body)
+    return response, None if len(body) > limit else body
+
+
+async def _held(response: Any, limit: int) -> bytes | None:
+    """Read a stream, and let it begin again with what was read of it."""
+    chunks: list[bytes] = []
+    rest = aiter(response.body_iterator)
+    response.body_iterator = _again(chunks, rest)
+    async for chunk in rest:
+        chunks.append(chunk.encode(response.charset) if isinstance(chunk, str) else bytes(chunk))
+        limit -= len(chunks[-1])
+        if limit < 0:
+            return None
+    return b"".join(chunks)
+
+
+async def _again(chunks: list[bytes], rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    for chunk in chunks:
+        yield chunk
+    async for chunk in rest:
+        yield chunk
+
+
+async def _sent(response: Response, request: Request, limit: int) -> tuple[Response, bytes | None]:
+    """Read a response that makes its body only when it is sent, such as a file."""
+    start: Any = {}
+    chunks: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        start.update(message)
+        chunks.append(message.get("body", b""))
+        if sum(map(len, chunks)) > limit:
+            raise _TooLarge
+
+    background, response.background = response.background, None
+    try:
+        quiet = {**request.scope, "extensions": {}, "asgi": _SENT_AT_ONCE}
+        await response(quiet, request.receive, send)
+    except _TooLarge:
+        return response, None  # it can be sent from its beginning once more
+    finally:
+        response.background = background
+    body = b"".join(chunks)
+    whole = response_of_answer(Answer(start["status"], tuple(start["headers"]), body))
+    whole.background = background
+    return whole, body

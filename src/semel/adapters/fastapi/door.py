@@ -1,0 +1,183 @@
+"""The decorator of endpoints, and how a protected one runs.
+
+An endpoint and its save are a task of their own: a client who goes away takes neither with it.
+Whoever is told to stop waits for that task, so that no dependency is closed under an endpoint that
+uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from typing import Any, Final, TypeVar, Unpack, cast, overload
+
+from anyio import CancelScope
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.fastapi.answers import (
+    Responses,
+    read,
+    response_of_answer,
+    response_of_error,
+    route_of,
+)
+from semel.adapters.fastapi.bodies import Body
+from semel.adapters.fastapi.endpoints import Endpoint
+from semel.adapters.fastapi.openapi import MARK, document
+from semel.aio import AsyncIdempotency
+from semel.events import logger
+from semel.http.messages import Answer
+from semel.http.options import DoorOptions
+from semel.http.rulebook import Rulebook
+from semel.http.storing import UNPROTECTED, is_event_stream
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LAST_REQUESTS: Final = 5.0
+"""Seconds that requests whose client has gone may take to end when the application stops."""
+
+
+class Idempotent:
+    """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options."""
+
+    def __init__(self, idempotency: AsyncIdempotency | str, **options: Unpack[DoorOptions]) -> None:
+        self._options: dict[str, Any] = {**options}
+        self._door = AsyncDoor(idempotency, {})
+        self._door.book(self._options)  # a bad option is told of here, not at the first endpoint
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @overload
+    def __call__(self, endpoint: F, /) -> F: ...
+    @overload
+    def __call__(self, /, **options: Unpack[DoorOptions]) -> Callable[[F], F]: ...
+    def __call__(self, endpoint: Any = None, /, **options: Any) -> Any:
+        """Decorate an endpoint; the route's own decorator goes above this one."""
+        if endpoint is None:
+            return partial(self._protect, options)
+        return self._protect(options, endpoint)
+
+    def init_app(self, app: FastAPI) -> None:
+        """Tell of the protected endpoints in the application's OpenAPI, and end when it ends."""
+        document(app)
+        around = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: Any) -> AsyncIterator[Any]:
+            try:
+                async with around(app) as state:
+                    yield state
+            finally:
+                await self._close()
+
+        app.router.lifespan_context = lifespan
+
+    async def _close(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LAST_REQUESTS)
+        await self._door.close()
+
+    def _protect(self, options: dict[str, Any], function: F) -> F:
+        book = self._door.book({**self._options, **options})
+        endpoint = Endpoint(function, book.choices)
+        routes: dict[int, tuple[Any, Responses]] = {}
+
+        @wraps(function)
+        async def protected(**values: Any) -> Any:
+            request, beginnings = endpoint.taken(values)
+            begun = await self._begun(book, request)
+            if begun is None:
+                return await endpoint.call(values)
+            if isinstance(begun, Answer):
+                return response_of_answer(begun)
+            route = route_of(request)
+            if id(route) not in routes:  # by id: a route need not have a hash
+                routes[id(route)] = route, Responses(route, is_coroutine=endpoint.is_coroutine)
+            running = _Running(begun, request, routes[id(route)][1])
+            return await self._shielded(running.run(endpoint, values, beginnings))
+
+        protected.__signature__ = endpoint.signature  # type: ignore[attr-defined]
+        setattr(protected, MARK, book.choices)
+        return cast("F", protected)
+
+    async def _begun(self, book: Rulebook, request: Request) -> AsyncExchange | Answer | None:
+        if request.method not in book.choices.methods:
+            return None
+        body = Body(request, book.max_body)
+        return await self._door.begin(book, body.request, body.read)
+
+    async def _shielded(self, running: Coroutine[Any, Any, Response]) -> Response:
+        task = asyncio.create_task(running)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Waited for: the dependencies of a running endpoint must not be closed under it. AnyIO
+            # cancels again and again, hence its own shield; a second cancellation by others counts.
+            task.add_done_callback(_tell)
+            with CancelScope(shield=True):
+                await asyncio.wait((task,))
+            raise
+
+
+def _tell(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more: an error is only logged."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("a request whose client had gone raised", exc_info=task.exception())
+
+
+class _Running:
+    """One request whose endpoint runs."""
+
+    def __init__(self, exchange: AsyncExchange, request: Request, responses: Responses) -> None:
+        self._exchange, self._request, self._responses = exchange, request, responses
+
+    async def run(
+        self, endpoint: Endpoint, values: dict[str, Any], beginnings: Response
+    ) -> Response:
+        """Run the endpoint, and record its answer or its error."""
+        self._exchange.enter()
+        try:
+            try:
+                value = await endpoint.call(values)
+            except HTTPException as error:
+                return await self._refused(error)
+            response = await self._responses.of(value, beginnings)
+            return await self._recorded(response)
+        except BaseException as error:
+            if not self._exchange.ended:
+                await self._exchange.raised(error)
+            raise
+
+    async def _recorded(self, response: Response) -> Response:
+        response, instead = await self._record(response)
+        return response if instead is None else response_of_answer(instead)
+
+    async def _refused(self, error: HTTPException) -> Response:
+        """Record an answer that is raised; it goes on its way, past the dependencies."""
+        keeping = self._exchange.book.keeping(error.status_code)
+        if keeping == "store":
+            response = await response_of_error(self._request, error)
+            if response is not None:
+                _, instead = await self._record(response)
+                if instead is not None:
+                    return response_of_answer(instead)
+        elif keeping != "failure":
+            await self._exchange.answered(error.status_code, (), b"")
+        raise error
+
+    async def _record(self, response: Response) -> tuple[Response, Answer | None]:
+        """Save a response; gives what is to be sent, and what else if another attempt took over."""
+        book, lines = self._exchange.book, response.raw_headers
+        lines[:] = book.first(lines)
+        if is_event_stream(lines):
+            await self._exchange.unprotected()
+            lines.append(UNPROTECTED)
+            return response, None
+        response, body = await read(response, self._request, book.max_response)
+        instead = await self._exchange.answered(response.status_code, response.raw_headers, body)
+        return response, instead

@@ -1,0 +1,95 @@
+"""What OpenAPI says of protected endpoints: the key's header, and the answers that are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import fastapi.routing
+from fastapi import FastAPI
+
+from semel.http.options import Choices
+from semel.http.problems import PROBLEMS
+
+MARK: Final = "semel_choices"
+"""The attribute by which a decorated function is known."""
+
+_MEDIA_TYPE: Final = "application/problem+json"
+_SCHEMA: Final = "IdempotencyProblem"
+_TOLD: Final = (
+    "key_missing",
+    "invalid_key",
+    "identity_missing",
+    "concurrent_request",
+    "duplicate_request",
+    "outcome_unknown",
+    "body_too_large",
+    "payload_mismatch",
+    "store_error",
+)
+"""The problems that a client should know of."""
+
+_PROBLEM: Final = {
+    "title": "Idempotency problem (RFC 9457)",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "detail", "code"],
+}
+
+
+def document(app: FastAPI) -> None:
+    """Let the application's OpenAPI tell of its protected endpoints."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = made()
+        for route in _routes(app):
+            choices: Choices | None = getattr(route.endpoint, MARK, None)
+            if choices is None:
+                continue
+            operations = schema.get("paths", {}).get(route.path_format, {})
+            for method in route.methods & choices.methods:
+                if method.lower() in operations:
+                    _describe(operations[method.lower()], choices)
+                    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+                    schemas[_SCHEMA] = _PROBLEM
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
+
+
+def _routes(app: FastAPI) -> Iterable[Any]:
+    """Give the routes, those of included routers with their whole paths."""
+    whole = getattr(fastapi.routing, "iter_route_contexts", None)
+    routes = app.routes if whole is None else whole(app.routes)
+    return (route for route in routes if getattr(route, "endpoint", None) is not None)
+
+
+def _describe(operation: dict[str, Any], choices: Choices) -> None:
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "header" and parameter["name"] == choices.header:
+            parameter["required"] = choices.required
+    for status, title in _answers(choices).items():
+        answer = operation["responses"].setdefault(str(status), {"description": title})
+        schema = {"$ref": f"#/components/schemas/{_SCHEMA}"}
+        answer.setdefault("content", {})[_MEDIA_TYPE] = {"schema": schema}
+
+
+def _answers(choices: Choices) -> dict[int, str]:
+    """Give the statuses of our answers, each with its titles."""
+    titles: dict[int, list[str]] = {}
+    for code in _TOLD:
+        if (code == "key_missing" and not choices.required) or (
+            code == "identity_missing" and choices.tenant is None
+        ):
+            continue
+        words, known = choices.problems.get(code, {}), PROBLEMS[code]
+        told = titles.setdefault(words.get("status", known.status), [])
+        told.append(words.get("title", known.title))
+    return {status: "; ".join(told) for status, told in titles.items()}

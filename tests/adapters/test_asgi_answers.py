@@ -1,0 +1,358 @@
+"""What the middleware does with answers that are not simply sent: streams, too much, misuse."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
+
+from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
+from semel import AsyncIdempotency
+from semel.adapters.asgi import IdempotencyMiddleware
+
+
+@pytest.fixture
+async def engine():
+    async with AsyncIdempotency("memory://") as engine:
+        yield engine
+
+
+class By:
+    """An application out of a function of scope, receive and send; it has a life and counts."""
+
+    def __init__(self, answer) -> None:
+        self._answer = answer
+        self.runs = 0
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            self.runs += 1
+            await self._answer(scope, receive, send)
+
+
+def start(*lines, status=200):
+    return {"type": "http.response.start", "status": status, "headers": list(lines)}
+
+
+def part(body=b"", *, more=False):
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+class Server:
+    """A server by hand, where a real one would not do what is needed."""
+
+    def __init__(self, app, **scope) -> None:
+        self._app = app
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"idempotency-key", b"k")],
+            **scope,
+        }
+        self.sent = []
+        self.incoming = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive(self):
+        if self.incoming:
+            return self.incoming.pop(0)
+        return await asyncio.Event().wait()
+
+    async def send(self, message) -> None:
+        self.sent.append(message)
+
+    async def run(self) -> bytes:
+        await self._app(self.scope, self.receive, self.send)
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+async def test_4_a_websocket_passes_through(engine):
+    seen = []
+
+    async def answer(scope, receive, send):
+        seen.append((scope, receive, send))
+
+    server = Server(IdempotencyMiddleware(By(answer), engine, required=True), type="websocket")
+    await server.run()
+    assert seen == [(server.scope, server.receive, server.send)]
+
+
+async def test_a_streamed_answer_is_replayed_whole(engine):
+    async def answer(scope, receive, send):
+        async def chunks():
+            for chunk in ("a", "b", "c"):
+                yield chunk
+
+        await StreamingResponse(chunks(), media_type="text/plain")(scope, receive, send)
+
+    app = By(answer)
+    async with served(IdempotencyMiddleware(app, engine)) as client:
+        answers = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert [each.text for each in answers] == ["abc", "abc"]
+    assert app.runs == 1
+
+
+@pytest.mark.parametrize("chunks", [[b"x" * 11], [b"x" * 4] * 3])
+async def test_an_answer_above_the_limit_reaches_its_first_caller_and_is_omitted_after(
+    engine, chunks
+):
+    async def answer(scope, receive, send):
+        await send(start(status=201))
+        for chunk in chunks[:-1]:
+            await send(part(chunk, more=True))
+        await send(part(chunks[-1]))
+
+    app = By(answer)
+    async with served(IdempotencyMiddleware(app, engine, max_response=10)) as client:
+        first, again = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert first.content == b"".join(chunks)
+    assert (again.status_code, again.json()["code"]) == (201, "result_omitted")
+    assert replayed(again)
+    assert app.runs == 1
+
+
+async def test_an_answer_above_the_limit_flows_as_it_comes(engine):
+    arrived = asyncio.Event()
+
+    async def answer(scope, receive, send):
+        await send(start())
+        await send(part(b"x" * 6, more=True))
+        await send(part(b"x" * 6, more=True))
+        await arrived.wait()
+        await send(part(b"y", more=True))
+        await send(part(b"z"))
+
+    app = By(answer)
+    async with (
+        served(IdempotencyMiddleware(app, engine, max_response=10)) as client,
+        client.stream("POST", "/", headers=keyed()) as first,
+    ):
+        chunks = first.aiter_raw()
+        assert await anext(chunks) == b"x" * 12
+        arrived.set()
+        assert b"".join([chunk async for chunk in chunks]) == b"yz"
+        again = await client.post("/", headers=keyed())
+    assert again.json()["code"] == "result_omitted"
+
+
+async def test_a_stream_of_events_is_live_and_marked_and_hears_that_its_client_has_gone(engine):
+    ended = []
+
+    async def answer(scope, receive, send):
+        async def events():
+            try:
+                while True:
+                    yield "data: tick\n\n"
+                    await asyncio.sleep(0.01)
+            finally:
+                ended.append(True)
+
+        await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
+
+    app = By(answer)
+    async with served(IdempotencyMiddleware(app, engine)) as client:
+        for _ in range(2):
+            async with client.stream("POST", "/", headers=keyed()) as live:
+                assert live.headers["idempotent-unprotected"] == "stream"
+                assert await anext(live.aiter_text()) == "data: tick\n\n"
+        await eventually(lambda: len(ended) == 2)
+    assert app.runs == 2
+
+
+async def test_a_stream_of_events_hears_that_it_cannot_be_sent(engine):
+    heard = []
+
+    async def answer(scope, receive, send):
+        await send(start((b"Content-Type", b"text/event-stream; charset=utf-8")))
+        try:
+            await send(part(b"data: 1\n\n", more=True))
+        except OSError as error:
+            heard.append(error)
+
+    class Cut(Server):
+        async def send(self, message):
+            if message["type"] == "http.response.body":
+                raise OSError("nobody there")
+
+    await Cut(IdempotencyMiddleware(By(answer), engine)).run()
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("size", [3, 30])
+async def test_a_client_that_cannot_be_reached_is_no_reason_to_stop(engine, size):
+    ended = []
+
+    async def answer(scope, receive, send):
+        await send(start())
+        await send(part(b"x" * size, more=True))
+        await send(part(b"y" * size))
+        ended.append(True)
+
+    class Cut(Server):
+        async def send(self, message):
+            raise OSError("nobody there")
+
+    app = By(answer)
+    door = IdempotencyMiddleware(app, engine, max_response=10)
+    await Cut(door).run()
+    assert ended == [True]
+    again = Server(door)
+    await again.run()
+    assert app.runs == 1
+    assert (b"Idempotent-Replayed", b"true") in again.sent[0]["headers"]
+
+
+async def test_ways_to_answer_past_the_middleware_are_not_offered(engine, tmp_path):
+    """23: an application is not offered what could not be stored; the rest is left."""
+    (tmp_path / "file").write_bytes(b"the content")
+    extensions = {
+        name: {}
+        for name in (
+            "http.response.pathsend",
+            "http.response.zerocopysend",
+            "http.response.trailers",
+            "http.response.early_hint",
+        )
+    }
+
+    async def answer(scope, receive, send):
+        scope["seen"] = scope["extensions"]
+        if "http.response.early_hint" in scope["extensions"]:
+            await send({"type": "http.response.early_hint", "links": [b"</a>"]})
+        await FileResponse(tmp_path / "file")(scope, receive, send)
+
+    door = IdempotencyMiddleware(By(answer), engine)
+    first = Server(door, extensions=extensions)
+    assert await first.run() == b"the content"
+    assert first.scope["seen"] == {"http.response.early_hint": {}}
+    assert first.sent[0]["type"] == "http.response.early_hint"
+    assert await Server(door, extensions=extensions).run() == b"the content"
+
+
+async def test_trailers_are_not_offered_on_http_2(engine):
+    async def answer(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        await PlainTextResponse(" ".join(sorted(scope["extensions"])))(scope, receive, send)
+
+    async with served(IdempotencyMiddleware(By(answer), engine), "hypercorn-h2") as client:
+        bare = await client.post("/")
+        guarded = await client.post("/", headers=keyed())
+    assert "http.response.trailers" in bare.text.split()
+    assert guarded.text.split() == [
+        name for name in bare.text.split() if name != "http.response.trailers"
+    ]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [start()], [part(b"too early")]],
+    ids=["nothing", "only the beginning", "a body without a beginning"],
+)
+async def test_an_application_that_does_not_answer_leaves_no_stuck_key(engine, messages):
+    good = []
+
+    async def answer(scope, receive, send):
+        for message in good or messages:
+            await send(message)
+
+    app = By(answer)
+    async with served(IdempotencyMiddleware(app, engine)) as client:
+        first = await client.post("/", headers=keyed())
+        good += [start(), part(b"good")]
+        again = await client.post("/", headers=keyed())
+    assert (first.status_code, again.text) == (500, "good")
+
+
+@pytest.mark.parametrize(("size", "code"), [(1, "lease_lost"), (20, None)])
+async def test_an_answer_whose_key_was_taken_away_is_not_given(engine, size, code):
+    """Unless its first part is out already."""
+
+    async def answer(scope, receive, send):
+        await engine.forget("k", scope="http")
+        await send(start(status=201))
+        await send(part(b"x" * size, more=True))
+        await send(part(b"y"))
+
+    door = IdempotencyMiddleware(By(answer), engine, max_response=10)
+    async with served(door) as client:
+        first = await client.post("/", headers=keyed())
+    if code is None:
+        assert first.text == "x" * size + "y"
+    else:
+        assert (first.status_code, first.json()["code"]) == (409, code)
+
+
+async def test_after_its_answer_an_application_hears_that_the_request_is_over(engine):
+    heard = []
+
+    async def answer(scope, receive, send):
+        await receive()
+        waiting = asyncio.create_task(receive())
+        await send(start())
+        await send(part())
+        heard.append(await waiting)
+
+    await Server(IdempotencyMiddleware(By(answer), engine)).run()
+    assert heard == [{"type": "http.disconnect"}]
+
+
+async def test_a_body_without_a_key_passes_however_large_it_is(engine):
+    sizes = []
+
+    async def answer(scope, receive, send):
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size += len(message["body"])
+            more = message["more_body"]
+        sizes.append(size)
+        await send(start())
+        await send(part())
+
+    async def chunks():
+        for _ in range(4):
+            yield b"x" * 5
+
+    door = IdempotencyMiddleware(By(answer), engine, max_body=10)
+    async with served(door) as client:
+        await client.post("/", content=chunks())
+        refused = await client.post("/", content=chunks(), headers=keyed())
+    assert refused.status_code == 413
+    assert sizes == [20]
+
+
+async def test_a_body_that_was_read_for_its_key_is_given_to_the_application(engine):
+    bodies = []
+
+    async def answer(scope, receive, send):
+        bodies.append(await receive())
+        await send(start())
+        await send(part())
+
+    async with served(
+        IdempotencyMiddleware(By(answer), engine, header=None, key=lambda request, body: None)
+    ) as client:
+        await client.post("/", content=b"the body")
+    assert [message["body"] for message in bodies] == [b"the body"]
+
+
+async def test_a_request_that_was_never_whole_runs_nothing_and_takes_no_key(engine):
+    async def answer(scope, receive, send):
+        await send(start())
+        await send(part())
+
+    app = By(answer)
+    heads = "POST / HTTP/1.1", "Idempotency-Key: k", "Content-Length: 10"
+    async with served(IdempotencyMiddleware(app, engine)) as client:
+        await left(await begun(client, *heads, body=b"x"))
+        whole = await client.post("/", content=b"x", headers=keyed())
+    assert not replayed(whole)
+    assert app.runs == 1

@@ -1,0 +1,174 @@
+"""The middleware around real frameworks, on real servers, inside the layers that people use."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi import BackgroundTasks, FastAPI
+from litestar import Litestar, Response, post
+from litestar import Request as LitestarRequest
+from litestar.background_tasks import BackgroundTask as LitestarTask
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from adapters.asgi_serving import SERVERS, eventually, keyed, replayed, served
+from semel import AsyncIdempotency, Policy
+from semel.adapters.asgi import IdempotencyMiddleware
+
+PAYMENT = {"amount": 5}
+
+
+@pytest.fixture
+async def engine():
+    async with AsyncIdempotency("memory://") as engine:
+        yield engine
+
+
+class Shop:
+    """A handler, and what it did: one line when it runs, one when its background task does."""
+
+    def __init__(self) -> None:
+        self.runs: list[object] = []
+        self.after: list[object] = []
+
+    def pay(self, payment: object) -> dict[str, object]:
+        self.runs.append(payment)
+        return {"number": len(self.runs), "payment": payment}
+
+
+def bare(shop: Shop):
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            raise NotImplementedError("this application has no lifespan")
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message["body"]
+            more = message["more_body"]
+        answer = json.dumps(shop.pay(json.loads(body))).encode()
+        lines = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 201, "headers": lines})
+        await send({"type": "http.response.body", "body": answer})
+        shop.after.append("task")
+
+    return app
+
+
+def on_starlette(shop: Shop):
+    async def pay(request):
+        answer = shop.pay(await request.json())
+        return JSONResponse(answer, 201, background=BackgroundTask(shop.after.append, "task"))
+
+    return Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+
+
+def on_fastapi(shop: Shop):
+    app = FastAPI()
+
+    @app.post("/pay", status_code=201)
+    async def pay(payment: dict[str, int], tasks: BackgroundTasks) -> dict[str, object]:
+        tasks.add_task(shop.after.append, "task")
+        return shop.pay(payment)
+
+    return app
+
+
+def on_litestar(shop: Shop):
+    @post("/pay")
+    async def pay(request: LitestarRequest) -> Response[dict[str, object]]:
+        answer = shop.pay(await request.json())
+        return Response(answer, background=LitestarTask(shop.after.append, "task"))
+
+    return Litestar([pay])
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("framework", [bare, on_starlette, on_fastapi, on_litestar])
+async def test_a_retry_gets_the_same_answer_and_nothing_runs_twice(engine, framework, server):
+    shop = Shop()
+    protected = IdempotencyMiddleware(framework(shop), engine)
+    if framework is bare:
+        protected = IdempotencyMiddleware(framework(shop), "memory://")
+    async with served(protected, server) as client:
+        first, again = [await client.post("/pay", json=PAYMENT, headers=keyed()) for _ in range(2)]
+        other = await client.post("/pay", json={"amount": 6}, headers=keyed())
+        await eventually(lambda: shop.after)
+    assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
+    assert first.http_version == ("HTTP/2" if server == "hypercorn-h2" else "HTTP/1.1")
+    assert again.content == first.content
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert (replayed(first), replayed(again)) == (False, True)
+    assert shop.runs == [PAYMENT]
+    assert shop.after == ["task"]
+
+
+async def test_a_layer_inside_the_application_is_enough(engine):
+    shop = Shop()
+    app = on_starlette(shop)
+    app.add_middleware(IdempotencyMiddleware, idempotency=engine, include=["/pay"])
+    async with served(app) as client:
+        answers = [await client.post("/pay", json=PAYMENT, headers=keyed()) for _ in range(2)]
+        others = [await client.post("/other", headers=keyed("o")) for _ in range(2)]
+    assert [replayed(answer) for answer in answers] == [False, True]
+    assert [answer.status_code for answer in others] == [404, 404]
+
+
+async def test_a_layer_around_writes_its_own_lines_to_a_replay(engine):
+    around = [
+        Middleware(CORSMiddleware, allow_origins=["https://a.example", "https://b.example"]),
+        Middleware(GZipMiddleware, minimum_size=10),
+        Middleware(IdempotencyMiddleware, idempotency=engine),
+    ]
+    runs = []
+
+    async def pay(request):
+        runs.append(1)
+        return JSONResponse({"text": "long" * 100})
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])], middleware=around)
+    async with served(app) as client:
+        plain = keyed(Origin="https://a.example") | {"Accept-Encoding": "identity"}
+        first = await client.post("/pay", headers=plain)
+        packed = keyed(Origin="https://b.example") | {"Accept-Encoding": "gzip"}
+        again = await client.post("/pay", headers=packed)
+        once_more = await client.post("/pay", headers=plain)
+    assert runs == [1]
+    assert first.json() == again.json() == once_more.json()
+    assert again.headers.get_list("access-control-allow-origin") == ["https://b.example"]
+    assert once_more.headers.get_list("access-control-allow-origin") == ["https://a.example"]
+    assert again.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in once_more.headers
+    assert once_more.headers["content-length"] == first.headers["content-length"]
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("position", ["inside", "outside"])
+@pytest.mark.parametrize(("policy", "second"), [(Policy(), 201), (Policy(abandoned="hold"), 409)])
+async def test_a_handler_that_raises_leaves_no_stuck_key(engine, position, policy, second):
+    """17: on both sides of the framework's own error middleware."""
+    runs = []
+
+    async def pay(request):
+        runs.append(1)
+        if len(runs) == 1:
+            raise Broken
+        return JSONResponse({}, 201)
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    if position == "inside":
+        app.add_middleware(IdempotencyMiddleware, idempotency=engine, policy=policy)
+    else:
+        app = IdempotencyMiddleware(app, engine, policy=policy)
+    async with served(app) as client:
+        first, again = [await client.post("/pay", headers=keyed()) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (500, second)
+    assert len(runs) == (2 if second == 201 else 1)

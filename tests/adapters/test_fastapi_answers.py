@@ -1,0 +1,315 @@
+"""A decorated endpoint answers as FastAPI itself would, and its replay says the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, BackgroundTasks, FastAPI, Header, Request, Response
+from fastapi.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    StreamingResponse,
+)
+from pydantic import BaseModel, Field
+
+from adapters.asgi_serving import eventually, keyed, replayed, served
+from semel import AsyncIdempotency, current_attempt
+from semel.adapters.fastapi import Idempotent
+
+THIS_FILE = Path(__file__).read_text()
+
+
+class Receipt(BaseModel):
+    number: int = Field(serialization_alias="receiptNumber")
+    note: str | None = None
+    secret: str = "hidden"
+
+
+@pytest.fixture
+async def engine():
+    async with AsyncIdempotency("memory://") as engine:
+        yield engine
+
+
+async def model() -> Receipt:
+    return Receipt(number=1)
+
+
+def plain_model() -> Receipt:
+    return Receipt(number=1)
+
+
+async def wider_dict() -> dict[str, Any]:
+    return {"number": 2, "note": "n", "secret": "s", "more": "left out by the model"}
+
+
+async def text() -> str:
+    return "text"
+
+
+async def nothing():
+    return None
+
+
+async def anything():
+    return {"path": Path("a/b"), "list": [1, 2.5, None]}
+
+
+async def bytes_by_class() -> bytes:
+    return b"bytes"
+
+
+async def with_beginnings(response: Response) -> Receipt:
+    response.status_code = 203
+    response.headers["X-Own"] = "1"
+    response.set_cookie("session", "secret")
+    return Receipt(number=3)
+
+
+async def with_annotated(
+    told: Annotated[Response, "metadata"], request: Annotated[Request, "metadata"]
+) -> str:
+    told.headers["X-Method"] = request.method
+    return "annotated"
+
+
+async def response_of_its_own() -> Response:
+    return PlainTextResponse("own", 202, headers={"X-Twice": "1"})
+
+
+async def response_beside_beginnings(response: Response) -> Response:
+    response.headers["X-Ignored"] = "FastAPI ignores this"
+    return JSONResponse({"own": True})
+
+
+async def streamed() -> StreamingResponse:
+    async def chunks():
+        yield b"one "
+        yield "two"
+
+    return StreamingResponse(chunks(), media_type="text/plain")
+
+
+def streamed_from_a_thread() -> StreamingResponse:
+    return StreamingResponse(iter([b"one ", b"two"]))
+
+
+async def file() -> FileResponse:
+    return FileResponse(__file__, filename="test.py")
+
+
+async def redirect() -> RedirectResponse:
+    return RedirectResponse("/elsewhere")
+
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (model, {}),
+    (model, {"status_code": 201}),
+    (plain_model, {"response_model_exclude_none": True}),
+    (model, {"response_model_include": {"number"}}),
+    (model, {"response_model_exclude": {"secret"}, "response_model_by_alias": False}),
+    (model, {"response_model_exclude_unset": True}),
+    (model, {"response_model_exclude_defaults": True, "response_class": JSONResponse}),
+    (model, {"response_model": None}),
+    (wider_dict, {"response_model": Receipt}),
+    (text, {}),
+    (text, {"response_class": HTMLResponse}),
+    (nothing, {}),
+    (nothing, {"status_code": 204}),
+    (nothing, {"status_code": 204, "response_class": Response}),
+    (anything, {}),
+    (bytes_by_class, {"response_class": PlainTextResponse, "response_model": None}),
+    (with_beginnings, {}),
+    (with_annotated, {}),
+    (response_of_its_own, {}),
+    (response_beside_beginnings, {}),
+    (streamed, {}),
+    (streamed_from_a_thread, {}),
+    (file, {}),
+]
+
+
+def lines(answer) -> list[tuple[bytes, bytes]]:
+    return [line for line in answer.headers.raw if line[0] != b"date"]
+
+
+async def test_an_answer_is_what_fastapi_would_have_made(engine):
+    bare, guarded = FastAPI(), FastAPI()
+    idempotent = Idempotent(engine)
+    for number, (endpoint, options) in enumerate(CASES):
+        bare.post(f"/{number}", **options)(endpoint)
+        guarded.post(f"/{number}", **options)(idempotent(endpoint))
+    async with served(bare) as without, served(guarded) as client:
+        for number, (endpoint, options) in enumerate(CASES):
+            expected = await without.post(f"/{number}")
+            unkeyed = await client.post(f"/{number}")
+            first, again = [
+                await client.post(f"/{number}", headers=keyed(str(number))) for _ in range(2)
+            ]
+            case = f"{endpoint.__name__} {options}"
+            for answer in (unkeyed, first):
+                assert answer.status_code == expected.status_code, case
+                assert lines(answer) == lines(expected), case
+                assert answer.content == expected.content, case
+            assert replayed(again), case
+            assert again.status_code == first.status_code, case
+            assert again.content == first.content, case
+            assert "set-cookie" not in again.headers, case
+            never = {"set-cookie", "idempotent-replayed", "transfer-encoding", "content-length"}
+            stored = [line for line in first.headers.items() if line[0] not in {*never, "date"}]
+            given = [line for line in again.headers.items() if line[0] not in {*never, "date"}]
+            assert given == stored, case
+
+
+async def test_a_redirection_is_stored_on_request(engine):
+    app = FastAPI()
+    app.post("/")(Idempotent(engine, stored=lambda status: status < 400)(redirect))
+    async with served(app) as client:
+        answers = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [307, 307]
+    assert answers[1].headers["location"] == "/elsewhere"
+    assert replayed(answers[1])
+
+
+async def test_routers_complete_a_route(engine):
+    """The class of its answers, its path and its dependencies come from the routers around it."""
+    app, outer, inner = FastAPI(), APIRouter(prefix="/outer"), APIRouter(prefix="/inner")
+    inner.post("/text")(Idempotent(engine)(text))
+    outer.include_router(inner, default_response_class=HTMLResponse)
+    app.include_router(outer)
+    async with served(app) as client:
+        first, again = [await client.post("/outer/inner/text", headers=keyed()) for _ in range(2)]
+    assert first.headers["content-type"] == "text/html; charset=utf-8"
+    assert again.headers["content-type"] == "text/html; charset=utf-8"
+    assert (first.text, again.text, replayed(again)) == ("text", "text", True)
+
+
+async def test_one_endpoint_on_two_routes_answers_as_each_of_them(engine):
+    app = FastAPI()
+    endpoint = Idempotent(engine, separate_routes=True)(text)
+    app.post("/json")(endpoint)
+    app.post("/html", response_class=HTMLResponse)(endpoint)
+    async with served(app) as client:
+        answers = [await client.post(path, headers=keyed()) for path in ("/json", "/html") * 2]
+    assert [answer.text for answer in answers] == ['"text"', "text"] * 2
+    assert [replayed(answer) for answer in answers] == [False, False, True, True]
+
+
+async def test_a_function_runs_in_a_thread_and_knows_its_attempt(engine):
+    app, seen = FastAPI(), []
+
+    @app.post("/")
+    @Idempotent(engine)
+    def pay(request: Request) -> str:
+        attempt = current_attempt()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            seen.append((attempt.key, request.method))
+        return "paid"
+
+    async with served(app) as client:
+        answers = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert [answer.json() for answer in answers] == ["paid", "paid"]
+    assert seen == [("k", "POST")]
+
+
+async def test_background_tasks_run_once_after_the_save(engine):
+    app, ran = FastAPI(), []
+    idempotent = Idempotent(engine)
+
+    async def saved(name: str) -> None:
+        record = await engine.peek(name, scope="http")
+        ran.append((name, record.state.name))
+
+    @app.post("/given")
+    @idempotent
+    async def given(tasks: BackgroundTasks) -> str:
+        tasks.add_task(saved, "given")
+        return "done"
+
+    @app.post("/own")
+    @idempotent
+    async def own() -> Response:
+        tasks = BackgroundTasks()
+        tasks.add_task(saved, "own")
+        return FileResponse(__file__, background=tasks)
+
+    async with served(app) as client:
+        for name in ("given", "own") * 2:
+            await client.post(f"/{name}", headers=keyed(name))
+        await eventually(lambda: len(ran) == 2)
+    assert ran == [("given", "SUCCEEDED"), ("own", "SUCCEEDED")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PlainTextResponse("x" * 30),
+        lambda: StreamingResponse(iter(["x" * 6] * 5), media_type="text/plain"),
+        lambda: FileResponse(__file__),
+    ],
+    ids=["text", "stream", "file"],
+)
+async def test_too_much_reaches_its_first_caller_and_is_omitted_after(engine, make):
+    app, runs = FastAPI(), []
+
+    @app.post("/", status_code=200)
+    @Idempotent(engine, max_response=10)
+    async def pay() -> Response:
+        runs.append(1)
+        return make()
+
+    async with served(app) as client:
+        first, again = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert first.text in {"x" * 30, THIS_FILE}
+    assert (again.status_code, again.json()["code"]) == (200, "result_omitted")
+    assert runs == [1]
+
+
+async def test_a_stream_of_events_is_live_and_marked(engine):
+    app, runs, go = FastAPI(), [], asyncio.Event()
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def listen() -> StreamingResponse:
+        runs.append(1)
+
+        async def events():
+            yield "data: 1\n\n"
+            await go.wait()
+            yield "data: 2\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async with served(app) as client:
+        for _ in range(2):
+            go.clear()
+            async with client.stream("POST", "/", headers=keyed()) as live:
+                texts = live.aiter_text()
+                assert await anext(texts) == "data: 1\n\n"
+                go.set()
+                assert await anext(texts) == "data: 2\n\n"
+            assert live.headers["idempotent-unprotected"] == "stream"
+    assert runs == [1, 1]
+
+
+async def test_a_replay_of_somebody_else_is_not_pretended(engine):
+    """21: the marker of a replay is ours alone."""
+    app = FastAPI()
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def pay(response: Response, idempotent_replayed: Annotated[str, Header()]) -> str:
+        response.headers["Idempotent-Replayed"] = idempotent_replayed
+        return "paid"
+
+    async with served(app) as client:
+        first = await client.post("/", headers=keyed() | {"Idempotent-Replayed": "true"})
+    assert (first.json(), replayed(first)) == ("paid", False)

@@ -1,0 +1,181 @@
+"""How the decorator is made, what OpenAPI says of it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel
+
+from adapters.asgi_serving import keyed, replayed, served
+from semel import AsyncIdempotency, ConfigError, Idempotency, StoreUnavailable
+from semel.adapters.fastapi import Idempotent
+
+
+class Payment(BaseModel):
+    amount: int
+
+
+@pytest.fixture
+async def engine():
+    async with AsyncIdempotency("memory://") as engine:
+        yield engine
+
+
+async def pay(payment: Payment) -> str:
+    """Pay."""
+    return "paid"
+
+
+async def pay_for(order: int, payment: Payment) -> str:
+    return f"paid for {order}"
+
+
+async def test_a_bad_option_is_told_of_when_the_door_is_made(engine):
+    with pytest.raises(ConfigError, match="include"):
+        Idempotent(engine, include=["/"])  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="max_body"):
+        Idempotent(engine, max_body=-1)
+    with pytest.raises(ConfigError, match="methods"):
+        Idempotent(engine)(methods=["GET"])(pay)
+    with pytest.raises(ConfigError, match="AsyncIdempotency"), Idempotency("memory://") as wrong:
+        Idempotent(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="an endpoint is needed, not str"):
+        Idempotent(engine)("/pay")  # type: ignore[type-var]
+
+
+async def test_an_endpoint_that_yields_is_refused(engine):
+    def rows():
+        yield 1
+
+    async def events():
+        yield 1
+
+    @wraps(events)
+    async def wrapped():
+        return events()
+
+    for endpoint in (rows, events, wrapped):
+        with pytest.raises(ConfigError, match="yields"):
+            Idempotent(engine)(endpoint)
+
+
+async def test_objects_and_wrapped_functions_are_endpoints_too(engine):
+    app = FastAPI()
+
+    class Paying:
+        async def __call__(self, payment: Payment) -> int:
+            return payment.amount
+
+    class Plain:
+        def __call__(self, request: Request, payment: Payment) -> str:
+            return f"{request.method} {payment.amount}"
+
+    @wraps(pay)
+    async def wrapped(**values: Any) -> str:
+        return await pay(**values)
+
+    idempotent = Idempotent(engine)
+    for path, endpoint in {"/object": Paying(), "/plain": Plain(), "/wrapped": wrapped}.items():
+        app.post(path, name=path)(idempotent(endpoint))
+    async with served(app) as client:
+        answers = [
+            await client.post(path, json={"amount": 3}, headers=keyed(path.strip("/")))
+            for path in ("/object", "/plain", "/wrapped") * 2
+        ]
+    assert [answer.json() for answer in answers] == [3, "POST 3", "paid"] * 2
+    assert [replayed(answer) for answer in answers] == [False] * 3 + [True] * 3
+
+
+async def test_25_openapi_shows_the_header_and_our_answers(engine):
+    app, router = FastAPI(), APIRouter(prefix="/more")
+    idempotent = Idempotent(engine)
+    words = {"payload_mismatch": {"status": 409, "title": "Another request"}}
+    needed = idempotent(required=True, tenant=str, problems=words)
+    app.post("/needed/{order}")(needed(pay_for))
+    free = idempotent(pay)
+    router.post("/free")(free)
+    router.get("/free")(free)
+    app.post("/query", include_in_schema=True)(idempotent(header=None, query="key")(pay))
+    app.post("/hidden", include_in_schema=False)(idempotent(pay))
+    app.post("/bare")(pay)
+    app.include_router(router)
+    idempotent.init_app(app)
+    async with served(app) as client:
+        schema = (await client.get("/openapi.json")).json()
+        assert (await client.get("/openapi.json")).json() == schema
+
+    def header(operation):
+        return [
+            (each["name"], each["required"])
+            for each in operation.get("parameters", ())
+            if each["in"] == "header"
+        ]
+
+    def ours(operation):
+        return {
+            status
+            for status, answer in operation["responses"].items()
+            if "application/problem+json" in answer.get("content", {})
+        }
+
+    paths = schema["paths"]
+    needed, free = paths["/needed/{order}"]["post"], paths["/more/free"]["post"]
+    assert header(needed) == [("Idempotency-Key", True)]
+    assert header(free) == [("Idempotency-Key", False)]
+    assert header(paths["/query"]["post"]) == header(paths["/bare"]["post"]) == []
+    assert ours(needed) == {"400", "401", "409", "413", "503"}
+    assert ours(free) == ours(paths["/query"]["post"]) == {"400", "409", "413", "422", "503"}
+    assert ours(paths["/more/free"]["get"]) == ours(paths["/bare"]["post"]) == set()
+    assert needed["responses"]["409"]["description"].endswith("Another request")
+    assert set(free["responses"]["422"]["content"]) == {
+        "application/json",
+        "application/problem+json",
+    }
+    assert set(schema["components"]["schemas"]["IdempotencyProblem"]["required"]) == {
+        "type",
+        "title",
+        "status",
+        "detail",
+        "code",
+    }
+    assert "/hidden" not in paths
+
+
+async def test_older_versions_of_fastapi_list_all_their_routes(engine, monkeypatch):
+    app = FastAPI()
+    idempotent = Idempotent(engine)
+    app.post("/pay")(idempotent(pay))
+    app.openapi()  # kept by the application, which needs what is taken away here
+    idempotent.init_app(app)
+    monkeypatch.delattr("fastapi.routing.iter_route_contexts", raising=False)
+    assert "409" in app.openapi()["paths"]["/pay"]["post"]["responses"]
+
+
+async def test_an_application_that_ends_closes_what_was_opened_for_it():
+    told = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        told.append("begun")
+        yield {"told": told}
+        told.append("ended")
+
+    app = FastAPI(lifespan=lifespan)
+    idempotent = Idempotent("memory://")
+    idempotent.init_app(app)
+
+    @app.post("/")
+    @idempotent
+    async def tell(request: Request) -> list[str]:
+        return request.state.told
+
+    async with served(app) as client:
+        assert (await client.post("/", headers=keyed())).json() == ["begun"]
+    assert told == ["begun", "ended"]
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await idempotent._door.engine.execute("k", asyncio.sleep)

@@ -1,0 +1,459 @@
+"""What comes before an endpoint and around it: dependencies, bodies, forms, errors, cancellations."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response, UploadFile
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
+
+from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
+from adapters.test_asgi_lives import Hasty, Impatient
+from semel import AsyncIdempotency, Policy
+from semel.adapters.fastapi import Idempotent
+
+
+class Payment(BaseModel):
+    amount: int
+
+
+@pytest.fixture
+async def engine():
+    async with AsyncIdempotency("memory://") as engine:
+        yield engine
+
+
+def codes(answers) -> list[int]:
+    return [answer.status_code for answer in answers]
+
+
+async def test_authorization_comes_first_also_before_a_replay(engine):
+    revoked: set[str] = set()
+    app, runs = FastAPI(), []
+
+    async def user(request: Request) -> str:
+        name = request.headers.get("user", "")
+        if not name or name in revoked:
+            raise HTTPException(401)
+        return name
+
+    @app.post("/pay", status_code=201)
+    @Idempotent(engine, tenant=lambda request: request.headers.get("user"))
+    async def pay(payment: Payment, name: Annotated[str, Depends(user)]) -> str:
+        runs.append(name)
+        return name
+
+    async with served(app) as client:
+
+        async def ask(name: str, amount: Any = 1):
+            given = keyed() | ({"user": name} if name else {})
+            return await client.post("/pay", json={"amount": amount}, headers=given)
+
+        answers = [await ask("ann"), await ask("ann"), await ask("bob"), await ask("")]
+        wrong = [await ask("ann", 2), await ask("cid", "much"), await ask("cid")]
+        revoked.add("ann")
+        after = await ask("ann")
+    assert codes(answers) == [201, 201, 201, 401]
+    assert [answer.json() for answer in answers[:3]] == ["ann", "ann", "bob"]
+    assert codes(wrong) == [422, 422, 201]
+    assert wrong[0].headers["content-type"] == "application/problem+json"
+    assert wrong[1].headers["content-type"] == "application/json"
+    assert after.status_code == 401
+    assert runs == ["ann", "bob", "cid"]
+
+
+async def test_every_endpoint_has_its_own_options_over_those_of_all(engine):
+    app = FastAPI()
+    idempotent = Idempotent(engine, required=True)
+
+    @app.put("/needed")
+    @idempotent(methods=["PUT"])
+    async def needed() -> str:
+        return "needed"
+
+    @app.api_route("/free", methods=["GET", "POST"])
+    @idempotent(required=False, replayed_header="X-Again")
+    async def free() -> str:
+        return "free"
+
+    async with served(app) as client:
+        missing = await client.put("/needed")
+        put = [await client.put("/needed", headers=keyed("p")) for _ in range(2)]
+        posts = [await client.post("/free", headers=keyed("f")) for _ in range(2)]
+        read = await client.get("/free", headers=keyed("g"))
+    assert (missing.status_code, missing.json()["code"]) == (400, "key_missing")
+    assert [replayed(answer) for answer in put] == [False, True]
+    assert [answer.headers.get("x-again") for answer in (*posts, read)] == [None, "true", None]
+
+
+async def test_a_dependency_may_give_what_looks_like_the_request(engine):
+    app = FastAPI()
+
+    async def other(request: Request) -> Request:
+        return Request({**request.scope, "method": "OTHER"})
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def pay(
+        first: Annotated[Request, Depends(other)],
+        request: Request,
+        second: Request = Depends(other),  # noqa: B008, FAST002 - the older way to say it
+    ) -> list[str]:
+        return [first.method, request.method, second.method]
+
+    async with served(app) as client:
+        answer = await client.post("/", headers=keyed())
+    assert answer.json() == ["OTHER", "POST", "OTHER"]
+
+
+async def test_an_endpoint_may_read_the_body_by_itself(engine):
+    app = FastAPI()
+    idempotent = Idempotent(engine, max_body=10)
+
+    @app.post("/body")
+    @idempotent
+    async def body(request: Request) -> str:
+        return (await request.body()).decode()
+
+    @app.post("/unread")
+    @idempotent
+    async def unread() -> str:
+        return "unread"
+
+    @app.post("/json")
+    @idempotent
+    async def parsed(payment: Payment) -> int:
+        return payment.amount
+
+    async def much():
+        for _ in range(3):
+            yield b"12345"
+
+    async with served(app) as client:
+        read = [await client.post("/body", content=b"123", headers=keyed("r")) for _ in range(2)]
+        other = await client.post("/unread", content=b"1", headers=keyed("u"))
+        differs = await client.post("/unread", content=b"2", headers=keyed("u"))
+        large = await client.post("/body", content=much(), headers=keyed("l"))
+        model = await client.post("/json", json={"amount": 10**9}, headers=keyed("j"))
+        await left(
+            await begun(
+                client, "POST /body HTTP/1.1", "Idempotency-Key: c", "Content-Length: 9", body=b"1"
+            )
+        )
+        assert await engine.peek("c", scope="http") is None
+    assert [(answer.json(), replayed(answer)) for answer in read] == [("123", False), ("123", True)]
+    assert codes([other, differs, large, model]) == [200, 422, 413, 413]
+
+
+async def test_a_request_that_ends_too_early_is_not_run(engine):
+    app, runs = FastAPI(), []
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def pay() -> str:
+        runs.append(1)
+        return "paid"
+
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "raw_path": b"/",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"idempotency-key", b"k")],
+        "http_version": "1.1",
+    }
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert runs == []
+
+
+async def test_14_forms_are_compared_by_their_parts(engine):
+    app, seen = FastAPI(), []
+
+    @app.post("/upload")
+    @Idempotent(engine, max_body=100)
+    async def upload(file: UploadFile, name: Annotated[str, Form()]) -> str:
+        content = (await file.read()).decode()
+        seen.append(content)
+        return f"{name}: {content}"
+
+    @app.post("/fields")
+    @Idempotent(engine, max_body=100)
+    async def fields(name: Annotated[str, Form()]) -> str:
+        return name
+
+    async with served(app) as client:
+
+        async def send(content: str = "the file", **more: Any):
+            asked = {"filename": "a.txt", "kind": "text/plain", "name": "n", "key": "k"} | more
+            part = asked["filename"], content.encode(), asked["kind"]
+            return await client.post(
+                "/upload",
+                files={"file": part},
+                data={"name": asked["name"]},
+                headers=keyed(asked["key"]),
+            )
+
+        first, again = await send(), await send()
+        different = [
+            await send("another"),
+            await send(filename="b.txt"),
+            await send(kind="text/html"),
+            await send(name="m"),
+        ]
+        large = await send("x" * 101, key="large")
+        plain = [
+            await client.post("/fields", data={"name": name}, headers=keyed("f"))
+            for name in ("a", "a", "b")
+        ]
+        parts = [
+            await client.post("/fields", files={"name": (None, name)}, headers=keyed("p"))
+            for name in ("a", "a", "b", "x" * 101)
+        ]
+    assert (first.json(), again.json(), replayed(again)) == ("n: the file", "n: the file", True)
+    assert codes(different) == [422] * 4
+    assert large.status_code == 413
+    assert codes(plain) == [200, 200, 422]
+    assert codes(parts) == [200, 200, 422, 413]
+    assert seen == ["the file"]
+
+
+class Declined(HTTPException):
+    pass
+
+
+def failing(engine, error, **options) -> tuple[FastAPI, list[str]]:
+    app, told = FastAPI(), []
+
+    async def session():
+        try:
+            yield
+        except HTTPException as seen:
+            told.append(f"dependency saw {seen.status_code}")
+            raise
+
+    @app.post("/")
+    @Idempotent(engine, **options)
+    async def pay(_: Annotated[None, Depends(session)]) -> str:
+        told.append("ran")
+        raise error()
+
+    return app, told
+
+
+async def posted(app: FastAPI, times: int = 2):
+    async with served(app) as client:
+        return [await client.post("/", headers=keyed()) for _ in range(times)]
+
+
+async def test_an_http_error_is_not_stored_and_its_dependencies_see_it(engine):
+    app, told = failing(engine, lambda: HTTPException(404, "no such order"))
+    answers = await posted(app)
+    assert codes(answers) == [404, 404]
+    assert answers[0].json() == {"detail": "no such order"}
+    assert told == ["ran", "dependency saw 404"] * 2
+
+
+@pytest.mark.parametrize("kind", ["default", "async", "plain", "status"])
+async def test_an_http_error_is_stored_on_request_as_the_application_words_it(engine, kind):
+    def declined() -> HTTPException:
+        return Declined(402, "declined", {"X-Why": "funds"})
+
+    app, told = failing(engine, declined, stored=lambda status: status == 402)
+    if kind == "async":
+
+        @app.exception_handler(Declined)
+        async def word(request: Request, error: Declined) -> Response:
+            return PlainTextResponse(f"sorry: {error.detail}", error.status_code)
+
+    if kind == "plain":
+
+        @app.exception_handler(HTTPException)
+        def word_plainly(request: Request, error: HTTPException) -> Response:
+            return PlainTextResponse("no", error.status_code)
+
+    if kind == "status":
+
+        @app.exception_handler(402)
+        async def word_by_status(request: Request, error: HTTPException) -> Response:
+            return PlainTextResponse("402!", 402)
+
+    first, again = await posted(app)
+    expected = {
+        "default": '{"detail":"declined"}',
+        "async": "sorry: declined",
+        "plain": "no",
+        "status": "402!",
+    }
+    assert (first.status_code, first.text) == (402, expected[kind])
+    assert (again.status_code, again.text, replayed(again)) == (402, expected[kind], True)
+    assert again.headers.get("x-why") == ("funds" if kind == "default" else None)
+    assert told == ["ran", "dependency saw 402"]
+
+
+async def test_an_http_error_that_nobody_answers_is_an_error_as_any_other(engine):
+    app, told = failing(engine, lambda: Declined(402), stored=lambda status: status == 402)
+
+    @app.exception_handler(Declined)
+    async def silent(request: Request, error: Declined) -> None:
+        return None
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"idempotency-key", b"k")],
+    }
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    for _ in range(2):
+        await app(scope.copy(), receive, None)
+    assert told == ["ran", "dependency saw 402"] * 2
+
+
+async def test_an_http_error_may_leave_the_outcome_unknown(engine):
+    app, _ = failing(
+        engine,
+        lambda: HTTPException(502),
+        stored=lambda status: "unknown" if status == 502 else False,
+        policy=Policy(abandoned="hold"),
+    )
+    first, again = await posted(app)
+    assert codes([first, again]) == [502, 409]
+    assert again.json()["code"] == "outcome_unknown"
+
+
+@pytest.mark.parametrize("error", [HTTPException(503), ArithmeticError("the sum")])
+async def test_the_policy_judges_what_an_endpoint_raises(engine, error):
+    judged = []
+
+    def judge(failure: BaseException) -> str:
+        judged.append(failure)
+        return "final"
+
+    app, _ = failing(engine, lambda: error, policy=Policy(failure=judge))
+    first, again = await posted(app)
+    assert (first.status_code, again.json()["code"]) == (
+        getattr(error, "status_code", 500),
+        "previous_failure",
+    )
+    assert judged == [error]
+
+
+async def test_a_value_that_is_no_answer_frees_the_key(engine):
+    app, runs = FastAPI(), []
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def pay() -> int:
+        runs.append(1)
+        return "many"  # type: ignore[return-value]
+
+    assert codes(await posted(app)) == [500, 500]
+    assert runs == [1, 1]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_an_answer_whose_key_was_taken_away_is_not_given(engine, raises):
+    app = FastAPI()
+
+    @app.post("/")
+    @Idempotent(engine, stored=lambda status: True)
+    async def pay() -> str:
+        await engine.forget("k", scope="http")
+        if raises:
+            raise HTTPException(404)
+        return "paid"
+
+    (answer,) = await posted(app, 1)
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
+
+
+class Slow:
+    """An application whose endpoint waits to be let on, with a dependency that is closed after."""
+
+    def __init__(self, engine: AsyncIdempotency, error: Exception | None = None) -> None:
+        self.told, self.go = [], asyncio.Event()
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI):
+            yield
+            asyncio.get_running_loop().call_later(0.05, self.go.set)
+
+        self.app = FastAPI(lifespan=lifespan)
+
+        async def session():
+            yield "session"
+            self.told.append("closed")
+
+        async def pay(_: Annotated[str, Depends(session)]) -> str:
+            self.told.append("begun")
+            await self.go.wait()
+            if error is not None:
+                raise error
+            self.told.append("paid")
+            return "paid"
+
+        self.idempotent = Idempotent(engine)
+        self.app.post("/")(self.idempotent(pay))
+
+
+@pytest.mark.parametrize("layer", [Impatient, Hasty])
+async def test_a_dependency_is_not_closed_under_a_cancelled_endpoint(engine, layer):
+    slow = Slow(engine)
+    around = layer(slow.app)
+    async with served(around) as client:
+        first = asyncio.create_task(client.post("/", headers=keyed()))
+        await eventually(lambda: slow.told)
+        around.enough.set()
+        await asyncio.sleep(0.05)  # cancelled by now, again and again
+        slow.go.set()
+        assert (await first).text == "too slow"
+        again = await client.post("/", headers=keyed())
+    assert replayed(again)
+    assert slow.told[:2] == ["begun", "paid"]
+
+
+async def test_an_endpoint_that_is_cancelled_twice_goes_on_by_itself(engine, caplog):
+    slow = Slow(engine, ArithmeticError("the sum"))
+    slow.idempotent.init_app(slow.app)
+
+    class Twice(Hasty):
+        async def __call__(self, scope, receive, send) -> None:
+            running = asyncio.create_task(self._app(scope, receive, send))
+            if scope["type"] == "http":
+                await self.enough.wait()
+                running.cancel()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                running.cancel()
+            await asyncio.wait((running,))
+            self.left = True
+
+    around = Twice(slow.app)
+    around.left = False
+    async with served(around) as client:
+        writer = await begun(client, "POST / HTTP/1.1", "Idempotency-Key: k", "Content-Length: 0")
+        await eventually(lambda: slow.told)
+        around.enough.set()
+        await eventually(lambda: around.left)
+        await left(writer)
+        assert "the sum" not in caplog.text
+    await eventually(lambda: "the sum" in caplog.text)
+    assert "a request whose client had gone raised" in caplog.text
