@@ -496,6 +496,14 @@ def reading(app, idem, before, **options):
     return app.test_client()
 
 
+def request_data():
+    request.get_data()
+
+
+def request_stream():
+    request.stream.read()
+
+
 FORM = {"a": "1", "b": "2"}
 
 
@@ -534,7 +542,7 @@ def test_a_form_that_was_parsed_before_is_compared(app, idem, form):
 
 
 def test_data_that_was_read_before_is_compared(app, idem):
-    client = reading(app, idem, lambda: request.get_data())
+    client = reading(app, idem, request_data)
     assert client.post("/", headers=KEY, data="raw").json["data"] == "raw"
     assert client.post("/", headers=KEY, data="raw").headers["Idempotent-Replayed"] == "true"
     assert client.post("/", headers=KEY, data="other").status_code == 422
@@ -551,7 +559,7 @@ def test_a_form_whose_data_was_kept_is_compared_raw(app, idem):
     assert client.post("/", headers=KEY, data=FORM).headers["Idempotent-Replayed"] == "true"
 
 
-@pytest.mark.parametrize("before", [lambda: request.form, lambda: request.get_data()])
+@pytest.mark.parametrize("before", [lambda: request.form, request_data])
 def test_the_cap_holds_for_what_was_read_before(app, idem, before):
     client = reading(app, idem, before, max_body=10)
     answer = client.post("/", headers=KEY, data=upload("x" * 100))
@@ -559,14 +567,14 @@ def test_the_cap_holds_for_what_was_read_before(app, idem, before):
 
 
 def test_the_cap_holds_for_a_body_of_unknown_length_that_was_read_before(app, idem):
-    client = reading(app, idem, lambda: request.get_data(), max_body=10)
+    client = reading(app, idem, request_data, max_body=10)
     told = {"environ_overrides": {"wsgi.input_terminated": True, "CONTENT_LENGTH": ""}}
     answer = client.post("/", headers=KEY, input_stream=io.BytesIO(b"x" * 100), **told)
     assert answer.json["code"] == "body_too_large"
 
 
 def test_a_body_that_nobody_kept_is_an_error_and_runs_nothing(app, idem):
-    client = reading(app, idem, lambda: request.stream.read())
+    client = reading(app, idem, request_stream)
     assert client.post("/", headers=KEY, data="raw").status_code == 500
     assert idem.peek("k", scope="http") is None
 

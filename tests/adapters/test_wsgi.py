@@ -145,18 +145,26 @@ def test_an_application_may_only_write(idem):
     assert post(door).body == post(door).body == b"written"
 
 
-def test_an_answer_that_fails_on_its_way_is_replaced_by_the_error_page(idem):
+def failing(*chunks):
+    """An application that has a page for its own errors."""
+
+    def answer(start_response):
+        start_response("200 OK", TEXT)
+        yield from chunks
+        raise OSError("broken")
+
     def app(environ, start_response):
         try:
-            start_response("200 OK", TEXT)
-            yield b"half of it"
-            raise OSError("broken")
+            yield from answer(start_response)
         except OSError:
             start_response("500 Broken", TEXT, sys.exc_info())
             yield b"sorry"
 
-    door = IdempotencyMiddleware(app, idem)
-    answer = post(door)
+    return app
+
+
+def test_an_answer_that_fails_on_its_way_is_replaced_by_the_error_page(idem):
+    answer = post(IdempotencyMiddleware(failing(b"half of it"), idem))
     assert (answer.status, answer.body) == (500, b"sorry")
     assert idem.peek("k", scope="http").state is State.FAILED
 
@@ -411,17 +419,8 @@ def test_a_large_answer_that_fails_on_its_way_is_a_failure(idem):
 
 
 def test_an_error_page_cannot_replace_what_is_sent_already(idem):
-    def app(environ, start_response):
-        try:
-            start_response("200 OK", TEXT)
-            yield b"x" * 30
-            yield b"y"
-            raise OSError("broken")
-        except OSError:
-            start_response("500 Broken", TEXT, sys.exc_info())
-            yield b"sorry"
-
-    answer = Answer(IdempotencyMiddleware(app, idem, max_response=25), environ())
+    door = IdempotencyMiddleware(failing(b"x" * 30, b"y"), idem, max_response=25)
+    answer = Answer(door, environ())
     with pytest.raises(OSError, match="broken"):
         answer.read()
     assert answer.status == 200
@@ -500,6 +499,16 @@ def test_of_an_endless_body_only_a_little_more_than_the_cap_is_read(idem):
 )
 def test_a_body_that_cannot_be_read_is_refused_before_the_claim(idem, told, status):
     assert post(IdempotencyMiddleware(echo, idem), **told).status == status
+    assert idem.peek("k", scope="http") is None
+
+
+def test_a_client_who_goes_away_while_it_sends_is_refused_before_the_claim(idem):
+    class Gone:
+        def read(self, size):
+            raise ConnectionResetError
+
+    told = {"CONTENT_LENGTH": "5", "wsgi.input": Gone()}
+    assert post(IdempotencyMiddleware(echo, idem), **told).status == 400
     assert idem.peek("k", scope="http") is None
 
 

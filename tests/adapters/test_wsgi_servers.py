@@ -27,8 +27,10 @@ def gunicorn(store):
     with socket.create_server((HOST, 0)) as listening:
         port, fd = listening.getsockname()[1], listening.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "gunicorn", "--bind", f"fd://{fd}", "--threads", "4"]
-            + ["--log-level", "warning", "adapters.wsgi_shop:made()"],
+            [
+                *(sys.executable, "-m", "gunicorn", "--bind", f"fd://{fd}", "--threads", "4"),
+                *("--log-level", "warning", "adapters.wsgi_shop:made()"),
+            ],
             cwd=TESTS,
             env={**os.environ, "SHOP_STORE": store, "PYTHONPATH": str(TESTS)},
             pass_fds=[fd],

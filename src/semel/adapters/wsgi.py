@@ -118,23 +118,26 @@ class Body:
         length = self._length()
         if length is not None and length > self._limit:
             raise Refusal("body_too_large")
-        source = self._environ["wsgi.input"]
-        wanted = self._limit + 1 if length is None else length
-        chunks: list[bytes] = []
-        size = 0
-        while size < wanted:
-            chunk = source.read(min(_CHUNK, wanted - size))
+        try:
+            content = self._up_to(self._limit + 1 if length is None else length)
+        except OSError:  # the client has gone, or its chunks are wrong
+            raise Refusal("body_incomplete") from None
+        if len(content) > self._limit:
+            raise Refusal("body_too_large")
+        if length is not None and len(content) < length:
+            raise Refusal("body_incomplete")
+        self._environ["wsgi.input"] = BytesIO(content)
+        return content
+
+    def _up_to(self, wanted: int) -> bytes:
+        source, chunks = self._environ["wsgi.input"], []
+        while wanted:
+            chunk = source.read(min(_CHUNK, wanted))
             if not chunk:
                 break
             chunks.append(chunk)
-            size += len(chunk)
-        if size > self._limit:
-            raise Refusal("body_too_large")
-        if length is not None and size < length:
-            raise Refusal("body_incomplete")
-        content = b"".join(chunks)
-        self._environ["wsgi.input"] = BytesIO(content)
-        return content
+            wanted -= len(chunk)
+        return b"".join(chunks)
 
     def _length(self) -> int | None:
         """The bytes to read; None = until the server says that it is all."""
