@@ -1,0 +1,227 @@
+"""The interceptor for `grpc.aio.server`, whose handlers are coroutines.
+
+A client that cancels, or whose deadline passes, cancels the call: a handler that runs under a key
+is a task of its own, so that neither it nor its save is cancelled with it. A plain handler runs in
+a thread, as without this interceptor, but in one of the loop's default threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeAlias, Unpack
+
+import grpc
+
+from semel.adapters.grpc.contexts import HandlerContext, PlainHandlerContext
+from semel.adapters.grpc.methods import MethodBooks
+from semel.adapters.grpc.options import CallView, InterceptorOptions
+from semel.adapters.grpc.registering import CheckingServer, is_streaming
+from semel.adapters.grpc.rulebook import (
+    REPLAYED,
+    STATUS,
+    Abort,
+    MethodBook,
+    Received,
+    Sent,
+    without_marker,
+)
+from semel.adapters.grpc.server import protected
+from semel.aio import AsyncIdempotency
+from semel.attempts import Attempt
+from semel.core.decide import Undone
+from semel.engine.call import Call
+from semel.errors import ConfigError, IdempotencyError
+from semel.events import logger
+from semel.http.rulebook import Refusal
+
+Running: TypeAlias = set[asyncio.Task[Any]]
+
+_CLOSING_PATIENCE: Final = 5.0
+
+
+class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
+    """Protects the unary calls that have a key, on a server for asyncio.
+
+    `await close()` lets running handlers end, and closes the engine if it was opened here.
+    """
+
+    def __init__(
+        self, idempotency: AsyncIdempotency | str, **options: Unpack[InterceptorOptions]
+    ) -> None:
+        self._opened_here = isinstance(idempotency, str)
+        engine = AsyncIdempotency(idempotency) if isinstance(idempotency, str) else idempotency
+        if not isinstance(engine, AsyncIdempotency):
+            raise ConfigError(
+                f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
+            )
+        self._engine = engine
+        self._books = MethodBooks(engine._rules, engine._key_rules.pattern, **options)
+        self._running: Running = set()
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: Any
+    ) -> Any:
+        """Put the protection around the handler of a call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        book = self._books.check(method, streaming=is_streaming(handler))
+        metadata = handler_call_details.invocation_metadata
+        if book is None or book.passes(metadata):
+            return handler
+        call = _Protected(self._engine, book, handler, metadata, self._running)
+        return protected(handler, call.run)
+
+    def checking(self, server: Any) -> Any:
+        """Give a server to register services on: a stream that needs a key is an error then."""
+        return CheckingServer(server, self._books)
+
+    async def close(self) -> None:
+        """Let running handlers end, and close the engine if it was opened here."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=_CLOSING_PATIENCE)
+        if self._opened_here:
+            await self._engine.close()
+
+
+class _Protected:
+    """The handler of one call, behind its key."""
+
+    def __init__(
+        self,
+        engine: AsyncIdempotency,
+        book: MethodBook,
+        handler: Any,
+        metadata: Any,
+        running: Running,
+    ) -> None:
+        self._engine, self._book, self._metadata = engine, book, metadata
+        self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
+        self._plain = not inspect.iscoroutinefunction(handler.unary_unary)
+        self._running = running
+
+    async def run(self, received: Received, context: Any) -> Any:
+        """Answer the call."""
+        begun = await self._begin(received, context)
+        if isinstance(begun, Sent):
+            context.set_trailing_metadata(((REPLAYED, "true"),))
+            return begun
+        if begun is None and not self._plain:
+            return await self._behaviour(received.message, context)
+        outcome = begun if isinstance(begun, Abort) else await self._kept(begun, received, context)
+        if isinstance(outcome, Abort):
+            await context.abort(outcome.code, outcome.details, outcome.trailers)
+        return outcome
+
+    async def _begin(
+        self, received: Received, context: Any
+    ) -> tuple[Call, Attempt] | Sent | Abort | None:
+        """Claim the key: run it, answer it with this, or (None) let it pass."""
+        book = self._book
+        try:
+            key = book.key(self._metadata, received)
+            if key is None:
+                return None
+            tenant = None
+            if book.choices.tenant is not None:
+                view = CallView(book.method, grpc.aio.Metadata(*self._metadata), context)
+                tenant = book.choices.tenant(view)
+                tenant = await tenant if inspect.isawaitable(tenant) else tenant
+            call = book.call(key, tenant, received)
+            attempt = await self._engine._begin(call)
+            if attempt.replayed:
+                return book.replay(attempt.result)
+        except (IdempotencyError, Refusal) as error:
+            return book.refusal(error)
+        return call, attempt
+
+    async def _kept(
+        self, begun: tuple[Call, Attempt] | None, received: Received, context: Any
+    ) -> Any:
+        """Run the handler so that nobody can cancel it; a thread could not be cancelled anyway."""
+        seen = HandlerContext(context)
+        task = asyncio.create_task(
+            self._unprotected(received.message, seen)
+            if begun is None
+            else self._protected(*begun, received.message, seen)
+        )
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            seen.detach()
+            task.add_done_callback(_tell)
+            raise
+
+    async def _unprotected(self, message: Any, seen: HandlerContext) -> Any:
+        try:
+            return await self._call(message, seen)
+        except grpc.aio.AbortError:
+            return seen.aborted
+
+    async def _protected(
+        self, call: Call, attempt: Attempt, message: Any, seen: HandlerContext
+    ) -> Any:
+        """Run the handler and record how it ended; gives its response, or what to abort with."""
+        response = None
+        try:
+            with attempt:
+                response = await self._call(message, seen)
+        except BaseException as error:
+            if seen.aborted is None or not isinstance(error, grpc.aio.AbortError):
+                await self._engine._failed(call, attempt, error)
+                raise
+        code, details, trailers = seen.end()
+        if code is not grpc.StatusCode.OK:
+            await self._ended(call, attempt, self._book.failed(code, details, trailers))
+            return response if seen.aborted is None else seen.aborted
+        return await self._answered(call, attempt, response, seen)
+
+    def _call(self, message: Any, seen: HandlerContext) -> Coroutine[Any, Any, Any]:
+        called: Coroutine[Any, Any, Any] = (
+            self._in_thread(message, seen) if self._plain else self._behaviour(message, seen)
+        )
+        return called
+
+    async def _in_thread(self, message: Any, seen: HandlerContext) -> Any:
+        plain = PlainHandlerContext(seen)
+        response = await asyncio.to_thread(self._behaviour, message, plain)
+        for callback in plain.callbacks:
+            callback()
+        return response
+
+    async def _answered(
+        self, call: Call, attempt: Attempt, response: Any, seen: HandlerContext
+    ) -> Any:
+        trailers = without_marker(seen.trailing_metadata())
+        if trailers is not None:
+            seen.set_trailing_metadata(trailers)
+        ended = self._book.answered(response, self._serialize)
+        if isinstance(ended, Undone):
+            await self._engine._failed(call, attempt, ended)
+            seen.set_trailing_metadata((*seen.trailing_metadata(), (STATUS, "not-stored")))
+            return response
+        try:
+            await self._engine._succeeded(call, attempt, ended)
+        except IdempotencyError as error:  # another attempt took over: its answer counts
+            return self._book.refusal(error)
+        return response
+
+    async def _ended(self, call: Call, attempt: Attempt, ended: bytes | Undone) -> None:
+        """Record a code other than OK."""
+        if isinstance(ended, Undone):
+            await self._engine._failed(call, attempt, ended)
+        else:
+            with suppress(IdempotencyError):  # the client hears of this end, stored or not
+                await self._engine._succeeded(call, attempt, ended)
+
+
+def _tell(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more: an error is only logged."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("a call whose client had gone raised", exc_info=task.exception())

@@ -1,0 +1,129 @@
+"""What of an answer is stored, and what becomes of a key whose answer is not.
+
+OK with a protobuf message is stored: its bytes, no metadata. Other codes run again, unless a
+function says that they are stored; then code and details are, and the richer error model's status.
+Never stored, whatever a function says: what tells of the caller or of the moment (`NEVER`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, TypeAlias
+
+import grpc
+import msgspec
+from grpc import StatusCode
+
+from semel.core.decide import Undone
+from semel.errors import SerializationError
+from semel.events import logger
+from semel.http.storing import AnswerCodec
+
+StoredCodes: TypeAlias = Callable[[grpc.StatusCode], bool | Literal["unknown"]]
+"""Says of a code other than OK whether its answer is stored; "unknown" parks the key."""
+
+NEVER: Final = frozenset(
+    {
+        StatusCode.CANCELLED,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.UNAUTHENTICATED,
+        StatusCode.UNAVAILABLE,
+    }
+)
+
+_REFUSED: Final = frozenset(
+    {
+        StatusCode.ALREADY_EXISTS,
+        StatusCode.FAILED_PRECONDITION,
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.NOT_FOUND,
+        StatusCode.OUT_OF_RANGE,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.UNAUTHENTICATED,
+        StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Codes by which a handler refuses a call: nothing was done, so the key is free again."""
+
+STATUS_DETAILS: Final = "grpc-status-details-bin"
+"""The one trailer that is part of an error rather than of a connection."""
+
+_VERSION: Final = 1
+_CODES: Final[dict[int, StatusCode]] = {code.value[0]: code for code in StatusCode}
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[int, int, str, bytes | None, bytes | None]).decode
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An answer as it is stored; OK without a message: it could not be kept."""
+
+    code: StatusCode
+    details: str = ""
+    message: bytes | None = None
+    status_details: bytes | None = None
+
+
+class MessageCodec(AnswerCodec):
+    """Stores the packed bytes as they are."""
+
+    name = "grpc/1"
+
+
+def no_other_code(_: StatusCode) -> bool:
+    """The default: OK alone is stored."""
+    return False
+
+
+def packed(stored: Stored) -> bytes:
+    """Give the bytes that are stored."""
+    number = stored.code.value[0]
+    return _pack((_VERSION, number, stored.details, stored.message, stored.status_details))
+
+
+def unpacked(data: Any) -> Stored:
+    """Read stored bytes; anything else in their place is a typed error, and runs nothing."""
+    try:
+        version, number, details, message, status_details = _unpack(data)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise SerializationError("the stored answer cannot be read") from error
+    if version != _VERSION or number not in _CODES:
+        raise SerializationError(f"the stored answer has the format {version}, code {number}")
+    return Stored(_CODES[number], details, message, status_details)
+
+
+def failed(
+    code: StatusCode, details: object, trailers: Iterable[tuple[str, Any]], stored: StoredCodes
+) -> bytes | Undone:
+    """Say what becomes of the key after a code other than OK: what is stored, or how it ends."""
+    try:
+        choice = stored(code)
+    except Exception:  # noqa: BLE001 - the client's answer does not depend on it
+        logger.exception("the function that says which codes are stored raised for %s", code.name)
+        choice = False
+    told = f"answered with {code.name}"
+    if choice == "unknown":
+        return Undone(told, "unknown")
+    if choice and code not in NEVER:
+        status_details = next((value for name, value in trailers if name == STATUS_DETAILS), None)
+        return packed(Stored(code, text(details), status_details=status_details))
+    return Undone(told, "forget" if code in _REFUSED else None)
+
+
+def code_of(code: object) -> StatusCode:
+    """Read the code that a handler left, if any; what is no code at all travels as UNKNOWN."""
+    if code is None:
+        return StatusCode.OK
+    if isinstance(code, int):
+        return _CODES.get(code, StatusCode.UNKNOWN)
+    return code if isinstance(code, StatusCode) else StatusCode.UNKNOWN
+
+
+def text(details: object) -> str:
+    """Read the details of a status, which a server for threads keeps as bytes."""
+    if isinstance(details, bytes):
+        return details.decode(errors="replace")
+    return details if isinstance(details, str) else ""
