@@ -41,9 +41,13 @@ class AsyncExecutor(Protocol):
 class AsyncSQLStore:
     """A store for asyncio: the same verbs, awaited."""
 
-    def __init__(self, verbs: Dialect, executor: AsyncExecutor) -> None:
+    def __init__(
+        self, verbs: Dialect, executor: AsyncExecutor, upkeep: AsyncExecutor | None = None
+    ) -> None:
         self._verbs = verbs
         self._executor = executor
+        self._upkeep = executor if upkeep is None else upkeep
+        """Runs what can wait, beside the calls where the database gains by that."""
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
@@ -104,6 +108,8 @@ class AsyncSQLStore:
 
     async def close(self) -> None:
         """Release what this store opened itself."""
+        if self._upkeep is not self._executor:
+            await self._upkeep.close()
         await self._executor.close()
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
@@ -150,7 +156,9 @@ class AsyncSQLStore:
 
     async def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
-        return await self._run(self._verbs.purge(limit, abandoned_after))
+        purging = self._verbs.purge(limit, abandoned_after)
+        removed: int = all_or_error(await self._upkeep.run([purging]))[0]
+        return removed
 
     async def counts(self) -> Counts:
         """Count the records by state."""

@@ -63,16 +63,18 @@ class SQLiteStore(SQLStore):
         clock: Callable[[], float] = time.time,
     ) -> None:
         records = SQLiteTable(table, prefix, clock)
+        upkeep = None
         if connection is None and path is not None:
             source: FileSource | GivenSource = FileSource(
                 path, records, timeout=timeout, synchronous=synchronous, trace=trace
             )
+            upkeep = Combiner(Session(source.for_upkeep()), timeout)
         elif connection is not None and path is None:
             source = GivenSource(connection, records, timeout=timeout)
         else:
             raise ConfigError("an SQLite store takes a path or a connection, one of them")
         self._records = records
-        super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout))
+        super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout), upkeep)
 
     def migrate(self) -> int:
         """Make the table, as any first call does too, and return its version."""
@@ -102,7 +104,11 @@ class AsyncSQLiteStore(AsyncSQLStore):
     ) -> None:
         records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
-        super().__init__(SQLiteVerbs(records), Writer(Session(source), timeout))
+        super().__init__(
+            SQLiteVerbs(records),
+            Writer(Session(source), timeout),
+            Writer(Session(source.for_upkeep()), timeout),
+        )
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

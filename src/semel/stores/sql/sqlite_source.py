@@ -27,6 +27,9 @@ sleep longer and longer, and miss moments in which the lock is free."""
 
 RETRY_WAL = 0.01
 
+LOG_PAGES, UPKEEP_LOG_PAGES = 1000, 250
+"""The commit that finds so many pages in the log writes them back; 1000 is SQLite's own number."""
+
 
 class FileSource:
     """A database file, opened when it is needed and closed by the store."""
@@ -39,6 +42,7 @@ class FileSource:
         timeout: float,
         synchronous: str,
         trace: Trace | None,
+        log_pages: int = LOG_PAGES,
     ) -> None:
         self.place = _checked(path)
         self.timeout = timeout
@@ -47,6 +51,22 @@ class FileSource:
         self._synchronous = synchronous.upper()
         self._table = table
         self._trace = trace
+        self._log_pages = log_pages
+
+    def for_upkeep(self) -> FileSource:
+        """The same file, for work that can wait.
+
+        Nobody relies on its commits, so they are not synced; and it writes the log back long before
+        a commit of the others would have to stop and do so.
+        """
+        return FileSource(
+            self.place,
+            self._table,
+            timeout=self.timeout,
+            synchronous="NORMAL",
+            trace=self._trace,
+            log_pages=UPKEEP_LOG_PAGES,
+        )
 
     def connect(self) -> sqlite3.Connection:
         """Open the file in WAL mode, with the table in it."""
@@ -59,6 +79,7 @@ class FileSource:
         try:
             self._use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {self._log_pages}")
             ensure_table(connection, self._table)
             connection.execute(f"PRAGMA busy_timeout = {ASK_AGAIN_MS}")
         except BaseException:

@@ -41,9 +41,11 @@ class Executor(Protocol):
 class SQLStore:
     """A store for threads."""
 
-    def __init__(self, verbs: Dialect, executor: Executor) -> None:
+    def __init__(self, verbs: Dialect, executor: Executor, upkeep: Executor | None = None) -> None:
         self._verbs = verbs
         self._executor = executor
+        self._upkeep = executor if upkeep is None else upkeep
+        """Runs what can wait, beside the calls where the database gains by that."""
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
@@ -104,6 +106,8 @@ class SQLStore:
 
     def close(self) -> None:
         """Release what this store opened itself."""
+        if self._upkeep is not self._executor:
+            self._upkeep.close()
         self._executor.close()
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
@@ -150,7 +154,9 @@ class SQLStore:
 
     def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
-        return self._run(self._verbs.purge(limit, abandoned_after))
+        purging = self._verbs.purge(limit, abandoned_after)
+        removed: int = all_or_error(self._upkeep.run([purging]))[0]
+        return removed
 
     def counts(self) -> Counts:
         """Count the records by state."""
