@@ -33,6 +33,7 @@ GROUPS = (
     "overhead",
     "renewal",
     "imports",
+    "web",
 )
 
 

@@ -50,7 +50,7 @@ def _framework(name: str, effort: Effort) -> Section:
     lanes = [one for one in FRAMEWORKS[name] if one not in packages or version_of(packages[one])]
     with backends.redis_server() as redis, ExitStack() as stack:
         generator, server = _cores()
-        _pin(redis.pid, generator)
+        _pin(redis.process.pid, generator)
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, generator)
         try:
@@ -166,6 +166,11 @@ class Load:
             connection.transport.close()
 
 
+def _is_whole(head: bytes, body: bytes) -> bool:
+    length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+    return len(body) >= int(length) if length else body.endswith(b"0\r\n\r\n")
+
+
 class Connection(asyncio.Protocol):
     """One connection; reads just enough of an answer to know that it is whole."""
 
@@ -201,7 +206,7 @@ class Connection(asyncio.Protocol):
         if not lowered.startswith(b"http/1.1 201"):
             self._end.set_exception(AssertionError(head.decode()))
             return
-        if len(body) < int(lowered.partition(b"content-length:")[2].partition(b"\r\n")[0]):
+        if not _is_whole(lowered, body):
             return
         self.marked += b"idempoten" in lowered and b"replay" in lowered
         self._read = b""

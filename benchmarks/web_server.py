@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-ANSWER = {"number": 1, "state": "charged", "receipt": "x" * 60}
+ANSWER: dict[str, Any] = {"number": 1, "state": "charged", "receipt": "x" * 60}
 
 
 def starlette_app() -> Any:
@@ -81,7 +81,7 @@ def main() -> None:
         app = protected(starlette_app() if framework == "starlette" else fastapi_app(), lane, redis)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
         print(listening.getsockname()[1], flush=True)
-        config = uvicorn.Config(app, log_level="error", access_log=False, http="httptools")
+        config = uvicorn.Config(app, log_level="error", access_log=False)
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -30,6 +30,7 @@ NEEDS = {
     "overhead": (),
     "renewal": (redis.binary, postgres.binaries),
     "imports": (),
+    "web": (redis.binary,),
 }
 """What a group cannot do without; asking for it skips the test where it is not here."""
 

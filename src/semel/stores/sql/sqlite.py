@@ -65,10 +65,9 @@ class SQLiteStore(SQLStore):
         records = SQLiteTable(table, prefix, clock)
         upkeep = None
         if connection is None and path is not None:
-            source: FileSource | GivenSource = FileSource(
-                path, records, timeout=timeout, synchronous=synchronous, trace=trace
-            )
-            upkeep = Combiner(Session(source.for_upkeep()), timeout)
+            file = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
+            source: FileSource | GivenSource = file
+            upkeep = Combiner(Session(file.for_upkeep()), timeout)
         elif connection is not None and path is None:
             source = GivenSource(connection, records, timeout=timeout)
         else:
