@@ -127,9 +127,11 @@ class _Protected:
             key = book.key(self._metadata, received)
             if key is None:
                 return None
-            tenant = book.choices.tenant
-            view = CallView(book.method, grpc.aio.Metadata(*self._metadata), context)
-            call = book.call(key, None if tenant is None else tenant(view), received)
+            tenant = None
+            if book.choices.tenant is not None:
+                view = CallView(book.method, grpc.aio.Metadata(*self._metadata), context)
+                tenant = book.choices.tenant(view)
+            call = book.call(key, tenant, received)
             attempt = self._engine._begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)
