@@ -99,7 +99,7 @@ class Choices:
         self.secret = _secret(secret)
         self.policy = _policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored = _function("stored", stored)
+        self.stored: StoredCodes = _function("stored", stored) or no_other_code
         self.max_request = _size("max_request", max_request)
         self.max_response = _size("max_response", max_response)
         self.pushback = seconds("pushback", pushback)
