@@ -40,6 +40,13 @@ class Trouble(BaseModel):
     error: str
 
 
+class Unreadable(BaseModel):
+    """What FastAPI says of a body that is no text."""
+
+    detail: str
+
+
+UNREADABLE: dict[int | str, dict[str, Any]] = {400: {"model": Unreadable}}
 REFUSED: dict[int | str, dict[str, Any]] = {409: {"model": Trouble}}
 NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Trouble}}
 
@@ -51,7 +58,7 @@ def create_app(place: Place) -> FastAPI:
     idempotent = Idempotent(place.store, required=True, policy=Policy(ttl=3 * 86400))
     idempotent.init_app(app)
 
-    @app.post("/payments", status_code=201)
+    @app.post("/payments", status_code=201, responses=UNREADABLE)
     @idempotent
     def pay(payment: NewPayment) -> Payment:
         made = book.pay(payment.account, payment.amount, payment.currency)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import InvalidKey
-from semel.http.keys import checked, key_of_lines, stored_key
+from semel.http.keys import checked, key_of_lines, line_pattern, stored_key
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 
@@ -70,6 +72,17 @@ def test_strict_takes_only_the_quoted_form():
     assert key_of_lines(['"k"'], strict=True) == "k"
     with pytest.raises(InvalidKey, match="quoted"):
         key_of_lines(["k"], strict=True)
+
+
+@given(st.text(st.characters(max_codepoint=0xFF), max_size=20) | st.from_regex(r'"[ab\\"]{0,4}"?'))
+def test_the_pattern_that_clients_are_told_agrees_with_what_is_taken(line):
+    for strict in (False, True):
+        told = re.search(line_pattern(strict=strict), line) is not None and not line.endswith("\n")
+        try:
+            taken = key_of_lines([line], strict=strict) is not None and line == line.strip(" \t")
+        except InvalidKey:
+            taken = False
+        assert told == taken
 
 
 @pytest.mark.parametrize("key", [7, None, b"k"])

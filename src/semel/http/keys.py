@@ -24,6 +24,9 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 _UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
 """What a stored key may be as it came: neither the space, nor `%` and `/`, which are ours."""
 
+_QUOTED_LINE: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,255}"'
+_RAW_LINE: Final = "[!#-+\\x2d-~]{1,255}"
+
 _LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2
 """Quotes, and every character escaped."""
 
@@ -61,6 +64,11 @@ def line_of_key(key: str) -> str:
     """
     escaped = checked(key).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
+
+
+def line_pattern(*, strict: bool = False) -> str:
+    """Say how the header may look, as OpenAPI understands it."""
+    return f"^{_QUOTED_LINE}$" if strict else f"^(?:{_RAW_LINE}|{_QUOTED_LINE})$"
 
 
 def checked(key: object) -> str:

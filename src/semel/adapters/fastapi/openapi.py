@@ -8,6 +8,7 @@ from typing import Any, Final
 import fastapi.routing
 from fastapi import FastAPI
 
+from semel.http.keys import line_pattern
 from semel.http.options import Choices
 from semel.http.problems import PROBLEMS
 
@@ -75,6 +76,7 @@ def _describe(operation: dict[str, Any], choices: Choices) -> None:
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "header" and parameter["name"] == choices.header:
             parameter["required"] = choices.required
+            parameter["schema"] = {"type": "string", "pattern": line_pattern(strict=choices.strict)}
     for status, title in _answers(choices).items():
         answer = operation["responses"].setdefault(str(status), {"description": title})
         schema = {"$ref": f"#/components/schemas/{_SCHEMA}"}
