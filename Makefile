@@ -24,7 +24,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick check lint types layers docs bench bench-purge diagram constraints clean soak-transactions
+.PHONY: help setup demo servers test quick check lint types layers docs bench bench-purge diagram constraints clean soak-transactions fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -57,6 +57,9 @@ quick: $(READY)  ## run the tests without coverage, stopping at the first failur
 
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
+
+fuzz-http: $(READY)  ## send COUNT=10000 odd requests to every web door, within MINUTES=10
+	PYTHONPATH=tests $(VENV)/bin/python -m web.fuzz
 
 check: lint types layers  ## everything that is checked without running it
 
