@@ -7,9 +7,9 @@ keys: first alone, which gives the usual times, then while another process purge
     the slowest claim during the purge / the p99 of the claims before it
 
 and beside it the slowest claim before it, which nothing of ours held up. What the machine does to
-everybody is kept out: all processes run before whatever else it does, the files of the servers are
-in memory where there is room (SQLite's are on the disk), and the time in which a core stood still
-(see `stalls`) is taken off the claims it fell into. Exits non-zero when a ratio is above LIMIT.
+everybody is kept out: all processes run before whatever else it does, the files are in memory where
+there is room (`--on-disk` leaves them on the disk), and the time in which a core stood still (see
+`stalls`) is taken off the claims it fell into. Exits non-zero when a ratio is above LIMIT.
 
     python benchmarks/purge.py [--records 1000000] [postgresql mariadb sqlite]
 """
@@ -179,7 +179,7 @@ def purge_once(url: str, line: Connection, options: argparse.Namespace) -> None:
 
 def measure(name: str, options: argparse.Namespace) -> float:
     server, fill = STORES[name]
-    with nullcontext() if name == "sqlite" else in_memory(), server() as url:
+    with nullcontext() if options.on_disk else in_memory(), server() as url:
         with closing(open_store(url)) as store:
             store.put(OLD, RESULT, 3600.0, owner=os.urandom(12))
         fill(url, options.records)
@@ -250,6 +250,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=PAUSE)
     parser.add_argument("--usual-seconds", type=float, default=60.0)
     parser.add_argument("--most-seconds", type=float, default=900.0, help="for a purge")
+    parser.add_argument("--on-disk", action="store_true", help="measure the disk, too")
     options = parser.parse_args()
     if not before_others():
         print("not allowed to run before others: what else this machine does is measured too")

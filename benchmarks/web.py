@@ -182,6 +182,8 @@ class Connection(asyncio.Protocol):
 
     def begin(self, keys: Iterator[str]) -> asyncio.Future[None]:
         """Get ready for a lap; the future tells of its end."""
+        if self.transport.is_closing():
+            raise ConnectionError("the server closed the connection between two laps")
         self._keys, self._read, self.marked = keys, b"", 0
         self._end = asyncio.get_running_loop().create_future()
         return self._end

@@ -80,8 +80,10 @@ def main() -> None:
     else:
         app = protected(starlette_app() if framework == "starlette" else fastapi_app(), lane, redis)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        # asyncio does so by itself only for sockets that were made with the number of TCP.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(listening.getsockname()[1], flush=True)
-        config = uvicorn.Config(app, log_level="error", access_log=False)
+        config = uvicorn.Config(app, log_level="error", access_log=False, timeout_keep_alive=600)
         uvicorn.Server(config).run(sockets=[listening])
 
 
