@@ -107,6 +107,18 @@ def request_of(environ: Environ, path: str) -> Request:
     return Request(environ["REQUEST_METHOD"], path, query, headers, environ)
 
 
+def content_length(environ: Mapping[str, Any]) -> int | None:
+    """How long the client says that its body is; None = it does not say."""
+    written = environ.get("CONTENT_LENGTH")
+    if not written:
+        return None
+    if not written.isdecimal():
+        raise Refusal("body_incomplete")
+    if len(written) > _LONGEST_LENGTH:
+        raise Refusal("body_too_large")
+    return int(written)
+
+
 class Body:
     """The body of a request, read once and laid back for the application."""
 
@@ -141,13 +153,9 @@ class Body:
 
     def _length(self) -> int | None:
         """The bytes to read; None = until the server says that it is all."""
-        written = self._environ.get("CONTENT_LENGTH")
-        if written:
-            if not written.isdecimal():
-                raise Refusal("body_incomplete")
-            if len(written) > _LONGEST_LENGTH:
-                raise Refusal("body_too_large")
-            return int(written)
+        length = content_length(self._environ)
+        if length is not None:
+            return length
         if self._environ.get("wsgi.input_terminated"):
             return None
         if self._environ.get("HTTP_TRANSFER_ENCODING"):

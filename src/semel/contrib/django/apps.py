@@ -11,3 +11,7 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
     name = "semel.contrib.django"
     label = "semel"
     verbose_name = "semel: idempotency records"
+
+    def ready(self) -> None:
+        """Register the check of `settings.SEMEL`."""
+        from semel.contrib.django import checks  # noqa: F401, PLC0415 - it registers itself

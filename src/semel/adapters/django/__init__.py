@@ -1,0 +1,20 @@
+"""Django: a middleware for a whole project, or a decorator for views, REST framework's included.
+
+    MIDDLEWARE = [..., "semel.adapters.django.IdempotencyMiddleware"]
+    SEMEL = {"URL": "redis://localhost:6379/0"}
+
+    @idempotent(required=True, atomic="default")
+    def pay(request): ...
+
+settings  what `settings.SEMEL` says             engines     the engines of this process
+bodies    requests, and what was read of them    responses   responses as values, and back
+running   one protected request on a thread      aio_running the same on asyncio
+atomic    record and rows in one transaction     views       the decorator
+middleware
+"""
+
+from semel.adapters.django.engines import aclose, close
+from semel.adapters.django.middleware import IdempotencyMiddleware
+from semel.adapters.django.views import Idempotent, exempt, idempotent
+
+__all__ = ["IdempotencyMiddleware", "Idempotent", "aclose", "close", "exempt", "idempotent"]

@@ -1,0 +1,124 @@
+"""One protected request on asyncio.
+
+Twin of `semel.adapters.django.running`: the same names in the same order, with the waiting awaited.
+Under WSGI an async view has a loop for its request alone: there the door is the one for threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.django.bodies import Body
+from semel.adapters.django.responses import (
+    aread,
+    lines_of,
+    mark_unprotected,
+    rendered,
+    response_of,
+    told_by,
+)
+from semel.adapters.door import Door, Exchange
+from semel.adapters.wsgi import PROTECTED
+from semel.events import logger
+from semel.http.messages import Answer
+from semel.http.rulebook import Rulebook
+from semel.http.storing import is_event_stream
+
+
+async def protected(
+    door: AsyncDoor | Door, book: Rulebook, request: Any, view: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Answer one request: by the view, or by what is known of its key."""
+    body = Body(request, book.max_body)
+    begun = await _ended(
+        door.begin(book, body.request, body.read)
+        if isinstance(door, Door)
+        else door.begin(book, body.request, _awaited(body.read))
+    )
+    if begun is None:
+        return await view()
+    if isinstance(begun, Answer):
+        return response_of(begun)
+    return await _to_the_end(_run(begun, request, view))
+
+
+async def _run(
+    exchange: AsyncExchange | Exchange, request: Any, view: Callable[[], Awaitable[Any]]
+) -> Any:
+    request.META[PROTECTED] = True
+    exchange.enter()
+    try:
+        try:
+            response = await _rendered(await view(), request)
+        except Exception as error:
+            await _refused(exchange, request, error)
+            raise
+        return await _recorded(exchange, response)
+    except BaseException as error:
+        if not exchange.ended:
+            await _ended(exchange.raised(error))
+        raise
+
+
+async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exception) -> None:
+    """Record an answer that was raised; it goes on its way as an error."""
+    told = await sync_to_async(told_by)(error, request, exchange.book)
+    if told is not None:
+        await _ended(exchange.answered(*told))
+
+
+async def _recorded(exchange: AsyncExchange | Exchange, response: Any) -> Any:
+    """Save a response; a stream is read up to the limit before."""
+    book = exchange.book
+    response.headers.pop(book.choices.replayed_header, None)
+    if is_event_stream(lines_of(response)):
+        await _ended(exchange.unprotected())
+        mark_unprotected(response)
+        return response
+    try:
+        told = await aread(response, book.max_response)
+    except BaseException:
+        await sync_to_async(response.close)()
+        raise
+    instead = await _ended(exchange.answered(*told))
+    return response if instead is None else response_of(instead)
+
+
+async def _rendered(response: Any, request: Any) -> Any:
+    """Render on a thread, where templates may ask the database; most responses are whole."""
+    if getattr(response, "is_rendered", True):
+        return rendered(response, request)
+    return await sync_to_async(rendered)(response, request)
+
+
+async def _ended(given: Any) -> Any:
+    """Await what has to be awaited; a door for threads has done its work already."""
+    return await given if inspect.isawaitable(given) else given
+
+
+def _awaited(read: Callable[[], bytes]) -> Callable[[], Awaitable[bytes]]:
+    async def reading() -> bytes:
+        return read()
+
+    return reading
+
+
+async def _to_the_end(running: Coroutine[Any, Any, Any]) -> Any:
+    """Run a view and its save, though Django cancels them when a client goes away.
+
+    It is waited for all the same: what Django gives to a request must not be closed under its view.
+    """
+    task = asyncio.ensure_future(running)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a request whose client had gone raised", exc_info=task.exception())
+        raise

@@ -1,0 +1,90 @@
+"""The engines that the settings ask for: one for all threads, and one for each event loop.
+
+They are made when they are first needed, and made anew after a change of the settings in a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any, Final
+
+from django.core.signals import setting_changed
+
+from semel.adapters.aio_door import AsyncDoor
+from semel.adapters.django.settings import SETTING, configured
+from semel.adapters.door import Door
+from semel.aio import AsyncIdempotency
+from semel.sync import Idempotency
+
+
+class Engines:
+    """Gives the doors of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._door: Door | None = None
+        self._doors: dict[asyncio.AbstractEventLoop, AsyncDoor] = {}
+
+    def door(self) -> Door:
+        """The door for threads."""
+        with self._lock:
+            if self._door is None:
+                chosen = configured()
+                self._door = Door(Idempotency(chosen.url, **chosen.engine), chosen.options)
+            return self._door
+
+    def async_door(self) -> AsyncDoor:
+        """The door of the event loop that runs here."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._doors:
+                self._doors = {
+                    other: door for other, door in self._doors.items() if not other.is_closed()
+                }
+                chosen = configured()
+                engine = AsyncIdempotency(chosen.url, **chosen.engine)
+                self._doors[loop] = AsyncDoor(engine, chosen.options)
+            return self._doors[loop]
+
+    def close(self) -> None:
+        """Close the engine for threads."""
+        with self._lock:
+            door, self._door = self._door, None
+        if door is not None:
+            door.engine.close()
+
+    async def aclose(self) -> None:
+        """Close the engine of the event loop that runs here."""
+        with self._lock:
+            door = self._doors.pop(asyncio.get_running_loop(), None)
+        if door is not None:
+            await door.engine.close()
+
+    def forget(self) -> None:
+        """Make everything anew; an engine of an event loop can only be closed on it."""
+        self.close()
+        with self._lock:
+            self._doors.clear()
+
+    def after_fork_in_child(self) -> None:
+        """Free the lock, which a thread of the parent may hold; loops stay with the parent."""
+        self._lock = threading.RLock()
+        self._doors.clear()
+
+
+ENGINES: Final = Engines()
+close = ENGINES.close
+aclose = ENGINES.aclose
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
+    os.register_at_fork(after_in_child=ENGINES.after_fork_in_child)
+
+
+def _changed(*, setting: str, **_: Any) -> None:
+    if setting == SETTING:
+        ENGINES.forget()
+
+
+setting_changed.connect(_changed)

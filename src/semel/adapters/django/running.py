@@ -1,0 +1,75 @@
+"""One protected request on a thread.
+
+Twin of `semel.adapters.django.aio_running`: the same names in the same order, without the awaiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semel.adapters.django.bodies import Body
+from semel.adapters.django.responses import (
+    lines_of,
+    mark_unprotected,
+    read,
+    rendered,
+    response_of,
+    told_by,
+)
+from semel.adapters.door import Door, Exchange
+from semel.adapters.wsgi import PROTECTED
+from semel.http.messages import Answer
+from semel.http.rulebook import Rulebook
+from semel.http.storing import is_event_stream
+
+
+def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any]) -> Any:
+    """Answer one request: by the view, or by what is known of its key."""
+    body = Body(request, book.max_body)
+    begun = door.begin(book, body.request, body.read)
+    if begun is None:
+        return view()
+    if isinstance(begun, Answer):
+        return response_of(begun)
+    return _run(begun, request, view)
+
+
+def _run(exchange: Exchange, request: Any, view: Callable[[], Any]) -> Any:
+    request.META[PROTECTED] = True
+    exchange.enter()
+    try:
+        try:
+            response = rendered(view(), request)
+        except Exception as error:
+            _refused(exchange, request, error)
+            raise
+        return _recorded(exchange, response)
+    except BaseException as error:
+        if not exchange.ended:
+            exchange.raised(error)
+        raise
+
+
+def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
+    """Record an answer that was raised; it goes on its way as an error."""
+    told = told_by(error, request, exchange.book)
+    if told is not None:
+        exchange.answered(*told)
+
+
+def _recorded(exchange: Exchange, response: Any) -> Any:
+    """Save a response; a stream is read up to the limit before."""
+    book = exchange.book
+    response.headers.pop(book.choices.replayed_header, None)
+    if is_event_stream(lines_of(response)):
+        exchange.unprotected()
+        mark_unprotected(response)
+        return response
+    try:
+        told = read(response, book.max_response)
+    except BaseException:
+        response.close()
+        raise
+    instead = exchange.answered(*told)
+    return response if instead is None else response_of(instead)

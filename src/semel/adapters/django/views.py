@@ -1,0 +1,179 @@
+"""The decorator of views: plain functions, methods, coroutines, and those of REST framework.
+
+It runs where the view would: after the middlewares, and after REST framework's authentication and
+permissions when it decorates a method such as `post`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any, Final, TypeVar, Unpack, cast, overload
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+
+from semel.adapters.aio_door import AsyncDoor
+from semel.adapters.django import aio_running, atomic, running
+from semel.adapters.django.bodies import inner, is_asgi
+from semel.adapters.django.engines import ENGINES
+from semel.adapters.django.settings import configured
+from semel.adapters.door import Door
+from semel.adapters.wsgi import PROTECTED, refuse_underscores
+from semel.aio import AsyncIdempotency
+from semel.errors import ConfigError
+from semel.http.options import DoorOptions, chosen
+from semel.http.rulebook import Rulebook
+from semel.sync import Idempotency
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LEFT_ALONE: Final = "semel_leaves_alone"
+"""The attribute by which the middleware knows a view that it has nothing to do with."""
+
+
+class ViewOptions(DoorOptions, total=False):
+    """Options of every door, and of transactional mode."""
+
+    atomic: str | bool
+    """The database in whose transaction the record is written with the view's own rows."""
+
+
+class Idempotent:
+    """Protects views: `@idempotent`, or `@idempotent(required=True, ...)` with other options.
+
+    Without an engine the settings decide (`settings.SEMEL`); options that are given go before them.
+    """
+
+    def __init__(
+        self,
+        idempotency: Idempotency | AsyncIdempotency | None = None,
+        **options: Unpack[ViewOptions],
+    ) -> None:
+        self._idempotency = idempotency
+        self._given = options
+        self._options: dict[str, Any] = {**options}
+        self._atomic = _alias(self._options.pop("atomic", None))
+        chosen(self._options)
+        refuse_underscores(self._options)
+        self._door = None if idempotency is None else _door(idempotency)
+        self._books: WeakKeyDictionary[Any, Rulebook] = WeakKeyDictionary()
+        if self._door is not None:
+            self._book(self._door)
+
+    @overload
+    def __call__(self, view: F, /) -> F: ...
+    @overload
+    def __call__(self, **options: Unpack[ViewOptions]) -> Idempotent: ...
+    def __call__(self, view: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Any takes all of them
+        """Decorate a view, or (with options) give the decorator that has them too."""
+        if view is None:
+            given: Any = {**self._given, **options}
+            return Idempotent(self._idempotency, **given)
+        if not callable(view) or isinstance(view, type):
+            raise ConfigError("decorate a function; a class of views needs method_decorator")
+        protected = self._awaiting(view) if iscoroutinefunction(view) else self._plain(view)
+        setattr(protected, LEFT_ALONE, True)
+        return protected
+
+    def _plain(self, view: F) -> F:
+        if isinstance(self._door, AsyncDoor):
+            raise ConfigError("a plain view needs an Idempotency, not an AsyncIdempotency")
+
+        @wraps(view)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            request, run = _request_in(args), partial(view, *args, **kwargs)
+            door = ENGINES.door() if self._door is None else cast("Door", self._door)
+            book = self._book(door)
+            if not _concerns(book, request):
+                return run()
+            if self._atomic is not None:
+                return atomic.protected(door, book, request, run, self._atomic)
+            return running.protected(door, book, request, run)
+
+        return cast("F", protected)
+
+    def _awaiting(self, view: F) -> F:
+        if self._atomic is not None:
+            raise ConfigError("atomic= is for plain views: Django's transactions are not async")
+
+        @wraps(view)
+        async def protected(*args: Any, **kwargs: Any) -> Any:
+            request, run = _request_in(args), partial(view, *args, **kwargs)
+            door = self._door
+            if door is None:
+                door = ENGINES.async_door() if is_asgi(inner(request)) else ENGINES.door()
+            book = self._book(door)
+            if not _concerns(book, request):
+                return await run()
+            return await aio_running.protected(door, book, request, run)
+
+        return cast("F", protected)
+
+    def _book(self, door: Door | AsyncDoor) -> Rulebook:
+        book = self._books.get(door)
+        if book is None:
+            settings = {} if door is self._door else configured().view_options
+            book = self._books[door] = door.book({**settings, **self._options})
+        return book
+
+
+def exempt(view: F) -> F:
+    """Let the middleware leave a view alone: a function, or a class of views."""
+    setattr(view, LEFT_ALONE, True)
+    return view
+
+
+def is_left_alone(callback: Any, method: str) -> bool:
+    """Tell whether a view, or its method for this request, is none of the middleware's business."""
+    return any(getattr(part, LEFT_ALONE, False) for part in _parts(callback, method.lower()))
+
+
+def _parts(callback: Any, method: str) -> Iterator[Any]:
+    yield callback
+    view_class = getattr(callback, "view_class", getattr(callback, "cls", None))
+    if view_class is not None:
+        yield view_class
+        # A viewset of REST framework has names of its own for what a method does.
+        yield getattr(
+            view_class, (getattr(callback, "actions", None) or {}).get(method, method), None
+        )
+
+
+def _alias(given: Any) -> str | None:
+    if given is None or given is False:
+        return None
+    if given is True:
+        return "default"
+    if not isinstance(given, str):
+        raise ConfigError(f"atomic must be the alias of a database; got {given!r}")
+    return given
+
+
+def _door(idempotency: Any) -> Door | AsyncDoor:
+    if isinstance(idempotency, AsyncIdempotency):
+        return AsyncDoor(idempotency, {})
+    if isinstance(idempotency, Idempotency):
+        return Door(idempotency, {})
+    raise ConfigError(
+        f"an Idempotency or an AsyncIdempotency is needed, not {type(idempotency).__name__}"
+    )
+
+
+def _concerns(book: Rulebook, request: Any) -> bool:
+    return request.method in book.choices.methods and PROTECTED not in request.META
+
+
+def _request_in(args: tuple[Any, ...]) -> Any:
+    """Find the request: the first argument of a view, or the one after `self` in a method."""
+    for given in args[:2]:
+        if isinstance(given, HttpRequest) or isinstance(
+            getattr(given, "_request", None), HttpRequest
+        ):
+            return given
+    raise ConfigError("what is decorated is no view: it was called without a request")
+
+
+idempotent: Final = Idempotent()
+"""The decorator that goes by the settings."""

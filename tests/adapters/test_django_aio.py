@@ -1,0 +1,452 @@
+"""Django on asyncio: async views and middlewares, streams, and clients who go away."""
+
+from __future__ import annotations
+
+from adapters.django_project import MIDDLEWARE, aclose, apost, post, project, state, urls
+
+# That one told Django its settings, which other parts of it ask for.
+# isort: split
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import AsyncClient, AsyncRequestFactory, override_settings
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from semel import AsyncIdempotency, ConfigError, Idempotency, current_attempt
+from semel.adapters.django import IdempotencyMiddleware, Idempotent, close, exempt, idempotent
+from semel.adapters.django.engines import ENGINES
+from semel.core.records import State
+from web.client import HOST, PATIENCE, Connection, head
+
+TESTS = Path(__file__).resolve().parents[1]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(params=["middleware", "decorator"])
+async def door(request, sqlite_url):
+    """Serve one view behind each door in turn."""
+
+    def serving(view, **options):
+        if request.param == "middleware":
+            return project(sqlite_url, {"pay": view}, MIDDLEWARE=[MIDDLEWARE], **options)
+        return project(sqlite_url, {"pay": idempotent(view)}, **options)
+
+    return serving
+
+
+@contextlib.asynccontextmanager
+async def served(settings):
+    """Settings for a while, on asyncio."""
+    with settings:
+        try:
+            yield
+        finally:
+            await aclose()
+
+
+# --- both doors -----------------------------------------------------------------------------------
+
+
+async def test_an_answer_is_replayed(door):
+    runs = []
+
+    async def pay(request):
+        runs.append(current_attempt().key)
+        await asyncio.sleep(0)
+        return HttpResponse("paid", status=201)
+
+    async with served(door(pay)):
+        first, second = await apost("/pay/?a=%C3%A9"), await apost("/pay/?a=%C3%A9")
+        assert (await apost("/pay/?a=1")).status_code == 422
+    assert (first.content, second.content) == (b"paid", b"paid")
+    assert second["Idempotent-Replayed"] == "true"
+    assert runs == ["k"]
+
+
+async def test_other_methods_and_requests_without_a_key_pass(door):
+    async def pay(request):
+        return JsonResponse({"attempt": current_attempt() is not None})
+
+    async with served(door(pay)):
+        answer = await AsyncClient().get("/pay/", headers={"Idempotency-Key": "k"})
+        assert answer.json() == (await apost(key=None)).json() == {"attempt": False}
+
+
+async def chunks(count, given=None):
+    for number in range(count):
+        if given is not None:
+            given.append(number)
+        yield f"{number:05d}"
+
+
+async def body_of(response):
+    return b"".join([chunk async for chunk in response])
+
+
+async def test_an_async_stream_is_replayed(door):
+    async def pay(request):
+        return StreamingHttpResponse(chunks(3))
+
+    async with served(door(pay)):
+        first, second = await apost(), await apost()
+        assert await body_of(first) == second.content == b"000000000100002"
+
+
+async def test_a_plain_stream_is_replayed(door):
+    async def pay(request):
+        return StreamingHttpResponse(iter(["one, ", "two"]))
+
+    async with served(door(pay)):
+        first, second = await apost(), await apost()
+        assert await body_of(first) == second.content == b"one, two"
+
+
+async def test_an_async_stream_beyond_the_cap_is_not_read_ahead(door):
+    given = []
+
+    async def pay(request):
+        return StreamingHttpResponse(chunks(9, given))
+
+    async with served(door(pay, MAX_RESPONSE=12)):
+        first = await apost()
+        assert len(given) == 3
+        assert len(await body_of(first)) == 45
+        assert (await apost()).json()["code"] == "result_omitted"
+
+
+async def test_a_plain_stream_beyond_the_cap_reaches_its_first_caller_whole(door):
+    async def pay(request):
+        return StreamingHttpResponse(iter([b"x" * 10] * 3))
+
+    async with served(door(pay, MAX_RESPONSE=12)):
+        first = await apost()
+        assert b"".join(first.streaming_content) == b"x" * 30
+        assert (await apost()).json()["code"] == "result_omitted"
+
+
+async def test_a_whole_answer_beyond_the_cap_is_told_as_omitted(door):
+    async def pay(request):
+        return HttpResponse("x" * 13)
+
+    async with served(door(pay, MAX_RESPONSE=12)):
+        assert len((await apost()).content) == 13
+        assert (await apost()).json()["code"] == "result_omitted"
+
+
+async def test_events_pass_live_and_marked(door, sqlite_url):
+    given = []
+
+    async def pay(request):
+        return StreamingHttpResponse(chunks(2, given), content_type="text/event-stream")
+
+    async with served(door(pay)):
+        answer = await apost()
+        assert answer["Idempotent-Unprotected"] == "stream"
+        assert given == []
+        assert await body_of(answer) == b"0000000001"
+    assert state(sqlite_url) is State.FAILED  # free
+
+
+async def test_a_stream_that_fails_frees_the_key_and_is_closed(door, sqlite_url):
+    closed = []
+
+    class Chunks:
+        async def __aiter__(self):
+            yield b"one"
+            raise OSError("broken")
+
+        def close(self):
+            closed.append(True)
+
+    async def pay(request):
+        return StreamingHttpResponse(Chunks())
+
+    async with served(door(pay)):
+        assert (await apost()).status_code == 500
+    assert closed == [True]
+    assert state(sqlite_url) is State.FAILED
+
+
+async def test_a_plain_view_may_answer_with_an_async_stream(door):
+    def pay(request):
+        return StreamingHttpResponse(chunks(3))
+
+    async with served(door(pay)):
+        first, second = await apost(), await apost()
+        assert await body_of(first) == second.content == b"000000000100002"
+
+
+async def test_an_exception_frees_the_key(door, sqlite_url):
+    async def pay(request):
+        raise OSError("broken")
+
+    async with served(door(pay)):
+        assert (await apost()).status_code == 500
+    assert state(sqlite_url) is State.FAILED
+
+
+@pytest.mark.parametrize("stored", ["web.profiles.deterministic", "web.profiles.doubtful"])
+async def test_an_answer_that_is_raised_is_recorded_as_asked_for(door, stored):
+    runs = []
+
+    async def pay(request):
+        runs.append(1)
+        raise Http404("none")
+
+    async with served(door(pay, STORED=stored)):
+        first, second = await apost(), await apost()
+    assert (first.status_code, first.content) == (second.status_code, second.content)
+    kept = stored.endswith("deterministic")
+    assert ("Idempotent-Replayed" in second) is kept
+    assert len(runs) == (1 if kept else 2)
+
+
+async def test_a_template_response_is_replayed(door):
+    async def pay(request):
+        return TemplateResponse(request, engines["django"].from_string("number {{ n }}"), {"n": 7})
+
+    async with served(door(pay, TEMPLATES=TEMPLATES)):
+        assert [(await apost()).content for _ in range(2)] == [b"number 7", b"number 7"]
+
+
+async def test_who_was_replaced_gets_no_answer_of_its_own(door, sqlite_url):
+    async def pay(request):
+        async with AsyncIdempotency(sqlite_url) as other:
+            await other.forget("k", scope="http")
+        return HttpResponse("mine")
+
+    async with served(door(pay)):
+        answer = await apost()
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
+
+
+async def test_the_cap_holds_for_a_body_of_unknown_length(sqlite_url):
+    async def pay(request):
+        """Never run."""
+
+    request = AsyncRequestFactory().post("/pay/", b"x" * 11, "text/plain")
+    request.scope["headers"].append((b"idempotency-key", b"k"))
+    del request.META["CONTENT_LENGTH"]
+    async with served(project(sqlite_url, {}, MAX_BODY=10)):
+        answer = await IdempotencyMiddleware(pay)(request)
+    assert answer.status_code == 413
+    assert state(sqlite_url) is None
+
+
+async def test_functions_of_the_application_may_be_async(sqlite_url):
+    async def tenant(request):
+        await asyncio.sleep(0)
+        return request.headers.get("x-user")
+
+    async def pay(request):
+        return HttpResponse("paid")
+
+    async with served(project(sqlite_url, {"pay": idempotent(tenant=tenant)(pay)})):
+        assert (await apost()).status_code == 401
+        assert (await apost(headers={"X-User": "ann"})).status_code == 200
+
+
+# --- the decorator and the middleware by themselves -----------------------------------------------
+
+
+class Orders(View):
+    @idempotent
+    async def post(self, request):
+        return JsonResponse({"key": current_attempt().key})
+
+
+class OtherOrders(View):
+    @method_decorator(idempotent)
+    async def post(self, request):
+        return JsonResponse({"key": current_attempt().key})
+
+
+async def test_async_methods_are_protected(sqlite_url):
+    views = {"a": Orders.as_view(), "b": OtherOrders.as_view()}
+    async with served(project(sqlite_url, views)):
+        for name in views:
+            answers = [await apost(f"/{name}/", name) for _ in range(2)]
+            assert [answer.json() for answer in answers] == [{"key": name}] * 2
+
+
+async def test_views_and_middleware_can_be_given_an_engine():
+    async def pay(request):
+        return HttpResponse("paid")
+
+    async with AsyncIdempotency("memory://") as idem:
+        request = AsyncRequestFactory().post("/pay/", headers={"Idempotency-Key": "k"})
+        assert (await Idempotent(idem, required=True)(pay)(request)).content == b"paid"
+        with override_settings(ROOT_URLCONF=urls(login=exempt(pay))):
+            middleware = IdempotencyMiddleware(pay, idem, required=True)
+            again = AsyncRequestFactory().post("/pay/", headers={"Idempotency-Key": "k"})
+            assert (await middleware(again))["Idempotent-Replayed"] == "true"
+            assert (await middleware(AsyncRequestFactory().post("/login/"))).content == b"paid"
+            assert (await middleware(AsyncRequestFactory().post("/pay/"))).status_code == 400
+    with Idempotency("memory://") as plain, pytest.raises(ConfigError, match="AsyncIdempotency"):
+        IdempotencyMiddleware(pay, plain)
+
+
+def test_an_async_view_under_wsgi_is_protected(sqlite_url):
+    async def pay(request):
+        await asyncio.sleep(0)
+        return JsonResponse({"key": current_attempt().key})
+
+    with project(sqlite_url, {"pay": idempotent(pay)}):
+        assert [post().json(), post().json()] == [{"key": "k"}] * 2
+        assert ENGINES._doors == {}
+
+
+def test_each_event_loop_has_an_engine_of_its_own(sqlite_url):
+    async def pay(request):
+        return HttpResponse("paid")
+
+    async def once():
+        try:
+            return await apost()
+        finally:
+            await aclose()
+            await aclose()  # nothing is left: nothing happens
+
+    async def unclosed():
+        ENGINES.async_door()
+
+    with project(sqlite_url, {"pay": pay}, MIDDLEWARE=[MIDDLEWARE]):
+        assert [asyncio.run(once()).content, asyncio.run(once()).content] == [b"paid", b"paid"]
+        asyncio.run(unclosed())
+        asyncio.run(once())
+        assert ENGINES._doors == {}  # the one whose loop is over is not kept
+    close()
+    close()
+
+
+# --- clients who go away --------------------------------------------------------------------------
+
+
+async def test_a_request_that_is_cancelled_is_waited_for_and_saved(door, sqlite_url):
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pay(request):
+        entered.set()
+        await go_on.wait()
+        return HttpResponse("paid")
+
+    async with served(door(pay)):
+        task = asyncio.create_task(apost())
+        await asyncio.wait_for(entered.wait(), PATIENCE)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await apost())["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize("error", [OSError("broken"), asyncio.CancelledError()])
+async def test_a_cancelled_request_that_fails_frees_its_key(sqlite_url, error):
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pay(request):
+        entered.set()
+        await go_on.wait()
+        raise error
+
+    async with served(project(sqlite_url, {"pay": idempotent(pay)})):
+        task = asyncio.create_task(apost())
+        await asyncio.wait_for(entered.wait(), PATIENCE)
+        task.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert state(sqlite_url) is State.FAILED
+
+
+@pytest.fixture(scope="module", params=["", MIDDLEWARE])
+def site(request, tmp_path_factory):
+    """A site on uvicorn, with the decorator or with the middleware: its port and its folder."""
+    folder = tmp_path_factory.mktemp("site")
+    variables = {
+        "SITE_STORE": f"sqlite:///{folder / 'semel.db'}",
+        "SITE_FOLDER": str(folder),
+        "SITE_MIDDLEWARE": request.param,
+        "PYTHONPATH": str(TESTS),
+    }
+    with socket.create_server((HOST, 0)) as listening:
+        fd = listening.fileno()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "uvicorn", "--fd", str(fd), "--lifespan", "off"),
+                *("--log-level", "error", "adapters.django_site:application"),
+            ],
+            cwd=TESTS,
+            env={**os.environ, **variables},
+            pass_fds=[fd],
+        )
+        try:
+            yield listening.getsockname()[1], folder
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+def ask(port, path, name):
+    lines = [("Host", HOST), ("Connection", "close"), ("Content-Length", "0")]
+    return Connection(port).send(
+        head("POST", f"/{path}/{name}", [*lines, ("Idempotency-Key", name)])
+    )
+
+
+def eventually(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["slow", "plain"])
+def test_a_client_who_goes_away_finds_the_answer_later(site, path):
+    port, folder = site
+    name = f"{path}-{uuid.uuid4().hex}"
+    leaving = ask(port, path, name)
+    eventually((folder / f"{name}-entered").exists)
+    leaving.leave()
+    assert ask(port, path, name).answer().code == "concurrent_request"
+    (folder / f"{name}-gate").touch()
+    eventually((folder / f"{name}-done").exists)
+    answer = ask(port, path, name).answer()
+    while answer.status == 409:
+        answer = ask(port, path, name).answer()
+    assert (answer.body, answer.replayed) == (f"done {name}".encode(), True)
+
+
+def test_a_view_that_fails_after_its_client_has_gone_frees_the_key(site):
+    port, folder = site
+    name = uuid.uuid4().hex
+    leaving = ask(port, "failing", name)
+    eventually((folder / f"{name}-entered").exists)
+    leaving.leave()
+    (folder / f"{name}-gate").touch()
+    answer = ask(port, "failing", name).answer()
+    while answer.status == 409:
+        answer = ask(port, "failing", name).answer()
+    assert answer.status == 500

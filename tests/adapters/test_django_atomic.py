@@ -1,0 +1,255 @@
+"""Record and rows in one transaction: `@idempotent(atomic=...)`."""
+
+from __future__ import annotations
+
+from adapters.django_project import post, project, state
+
+# That one told Django its settings, which other parts of it ask for.
+# isort: split
+import logging
+import sqlite3
+
+import pytest
+from django.db import OperationalError, connections, transaction
+from django.http import HttpResponse, StreamingHttpResponse
+from rest_framework.exceptions import ValidationError
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from semel import ConfigError, Idempotency, LeaseLost, Policy, current_attempt
+from semel.adapters.django import Idempotent, idempotent
+from semel.core.records import State
+from transactions.kinds import django_alias
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Shop:
+    """A database with the view's own rows, and with the records."""
+
+    def __init__(self, url):
+        self.url = url
+        self.alias = django_alias("sqlite", url)
+        with Idempotency(url) as idem:
+            idem.peek("any")
+        self.run("CREATE TABLE orders (number INTEGER)")
+
+    def run(self, sql):
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall()
+
+    def order(self):
+        self.run("INSERT INTO orders VALUES (1)")
+
+    def orders(self):
+        return len(self.run("SELECT * FROM orders"))
+
+    def serving(self, answer, **options):
+        """A view that makes an order, and then answers."""
+
+        @idempotent(atomic=self.alias, **options)
+        def view(request):
+            self.order()
+            return answer()
+
+        return project(self.url, {"pay": view})
+
+
+@pytest.fixture
+def shop(sqlite_url):
+    shop = Shop(sqlite_url)
+    yield shop
+    connections[shop.alias].close()
+
+
+def test_rows_and_record_are_committed_together(shop):
+    seen = []
+
+    def answer():
+        seen.append((current_attempt().key, connections[shop.alias].in_atomic_block))
+        return HttpResponse("paid", status=201, headers={"X-A": "1"})
+
+    with shop.serving(answer):
+        first, second = post(), post()
+    assert (
+        (first.status_code, first.content) == (second.status_code, second.content) == (201, b"paid")
+    )
+    assert first["X-A"] == second["X-A"]
+    assert second["Idempotent-Replayed"] == "true"
+    assert shop.orders() == 1
+    assert seen == [("k", True)]
+    assert state(shop.url) is State.SUCCEEDED
+
+
+def test_an_exception_rolls_back_both(shop):
+    def answer():
+        raise OSError("broken")
+
+    with shop.serving(answer):
+        assert [post().status_code, post().status_code] == [500, 500]
+    assert shop.orders() == 0
+    assert state(shop.url) is None
+
+
+def test_an_answer_that_is_not_stored_rolls_back_both_and_reaches_its_caller(shop):
+    with shop.serving(lambda: HttpResponse("out of stock", status=409)):
+        answers = [post(), post()]
+    assert [answer.content for answer in answers] == [b"out of stock"] * 2
+    assert shop.orders() == 0
+    assert state(shop.url) is None
+
+
+def test_an_answer_that_is_stored_when_asked_for_commits(shop):
+    with shop.serving(
+        lambda: HttpResponse("gone", status=410), stored=lambda status: status == 410
+    ):
+        post()
+        assert post()["Idempotent-Replayed"] == "true"
+    assert shop.orders() == 1
+
+
+@pytest.mark.parametrize(("status", "orders"), [(200, 2), (500, 0)])
+def test_without_a_key_the_view_runs_in_a_transaction_all_the_same(shop, status, orders):
+    def answer():
+        if status == 500:
+            raise OSError("broken")
+        return HttpResponse("paid")
+
+    with shop.serving(answer):
+        assert [post(key=None).status_code for _ in range(2)] == [status] * 2
+    assert shop.orders() == orders
+
+
+def test_what_the_rules_refuse_runs_nothing(shop):
+    with shop.serving(lambda: HttpResponse("paid"), required=True):
+        assert post(key=None).status_code == 400
+        assert post(key="two words").status_code == 400
+        assert post().status_code == 200
+        assert post(data=b"other").status_code == 422
+    assert shop.orders() == 1
+
+
+def test_guard_mode_refuses_duplicates(shop):
+    policy = Policy(duplicate="reject", message="This coupon was used.")
+    with shop.serving(lambda: HttpResponse("paid"), policy=policy):
+        post()
+        assert post().json()["detail"] == "This coupon was used."
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_answer_beyond_the_cap_is_told_as_omitted(shop, streamed):
+    def answer():
+        body = b"x" * 11
+        return StreamingHttpResponse(iter([body])) if streamed else HttpResponse(body)
+
+    with shop.serving(answer, max_response=10):
+        first, second = post(), post()
+        assert b"".join(first) == b"x" * 11
+        assert second.json()["code"] == "result_omitted"
+    assert shop.orders() == 1
+
+
+def test_events_pass_live_and_are_not_made_again(shop):
+    def answer():
+        return StreamingHttpResponse(iter(["data: 1\n\n"]), content_type="text/event-stream")
+
+    with shop.serving(answer):
+        assert post().getvalue() == b"data: 1\n\n"
+        assert post().json()["code"] == "result_omitted"
+    assert shop.orders() == 1
+
+
+def test_an_error_of_ours_that_the_view_raises_stays_its_own(shop):
+    def answer():
+        raise LeaseLost("of another operation")
+
+    with shop.serving(answer):
+        assert post().status_code == 500
+    assert shop.orders() == 0
+
+
+def test_a_record_that_was_removed_meanwhile_is_no_success(shop):
+    def answer():
+        shop.run("DELETE FROM idempotent_record")
+        return HttpResponse("paid")
+
+    with shop.serving(answer):
+        answer = post()
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
+    assert shop.orders() == 0
+
+
+def test_a_database_that_asks_for_a_repetition_is_told_as_unavailable_for_now(shop):
+    def answer():
+        cause = sqlite3.OperationalError("database is locked")
+        cause.sqlite_errorname = "SQLITE_BUSY"
+        raise OperationalError("database is locked") from cause
+
+    with shop.serving(answer):
+        answer = post()
+    assert (answer.status_code, answer.json()["code"]) == (503, "retry_transaction")
+    assert int(answer["Retry-After"]) >= 1
+    assert shop.orders() == 0
+
+
+def test_inside_a_transaction_it_is_a_part_of_it(shop):
+    @idempotent(atomic=shop.alias)
+    def inner(request):
+        shop.order()
+        return HttpResponse("paid")
+
+    def outer(request):
+        with transaction.atomic(using=shop.alias):
+            inner(request)
+            raise OSError("after all")
+
+    with project(shop.url, {"pay": outer}):
+        assert post().status_code == 500
+    assert shop.orders() == 0
+    assert state(shop.url) is None
+
+
+def test_rest_framework_rolls_back_too(shop):
+    class View(APIView):
+        @idempotent(atomic=shop.alias)
+        def post(self, request):
+            shop.order()
+            if request.data["fails"]:
+                raise ValidationError("wrong")
+            return Response({"paid": True}, 201)
+
+    rest = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+    told = {"content_type": "application/json"}
+    with project(shop.url, {"pay": View.as_view()}, REST_FRAMEWORK=rest):
+        assert post("/pay/", "a", data='{"fails": true}', **told).status_code == 400
+        assert shop.orders() == 0
+        answers = [post("/pay/", "b", data='{"fails": false}', **told) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"paid": True}] * 2
+    assert shop.orders() == 1
+
+
+def test_records_in_another_place_are_refused_before_anything_runs(shop):
+    with Idempotency("memory://") as idem:
+        view = Idempotent(idem, atomic=shop.alias)(lambda request: shop.order())
+        with project("memory://", {"pay": view}):
+            assert post().status_code == 500
+    assert shop.orders() == 0
+
+
+def test_the_alias_may_be_the_default_one():
+    assert idempotent(atomic=True)._atomic == "default"
+    assert idempotent(atomic=False)._atomic is None
+
+
+def test_an_async_view_cannot_be_atomic():
+    async def view(request):
+        """Never run."""
+
+    with pytest.raises(ConfigError, match="plain views"):
+        idempotent(atomic=True)(view)
