@@ -5,9 +5,10 @@ Twin of `semel.adapters.door`: the same names in the same order, with the waitin
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
@@ -19,6 +20,11 @@ from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.routing import Routing
 from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
+
+LARGE: Final = 64 * 1024
+"""Bytes from which on an answer is large: it is copied several times on its way to the store."""
+LARGE_AT_ONCE: Final = 8
+"""How many large answers a door saves at the same time; the others wait for their turn."""
 
 
 class AsyncDoor:
@@ -32,6 +38,7 @@ class AsyncDoor:
                 f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
             )
         self.engine = engine
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
@@ -61,7 +68,7 @@ class AsyncDoor:
                 return book.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
-        return AsyncExchange(self.engine, book, call, attempt)
+        return AsyncExchange(self.engine, book, call, attempt, self._large)
 
     async def close(self) -> None:
         """Close the engine, if it was opened here."""
@@ -95,10 +102,16 @@ class AsyncExchange:
     """One request that runs: entered, then ended by its answer or by an error."""
 
     def __init__(
-        self, engine: AsyncIdempotency, book: Rulebook, call: Call, attempt: Attempt
+        self,
+        engine: AsyncIdempotency,
+        book: Rulebook,
+        call: Call,
+        attempt: Attempt,
+        large: asyncio.Semaphore,
     ) -> None:
         self.book = book
         self._engine, self._call, self._attempt = engine, call, attempt
+        self._large = large
         self.ended = False
 
     def enter(self) -> None:
@@ -113,8 +126,11 @@ class AsyncExchange:
         keeping = self.book.keeping(status)
         if keeping == "store":
             try:
-                stored = self.book.stored(status, lines, body)
-                await self._engine._succeeded(self._call, self._attempt, stored)
+                if body is None or len(body) < LARGE:
+                    await self._save(status, lines, body)
+                else:
+                    async with self._large:
+                        await self._save(status, lines, body)
             except IdempotencyError as error:  # another attempt took over: its answer counts
                 return refused(self.book, error)
         else:
@@ -123,6 +139,10 @@ class AsyncExchange:
                 self._call, self._attempt, Undone(f"answered with {status}", outcome)
             )
         return None
+
+    async def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> None:
+        stored = self.book.stored(status, lines, body)
+        await self._engine._succeeded(self._call, self._attempt, stored)
 
     async def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""

@@ -6,10 +6,11 @@ Twin of `semel.adapters.aio_door`: the same names in the same order, without the
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from semel.adapters.aio_door import refused
+from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.call import Call
@@ -30,6 +31,7 @@ class Door:
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self.engine = engine
+        self._large = threading.Semaphore(LARGE_AT_ONCE)
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
@@ -39,9 +41,7 @@ class Door:
         engine = self.engine
         return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
 
-    def called(
-        self, book: Rulebook, request: Request, read: Callable[[], bytes]
-    ) -> Call | None:
+    def called(self, book: Rulebook, request: Request, read: Callable[[], bytes]) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
         ask = _asked(book.ask(request), read)
         return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
@@ -59,7 +59,7 @@ class Door:
                 return book.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
-        return Exchange(self.engine, book, call, attempt)
+        return Exchange(self.engine, book, call, attempt, self._large)
 
     def close(self) -> None:
         """Close the engine, if it was opened here."""
@@ -86,9 +86,17 @@ def _asked(waiting: Waiting, read: Callable[[], bytes]) -> Ask | None:
 class Exchange:
     """One request that runs: entered, then ended by its answer or by an error."""
 
-    def __init__(self, engine: Idempotency, book: Rulebook, call: Call, attempt: Attempt) -> None:
+    def __init__(
+        self,
+        engine: Idempotency,
+        book: Rulebook,
+        call: Call,
+        attempt: Attempt,
+        large: threading.Semaphore,
+    ) -> None:
         self.book = book
         self._engine, self._call, self._attempt = engine, call, attempt
+        self._large = large
         self.ended = False
 
     def enter(self) -> None:
@@ -103,8 +111,11 @@ class Exchange:
         keeping = self.book.keeping(status)
         if keeping == "store":
             try:
-                stored = self.book.stored(status, lines, body)
-                self._engine._succeeded(self._call, self._attempt, stored)
+                if body is None or len(body) < LARGE:
+                    self._save(status, lines, body)
+                else:
+                    with self._large:
+                        self._save(status, lines, body)
             except IdempotencyError as error:  # another attempt took over: its answer counts
                 return refused(self.book, error)
         else:
@@ -113,6 +124,10 @@ class Exchange:
                 self._call, self._attempt, Undone(f"answered with {status}", outcome)
             )
         return None
+
+    def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> None:
+        stored = self.book.stored(status, lines, body)
+        self._engine._succeeded(self._call, self._attempt, stored)
 
     def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
