@@ -6,8 +6,10 @@ from adapters.django_project import MIDDLEWARE, aclose, apost, post, project, st
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
+import ast
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import socket
@@ -16,6 +18,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
@@ -26,7 +29,15 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from semel import AsyncIdempotency, ConfigError, Idempotency, current_attempt
-from semel.adapters.django import IdempotencyMiddleware, Idempotent, close, exempt, idempotent
+from semel.adapters.django import (
+    IdempotencyMiddleware,
+    Idempotent,
+    aio_running,
+    close,
+    exempt,
+    idempotent,
+    running,
+)
 from semel.adapters.django.engines import ENGINES
 from semel.core.records import State
 from web.client import HOST, PATIENCE, Connection, head
@@ -337,6 +348,44 @@ def test_each_event_loop_has_an_engine_of_its_own(sqlite_url):
         assert ENGINES._doors == {}  # the one whose loop is over is not kept
     close()
     close()
+
+
+# --- the twins ------------------------------------------------------------------------------------
+
+
+class Plain(ast.NodeTransformer):
+    """Writes code for asyncio as the same code for threads."""
+
+    renamed: ClassVar = {"aread": "read", "_rendered": "rendered"}
+
+    def visit_AsyncFunctionDef(self, node):
+        return self.visit(ast.FunctionDef(**vars(node)))
+
+    def visit_arguments(self, node):
+        return ast.arguments([], [ast.arg(each.arg) for each in node.args], None, [], [], None, [])
+
+    def visit_Await(self, node):
+        return self.visit(node.value)
+
+    def visit_Name(self, node):
+        return ast.Name(self.renamed.get(node.id, node.id), node.ctx)
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "_ended":
+            return node.args[0]
+        if isinstance(node.func, ast.Call) and ast.unparse(node.func.func) == "sync_to_async":
+            node.func = node.func.args[0]
+        return node
+
+
+@pytest.mark.parametrize("name", ["_run", "_refused", "_recorded"])
+def test_a_request_goes_the_same_way_on_threads_and_on_asyncio(name):
+    def text(module):
+        tree = ast.parse(inspect.getsource(getattr(module, name)))
+        return ast.unparse(Plain().visit(tree))
+
+    assert text(aio_running) == text(running)
 
 
 # --- clients who go away --------------------------------------------------------------------------
