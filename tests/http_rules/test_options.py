@@ -37,6 +37,8 @@ async def an_async_function(request):
         ({"secret": "text"}, "secret"),
         ({"secret": b""}, "secret"),
         ({"policy": "payment"}, "policy"),
+        ({"scope": "s" * 1000}, "scope"),
+        ({"scope": None}, "scope"),
         ({"wait": -1}, "wait"),
         ({"never_stored": ["no header"]}, "never_stored"),
         ({"replayed_header": ""}, "replayed_header"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
+from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidKey
 from semel.http.messages import Request
 from semel.http.problems import Wording, checked_wordings
 from semel.http.storing import StoredStatuses, is_success
@@ -91,7 +92,7 @@ class Choices:
         self.order = _order(order)
         self.strict, self.required, self.separate_routes = strict, required, separate_routes
         self.methods = _methods(methods)
-        self.scope = scope
+        self.scope = _scope(scope)
         self.tenant = _function("tenant", tenant)
         self.payload = _payload(payload)
         self.secret = _secret(secret)
@@ -141,6 +142,14 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
             f"a path pattern begins with / or *, or is a compiled one; got {pattern!r}"
         )
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
+
+
+def _scope(scope: object) -> str:
+    try:
+        KeyRules().check_scope(scope)
+    except InvalidKey as error:
+        raise ConfigError(str(error)) from error
+    return cast("str", scope)
 
 
 def _text(name: str, value: object) -> str | None:

@@ -49,7 +49,7 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     "identity_missing": Problem(401, "Caller unknown", "It is not known who sends this request."),
     "body_too_large": Problem(413, "Body too large", "The body is larger than is accepted here."),
     "body_incomplete": Problem(
-        400, "Body incomplete", "The body is shorter than it was said to be."
+        400, "Body unreadable", "The body is not what the headers say of it."
     ),
     "concurrent_request": Problem(
         409, "Request in progress", "A request with this key is being processed.", retry=True
