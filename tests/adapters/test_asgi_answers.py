@@ -295,7 +295,9 @@ async def test_after_its_answer_an_application_hears_that_the_request_is_over(en
 
     async def answer(scope, receive, send):
         await receive()
-        waiting = asyncio.create_task(receive())
+        waiting, given_up = [asyncio.create_task(receive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        given_up.cancel()
         await send(start())
         await send(part())
         heard.append(await waiting)

@@ -85,19 +85,27 @@ class IdempotencyMiddleware:
             await self._run(scope, _Protected(begun, body, send))
 
     async def _run(self, scope: Scope, protected: _Protected) -> None:
-        # Shielded: a cancelled request must neither strand its key nor lose its answer.
-        task = asyncio.create_task(protected.run(self.app, scope))
+        task = asyncio.get_running_loop().create_task(protected.run(self.app, scope))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
         try:
-            await asyncio.shield(task)
+            # Not the task itself: a cancelled request must neither strand its key nor lose its
+            # answer. (As `asyncio.shield` does it, with fewer turns of the loop.)
+            await protected.ended
         except asyncio.CancelledError:
             protected.client_gone = True
-            task.add_done_callback(_tell)
-            if protected.over.is_set():
+            task.add_done_callback(self._left)
+            if protected.over:
                 task.cancel()  # The save is done: the application learns of it as without us.
                 await asyncio.wait((task,))
             raise
+        self._running.discard(task)
+        await task  # it has ended, perhaps with an error
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        """Nobody waits for it any more: an error is only logged."""
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a request whose client had gone raised", exc_info=task.exception())
 
     # --- the server's life -------------------------------------------------------------------
 
@@ -132,12 +140,6 @@ class IdempotencyMiddleware:
         if self._running:
             await asyncio.wait(self._running, timeout=_LAST_REQUESTS)
         await self._door.close()
-
-
-def _tell(task: asyncio.Task[None]) -> None:
-    """Nobody waits for it any more: an error is only logged."""
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("a request whose client had gone raised", exc_info=task.exception())
 
 
 async def _send_answer(send: Send, answer: Answer) -> None:
@@ -200,9 +202,13 @@ class _Protected:
         """Too large to be kept: what was held is out, the rest follows as it comes."""
         self._streams = False
         """A stream of events, which passes as if we were not there."""
-        self.over = asyncio.Event()
+        self.over = False
         """There is nothing left to save."""
+        self._listening: list[asyncio.Future[None]] = []
+        """Whoever of the application wants to hear what the client does."""
         self.client_gone = False
+        self.ended = asyncio.get_running_loop().create_future()
+        """The application has ended."""
 
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application to its end."""
@@ -222,7 +228,16 @@ class _Protected:
                 await self._exchange.raised(error)
             raise
         finally:
-            self.over.set()
+            self._set_over()
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    def _set_over(self) -> None:
+        self.over = True
+        while self._listening:
+            listener = self._listening.pop()
+            if not listener.done():
+                listener.set_result(None)
 
     async def receive(self) -> Message:
         """Give the body, and after it nothing until the answer is complete."""
@@ -230,12 +245,15 @@ class _Protected:
         if message is not None:
             return message
         # Whether the client is still there is not the handler's business: it runs to its end.
-        await self.over.wait()
+        if not self.over:
+            listener = asyncio.get_running_loop().create_future()
+            self._listening.append(listener)
+            await listener
         return await self._body.receive() if self._streams else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         """Take what the application sends."""
-        if self.over.is_set():
+        if self.over:
             await self._send(message)
         elif message["type"] == "http.response.body":
             await self._collect(message)
@@ -250,7 +268,7 @@ class _Protected:
         if is_event_stream(lines):
             await self._exchange.unprotected()
             self._streams = True
-            self.over.set()
+            self._set_over()
             lines.append(UNPROTECTED)
             await self._send(message)
 
@@ -276,7 +294,7 @@ class _Protected:
         instead = await self._exchange.answered(
             start["status"], start["headers"], body if self._room >= 0 else None
         )
-        self.over.set()
+        self._set_over()
         if self._flows:  # too late for another answer: the first part of this one is out
             await self._pass(_part(body))
         elif instead is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -18,12 +18,14 @@ import msgspec
 from semel.core.records import FINGERPRINT_BYTES
 from semel.http.messages import Request
 
-_BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]+)"|([^\s;,]+))', re.IGNORECASE)
+_JSON: Final = b"application/json"
+_BOUNDARY: Final = re.compile(rb'boundary=(?:"([^"]+)"|([^\s;,]+))', re.IGNORECASE)
 
 
 def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> bytes:
     """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
-    content_type = request.headers.get("content-type") or ""
+    types = request.headers.values(b"content-type")
+    content_type = types[0] if types else b""
     return digest(
         (
             request.method.encode("latin-1", "replace"),
@@ -37,27 +39,24 @@ def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> b
 
 def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
     """Digest parts, so that no two lists of them can meet."""
-    message = b"".join(piece for part in parts for piece in (b"%d:" % len(part), part))
+    message = b"".join([piece for part in parts for piece in (b"%d:" % len(part), part)])
     if secret is None:
         return hashlib.sha256(message).digest()[:FINGERPRINT_BYTES]
     return hmac.digest(secret, message, "sha256")[:FINGERPRINT_BYTES]
 
 
-def content(content_type: str, body: bytes) -> Iterator[bytes]:
+def content(content_type: bytes, body: bytes) -> list[bytes]:
     """Give the parts that stand for a body: first its kind, then what it says."""
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type == "application/json" or media_type.endswith("+json"):
-        yield media_type.encode("latin-1")
-        yield _json(body)
-        return
-    boundary = _BOUNDARY.search(content_type) if media_type.startswith("multipart/") else None
+    if content_type == _JSON:  # as most are
+        return [_JSON, _json(body)]
+    media_type = content_type.partition(b";")[0].strip().lower()
+    if media_type == _JSON or media_type.endswith(b"+json"):
+        return [media_type, _json(body)]
+    boundary = _BOUNDARY.search(content_type) if media_type.startswith(b"multipart/") else None
     parts = None if boundary is None else _multipart(body, boundary[1] or boundary[2])
     if parts is None:
-        yield content_type.strip().lower().encode("latin-1")
-        yield body
-    else:
-        yield media_type.encode("latin-1")
-        yield from parts
+        return [content_type.strip().lower(), body]
+    return [media_type, *parts]
 
 
 def _as_written(number: str) -> msgspec.Raw:
@@ -76,10 +75,9 @@ def _json(body: bytes) -> bytes:
         return body  # not JSON, whatever it says: only the very same bytes are the same
 
 
-def _multipart(body: bytes, boundary: str) -> list[bytes] | None:
+def _multipart(body: bytes, boundary: bytes) -> list[bytes] | None:
     """Split a multipart body into its parts, headers included; None = it is not one."""
-    mark = b"--" + boundary.encode("latin-1")
-    pieces = (b"\r\n" + body).split(b"\r\n" + mark)
+    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
     if len(pieces) < 3 or not pieces[-1].startswith(b"--"):  # noqa: PLR2004 - before, a part, after
         return None
     return pieces[1:-1]

@@ -26,6 +26,7 @@ _UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
 
 _QUOTED_LINE: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,255}"'
 _RAW_LINE: Final = "[!#-+\\x2d-~]{1,255}"
+_PLAIN: Final = re.compile(_RAW_LINE)
 
 _LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2
 """Quotes, and every character escaped."""
@@ -42,6 +43,8 @@ def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
     if len(lines) > 1:
         raise InvalidKey("the key's header may come once only")
     line = lines[0].strip(" \t")
+    if not strict and _PLAIN.fullmatch(line) is not None:
+        return line  # as most keys are
     if len(line) > _LONGEST_LINE:
         raise InvalidKey(f"the key is longer than {MAX_KEY_LENGTH} characters")
     quoted = _QUOTED.fullmatch(line)

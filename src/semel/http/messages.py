@@ -5,7 +5,7 @@ This module holds values. It decides nothing and touches no socket.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -27,17 +27,21 @@ class Headers:
 
     def get(self, name: str) -> str | None:
         """Give the value of the first line with this name, or None."""
-        return next(self._values(name), None)
+        found = self.values(name.lower().encode("latin-1"))
+        return found[0].decode("latin-1") if found else None
 
     def get_all(self, name: str) -> list[str]:
         """Give the values of all lines with this name."""
-        return list(self._values(name))
+        return [value.decode("latin-1") for value in self.values(name.lower().encode("latin-1"))]
 
-    def _values(self, name: str) -> Iterator[str]:
-        wanted = name.lower().encode("latin-1")
-        for written, value in self.lines:
-            if len(written) == len(wanted) and written.lower() == wanted:
-                yield value.decode("latin-1")
+    def values(self, name: bytes) -> list[bytes]:
+        """Give the values of all lines with this name, in lower case, as they were sent."""
+        size = len(name)
+        return [
+            value
+            for written, value in self.lines
+            if len(written) == size and (written == name or written.lower() == name)
+        ]
 
 
 class Request(Struct, frozen=True):

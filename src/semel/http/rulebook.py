@@ -85,7 +85,8 @@ class Rulebook:
             source for name in choices.order if (source := self._source(name)) is not None
         )
         self._marker = choices.replayed_header.encode()
-        self._forbidden = choices.never_stored | {self._marker.lower()}
+        self._lower_marker = self._marker.lower()
+        self._forbidden = choices.never_stored | {self._lower_marker}
 
     # --- before the handler ----------------------------------------------------------------
 
@@ -128,7 +129,8 @@ class Rulebook:
         """Whether a source of keys reads the body, and how it finds the key."""
         chosen = self.choices
         if name == "header" and chosen.header is not None:
-            return False, partial(_from_header, chosen.header, chosen.strict)
+            wanted = chosen.header.lower().encode()
+            return False, partial(_from_header, wanted, chosen.strict)
         if name == "query" and chosen.query is not None:
             return False, partial(_from_query, chosen.query)
         if name == "field" and chosen.field is not None:
@@ -183,7 +185,8 @@ class Rulebook:
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
         """Give the header lines of a first answer: all of them, but no false mark of a replay."""
-        return [line for line in lines if line[0].lower() != self._marker.lower()]
+        marker = self._lower_marker
+        return [line for line in lines if line[0].lower() != marker]
 
 
 def _somebody(tenant: object) -> str:
@@ -194,8 +197,9 @@ def _somebody(tenant: object) -> str:
     return tenant
 
 
-def _from_header(name: str, strict: bool, request: Request, _: object) -> str | None:
-    return key_of_lines(request.headers.get_all(name), strict=strict)
+def _from_header(name: bytes, strict: bool, request: Request, _: object) -> str | None:
+    lines = [line.decode("latin-1") for line in request.headers.values(name)]
+    return key_of_lines(lines, strict=strict)
 
 
 def _from_query(name: str, request: Request, _: object) -> str | None:

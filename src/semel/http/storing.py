@@ -8,6 +8,7 @@ that belong to one connection, or that the layers around us write anew (`_FORBID
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -82,36 +83,31 @@ def keeping(status: int, stored: StoredStatuses = is_success) -> Keeping:
 
 def is_event_stream(lines: Iterable[HeaderLine]) -> bool:
     """Tell whether an answer is a stream of events, which has no end that could be waited for."""
-    return any(
-        name.lower() == b"content-type" and value.lower().startswith(_EVENT_STREAM)
-        for name, value in lines
-    )
+    for name, value in lines:
+        if name.lower() == b"content-type" and value.lower().startswith(_EVENT_STREAM):
+            return True
+    return False
 
 
 def kept_lines(
     lines: Iterable[HeaderLine], also_forbidden: frozenset[bytes]
 ) -> tuple[HeaderLine, ...]:
     """Leave out the header lines that may not be stored."""
-    lines = tuple(lines)
-    named = {
-        name.strip().lower()
-        for written, value in lines
-        if written.lower() == b"connection"
-        for name in value.split(b",")
-    }
+    named = [(line[0].lower(), line) for line in lines]
+    for name, (_, value) in named:
+        if name == b"connection":  # it names others, which belong to the connection as well
+            also_forbidden |= {each.strip().lower() for each in value.split(b",")}
     return tuple(
-        (written, value)
-        for written, value in lines
-        if not _is_forbidden(written.lower(), also_forbidden) and written.lower() not in named
+        [line for name, line in named if name not in also_forbidden and not _is_forbidden(name)]
     )
 
 
-def _is_forbidden(name: bytes, also: frozenset[bytes]) -> bool:
+@lru_cache(maxsize=1024)
+def _is_forbidden(name: bytes) -> bool:
     return (
         name in _FORBIDDEN
         or name.startswith(_FORBIDDEN_BEGINNINGS)
         or name.endswith(_FORBIDDEN_END)
-        or name in also
     )
 
 
@@ -158,10 +154,11 @@ class AnswerCodec:
 def replay(stored: Stored, marker: bytes) -> Answer:
     """Make the answer that a duplicate gets."""
     body = b"" if stored.body is None else stored.body
-    lines = stored.headers
-    if has_body(stored.status):
-        lines = (*lines, (b"content-length", b"%d" % len(body)))
-    return Answer(stored.status, (*lines, (marker, b"true")), body)
+    mark = (marker, b"true")
+    if not has_body(stored.status):
+        return Answer(stored.status, (*stored.headers, mark), body)
+    length = (b"content-length", b"%d" % len(body))
+    return Answer(stored.status, (*stored.headers, length, mark), body)
 
 
 def has_body(status: int) -> bool:
