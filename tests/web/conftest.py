@@ -11,7 +11,7 @@ import pytest
 from semel import Idempotency
 from web.client import Client
 from web.handlers import Folder
-from web.serve import STACKS
+from web.serve import FRAMEWORKS, STACKS
 from web.workers import Worker, Workers, working
 
 
@@ -31,6 +31,12 @@ def folder(workers: Workers) -> Folder:
 @pytest.fixture(params=STACKS)
 def stack(request) -> str:
     """Every framework on its server, in turn."""
+    return request.param
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def framework(request) -> str:
+    """Every framework in turn, each on one server only."""
     return request.param
 
 
@@ -75,7 +81,9 @@ def shared_store(request, store: str, folder: Folder, _made_stores: set[str]) ->
     """The name of a store of this kind, which all workers know."""
     if store not in _made_stores:
         server = request.getfixturevalue(f"{store}_of_this_worker")
-        folder.add_store(store, server.url if store == "redis" else server.fresh_database())
+        folder.add_store(
+            store, f"{server.url[:-1]}1" if store == "redis" else server.fresh_database()
+        )
         _made_stores.add(store)
     return store
 

@@ -93,6 +93,8 @@ STACKS = {
     ),
 }
 
+FRAMEWORKS = [name for name in STACKS if name != "asgi-hypercorn"]
+"""Each framework once, for rules that no server has a part in."""
 MIDDLEWARES = [name for name, stack in STACKS.items() if not stack.decorator]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from web.fuzz import check_keys, fuzz
 
-FEW = 60
+FEW = 30
 
 
 def test_odd_requests_break_nothing(worker, folder):

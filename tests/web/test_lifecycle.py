@@ -35,7 +35,7 @@ def test_15_work_after_the_answer_does_not_hold_the_record(on, key, run, folder)
     assert folder.runs(run) == 1
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 206])
+@pytest.mark.parametrize("status", [200, 204, 206])
 def test_16_a_success_is_stored(on, key, run, folder, status):
     first, again = (on().post(f"/status/{status}", key=key, run=run) for _ in range(2))
     assert (first.status, again.status) == (status, status)
@@ -45,7 +45,7 @@ def test_16_a_success_is_stored(on, key, run, folder, status):
     assert folder.runs(run) == 1
 
 
-@pytest.mark.parametrize("status", [302, 400, 404, 422, 500, 503])
+@pytest.mark.parametrize("status", [302, 404, 422, 503])
 def test_16_everything_else_runs_again(on, key, run, folder, status):
     first, again = (on().post(f"/status/{status}", key=key, run=run) for _ in range(2))
     assert (first.status, again.status) == (status, status)
@@ -54,7 +54,7 @@ def test_16_everything_else_runs_again(on, key, run, folder, status):
     assert on().post("/pay", key=key, run=run).status == 201, "the key is free for another request"
 
 
-@pytest.mark.parametrize("status", [400, 404, 410, 422])
+@pytest.mark.parametrize("status", [404, 422])
 def test_16_a_function_of_the_status_stores_more(on, key, run, folder, status):
     first, again = (
         on("deterministic").post(f"/status/{status}", key=key, run=run) for _ in range(2)
@@ -65,7 +65,7 @@ def test_16_a_function_of_the_status_stores_more(on, key, run, folder, status):
     assert folder.runs(run) == 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
+@pytest.mark.parametrize("status", [401, 403, 429])
 def test_16_answers_about_the_client_are_never_stored(on, key, run, folder, status):
     first, again = (
         on("deterministic").post(f"/status/{status}", key=key, run=run) for _ in range(2)

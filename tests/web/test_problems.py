@@ -10,6 +10,11 @@ from web.workers import eventually
 BODY, OTHER_BODY = b'{"amount": 5}', b'{"amount": 6}'
 
 
+@pytest.fixture
+def stack(framework):
+    return framework
+
+
 def assert_problem(answer, status, code):
     assert (answer.status, answer.code) == (status, code)
     assert answer.header("cache-control") == "no-store"

@@ -12,6 +12,11 @@ from web.workers import eventually, nothing_runs
 BODY, OTHER_BODY = b'{"amount": 5}', b'{"amount": 6}'
 
 
+@pytest.fixture
+def stack(framework):
+    return framework
+
+
 @pytest.fixture(params=["redis", "postgres"])
 def store(request):
     return request.param

@@ -65,7 +65,7 @@ class Application:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         try:
             body = _body(environ)
-        except (OSError, ValueError):  # nobody sent a whole body, or it has no length
+        except (OSError, ValueError, OverflowError):  # it is not whole, or has no length
             start_response("400 Incomplete", [("Content-Length", "0")])
             return []
         asked = Asked(environ["REQUEST_METHOD"], environ["PATH_INFO"], _headers(environ), body)
