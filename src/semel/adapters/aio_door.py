@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from semel.aio import AsyncIdempotency
@@ -122,26 +123,39 @@ class AsyncExchange:
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        self._leave()
         keeping = self.book.keeping(status)
-        if keeping == "store":
-            try:
-                if body is None or len(body) < LARGE:
-                    await self._save(status, lines, body)
-                else:
-                    async with self._large:
-                        await self._save(status, lines, body)
-            except IdempotencyError as error:  # another attempt took over: its answer counts
-                return refused(self.book, error)
-        else:
+        if keeping != "store":
+            self._leave()
             outcome = None if keeping == "failure" else keeping
-            await self._engine._failed(
-                self._call, self._attempt, Undone(f"answered with {status}", outcome)
-            )
+            undone = Undone(f"answered with {status}", outcome)
+            await self._engine._failed(self._call, self._attempt, undone)
+            return None
+        try:
+            if body is None or len(body) < LARGE:
+                await self._save(status, lines, body)
+            else:
+                await self._save_in_turn(status, lines, body)
+        except IdempotencyError as error:  # another attempt took over: its answer counts
+            return refused(self.book, error)
         return None
+
+    async def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
+        """Save a large answer, when few others are being saved."""
+        try:
+            await self._large.acquire()
+        except BaseException:
+            # Interrupted before its turn: the effect is done, and a retry must not repeat it.
+            with suppress(IdempotencyError):
+                await self._save(status, lines, body)
+            raise
+        try:
+            await self._save(status, lines, body)
+        finally:
+            self._large.release()
 
     async def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> None:
         stored = self.book.stored(status, lines, body)
+        self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
         await self._engine._succeeded(self._call, self._attempt, stored)
 
     async def unprotected(self) -> None:

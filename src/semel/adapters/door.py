@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
@@ -107,26 +108,39 @@ class Exchange:
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        self._leave()
         keeping = self.book.keeping(status)
-        if keeping == "store":
-            try:
-                if body is None or len(body) < LARGE:
-                    self._save(status, lines, body)
-                else:
-                    with self._large:
-                        self._save(status, lines, body)
-            except IdempotencyError as error:  # another attempt took over: its answer counts
-                return refused(self.book, error)
-        else:
+        if keeping != "store":
+            self._leave()
             outcome = None if keeping == "failure" else keeping
-            self._engine._failed(
-                self._call, self._attempt, Undone(f"answered with {status}", outcome)
-            )
+            undone = Undone(f"answered with {status}", outcome)
+            self._engine._failed(self._call, self._attempt, undone)
+            return None
+        try:
+            if body is None or len(body) < LARGE:
+                self._save(status, lines, body)
+            else:
+                self._save_in_turn(status, lines, body)
+        except IdempotencyError as error:  # another attempt took over: its answer counts
+            return refused(self.book, error)
         return None
+
+    def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
+        """Save a large answer, when few others are being saved."""
+        try:
+            self._large.acquire()
+        except BaseException:
+            # Interrupted before its turn: the effect is done, and a retry must not repeat it.
+            with suppress(IdempotencyError):
+                self._save(status, lines, body)
+            raise
+        try:
+            self._save(status, lines, body)
+        finally:
+            self._large.release()
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> None:
         stored = self.book.stored(status, lines, body)
+        self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
         self._engine._succeeded(self._call, self._attempt, stored)
 
     def unprotected(self) -> None:

@@ -1,0 +1,79 @@
+"""What every door relies on: an exchange ends its key, whatever interrupts it, and twins agree."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+
+import pytest
+
+from semel import AsyncIdempotency, Idempotency
+from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, AsyncDoor, AsyncExchange
+from semel.adapters.door import Door, Exchange
+from semel.core.records import State
+from semel.http.messages import Answer, Headers, Request
+
+REQUEST = Request("POST", "/", b"", Headers([(b"idempotency-key", b"k")]), None)
+
+
+async def no_body():
+    return b""
+
+
+async def begun(door):
+    exchange = await door.begin(door.routing.find("POST", "/"), REQUEST, no_body)
+    exchange.enter()
+    return exchange
+
+
+async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
+    async with AsyncIdempotency("memory://") as engine:
+        door = AsyncDoor(engine, {})
+        exchange = await begun(door)
+        for _ in range(LARGE_AT_ONCE):
+            await door._large.acquire()
+        task = asyncio.create_task(exchange.answered(200, [], bytes(LARGE)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        replay = await door.begin(exchange.book, REQUEST, no_body)
+    assert isinstance(replay, Answer)
+    assert len(replay.body) == LARGE
+
+
+def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(monkeypatch):
+    with Idempotency("memory://") as engine:
+        door = Door(engine, {})
+        exchange = door.begin(door.routing.find("POST", "/"), REQUEST, bytes)
+        exchange.enter()
+
+        def interrupted():
+            raise SystemExit
+
+        monkeypatch.setattr(door._large, "acquire", interrupted)
+        with pytest.raises(SystemExit):
+            exchange.answered(200, [], bytes(LARGE))
+        assert engine.peek("k", scope="http").state is State.SUCCEEDED
+
+
+async def test_an_answer_that_cannot_be_packed_does_not_strand_its_key():
+    async with AsyncIdempotency("memory://") as engine:
+        exchange = await begun(AsyncDoor(engine, {}))
+        with pytest.raises(TypeError):
+            await exchange.answered(200, [("texts", "not bytes")], b"")
+        assert not exchange.ended  # so a door records that the handler failed
+        await exchange.raised(TypeError())
+        assert (await engine.peek("k", scope="http")).state is State.FAILED
+
+
+def plain(source):
+    text = re.sub(r"\b(?:async|await) |\bAsync(?=[A-Z])", "", source).replace(
+        "asyncio", "threading"
+    )
+    return re.sub(r"\s+", "", text)
+
+
+def test_exchanges_on_threads_and_on_asyncio_are_twins():
+    assert plain(inspect.getsource(AsyncExchange)) == plain(inspect.getsource(Exchange))
