@@ -160,6 +160,28 @@ def test_a_function_says_what_is_compared():
     assert book.fingerprint(a_request(), b"ab") != book.fingerprint(a_request(), b"abc")
 
 
+def test_a_function_cannot_make_two_routes_the_same():
+    book = a_rulebook(payload=lambda request, body: "always this")
+    one = book.fingerprint(a_request(), b"")
+    assert one != book.fingerprint(a_request(path="/refund"), b"")
+    assert one != book.fingerprint(a_request(method="PATCH"), b"")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=b"])
+def test_bodies_in_which_no_fields_can_be_looked_for_are_compared_as_a_whole(kind):
+    book, request = a_rulebook(payload=["amount"]), a_request(("content-type", kind))
+    assert book.fingerprint(request, b"amount: 5") == book.fingerprint(request, b"amount: 5")
+    assert book.fingerprint(request, b"amount: 5") != book.fingerprint(request, b"amount: 6")
+
+
+@pytest.mark.parametrize("options", [{}, {"payload": ["amount"]}, {"separate_routes": True}])
+def test_a_path_that_is_not_unicode_is_one_of_many(options):
+    book = a_rulebook(**options)
+    paths = "/\udcff", "/\udcfe", "/"
+    asks = [asked(book, a_request(KEYED, JSON, path=path), b"{}")[0] for path in paths]
+    assert len({(ask.identity, ask.fingerprint) for ask in asks}) == len(paths)
+
+
 # --- rules and answers ---------------------------------------------------------------------
 
 

@@ -17,9 +17,9 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _decode = msgspec.json.Decoder().decode
 
 
-def field_of(request: Request, body: bytes, path: str) -> object:
-    """Read one field of a JSON or form body; `MISSING` if there is none."""
-    value: Any = _parsed(request, body)
+def field_of(document: object, path: str) -> object:
+    """Read one field of what a body says; `MISSING` if there is none."""
+    value: Any = document
     for step in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(step, MISSING)
@@ -32,7 +32,7 @@ def field_of(request: Request, body: bytes, path: str) -> object:
 
 def key_in_field(request: Request, body: bytes, path: str) -> str:
     """Read a key from a field; a body without it is an error, never a silent fallback."""
-    value = field_of(request, body, path)
+    value = field_of(document_of(request, body), path)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, str):
@@ -42,7 +42,8 @@ def key_in_field(request: Request, body: bytes, path: str) -> str:
     )
 
 
-def _parsed(request: Request, body: bytes) -> object:
+def document_of(request: Request, body: bytes) -> object:
+    """Read a body of JSON or of a form; `MISSING` if it is neither."""
     media_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
     try:
         if media_type == _FORM:

@@ -26,14 +26,14 @@ def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> b
     """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
     types = request.headers.values(b"content-type")
     content_type = types[0] if types else b""
-    return digest(
-        (
-            request.method.encode("latin-1", "replace"),
-            request.path.encode("utf-8", "surrogateescape"),
-            request.query,
-            *content(content_type, body),
-        ),
-        secret,
+    return digest((*place(request), request.query, *content(content_type, body)), secret)
+
+
+def place(request: Request) -> tuple[bytes, bytes]:
+    """Give method and path as bytes; a path need not be Unicode."""
+    return (
+        request.method.encode("latin-1", "replace"),
+        request.path.encode("utf-8", "surrogateescape"),
     )
 
 

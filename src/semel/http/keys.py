@@ -98,11 +98,15 @@ def stored_key(key: str, tenant: str | None = None, route: str | None = None) ->
     """
     if tenant is None and route is None and _UNCHANGED.fullmatch(key):
         return key
-    parts = [] if tenant is None else [quote(tenant, safe="")]
+    parts = [] if tenant is None else [_escaped(tenant)]
     if route is not None:
-        parts.append(f"@{quote(route, safe='')}")
+        parts.append(f"@{_escaped(route)}")
     parts.append(quote(key, safe="!\"#$&'()*+,:;<=>?@[\\]^`{|}~"))
     text = "/".join(parts)
     if len(text) <= MAX_KEY_LENGTH:
         return text
     return f"%~{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _escaped(text: str) -> str:
+    return quote(text, safe="", errors="surrogatepass")  # a path need not be Unicode

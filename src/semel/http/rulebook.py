@@ -19,8 +19,8 @@ from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Policy, Rules
 from semel.core.records import Identity
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
-from semel.http.bodies import MISSING, field_of, key_in_field
-from semel.http.fingerprints import digest, fingerprint
+from semel.http.bodies import MISSING, document_of, field_of, key_in_field
+from semel.http.fingerprints import digest, fingerprint, place
 from semel.http.keys import checked, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import Choices
@@ -115,15 +115,20 @@ class Rulebook:
         return Ask(identity, self.fingerprint(request, body))
 
     def fingerprint(self, request: Request, body: bytes) -> bytes:
-        """Digest what the application compares: the whole request, or what it chose of it."""
+        """Digest what the application compares: the whole request, or method, path and its choice.
+
+        A body in which no fields can be looked for is compared as a whole: else all such bodies
+        would be the same.
+        """
         payload, secret = self.choices.payload, self.choices.secret
-        if payload is None:
-            return fingerprint(request, body, secret)
         if callable(payload):
-            return payload_fingerprint(payload(request, body), secret)
-        values = (field_of(request, body, path) for path in payload)
-        said = (b"" if value is MISSING else _encode(value) for value in values)
-        return digest((request.method.encode(), request.path.encode(), *said), secret)
+            said = [payload_fingerprint(payload(request, body))]
+        elif payload is None or (document := document_of(request, body)) is MISSING:
+            return fingerprint(request, body, secret)
+        else:
+            values = (field_of(document, path) for path in payload)
+            said = [b"" if value is MISSING else _encode(value) for value in values]
+        return digest((*place(request), *said), secret)
 
     def _source(self, name: str) -> tuple[bool, Callable[[Request, Any], str | None]] | None:
         """Whether a source of keys reads the body, and how it finds the key."""
