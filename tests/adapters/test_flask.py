@@ -350,6 +350,14 @@ def test_a_response_that_is_raised_counts_with_its_own_status(app, idem):
     assert view.runs == 1
 
 
+def test_the_cap_holds_for_an_answer_that_is_raised(app, idem):
+    view = counting(lambda: abort(Response("too much", 201)))
+    app.add_url_rule("/", "view", Idempotent(idem, max_response=3)(view), methods=["POST"])
+    first, second = post_twice(app)
+    assert (first.data, second.json["code"]) == (b"too much", "result_omitted")
+    assert view.runs == 1
+
+
 def test_an_error_handler_that_fails_leaves_no_stuck_key(app, idem):
     @app.errorhandler(404)
     def broken(error):
@@ -539,6 +547,15 @@ def test_a_form_that_was_parsed_before_is_compared(app, idem, form):
     )
     for other in others:
         assert client.post("/", headers=KEY, data=other).status_code == 422
+
+
+def test_fields_are_found_in_a_form_that_was_parsed_before(app, idem):
+    client = reading(app, idem, lambda: request.form, header=None, field="b", payload=["a"])
+    assert client.post("/", data={"a": "1", "b": "2", "at": "3"}).status_code == 200
+    again = client.post("/", data={"a": "1", "b": "2", "at": "4"})
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert client.post("/", data={"a": "2", "b": "2"}).status_code == 422
+    assert state(idem, "2") is State.SUCCEEDED
 
 
 def test_data_that_was_read_before_is_compared(app, idem):

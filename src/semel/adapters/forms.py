@@ -6,8 +6,9 @@ view runs. Its boundary is gone with it, so the content type is told without its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
+from urllib.parse import urlencode
 
 from semel.http.messages import HeaderLine
 
@@ -24,8 +25,10 @@ class Upload(NamedTuple):
 _CONTENT_TYPE: Final = b"content-type"
 
 
-def form_bytes(fields: Iterable[tuple[str, str]], uploads: Iterable[Upload]) -> bytes:
-    """Write fields and files, each piece with its length before it."""
+def form_bytes(fields: Iterable[tuple[str, str]], uploads: Sequence[Upload]) -> bytes:
+    """Write fields as a form does, so that keys are found in them; with files, by their lengths."""
+    if not uploads:
+        return urlencode([*fields], errors="surrogatepass").encode()
     texts = [_piece(text) for field in fields for text in field]
     files = [piece for upload in uploads for piece in (*map(_piece, upload[:3]), upload.content)]
     pieces = [*texts, b"files", *files]

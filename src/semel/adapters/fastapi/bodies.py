@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.http import messages
 from semel.http.rulebook import Refusal
 
@@ -29,13 +29,7 @@ class Body:
 
     def _lines(self) -> list[messages.HeaderLine]:
         lines: list[messages.HeaderLine] = self._request.scope["headers"]
-        if self._form is None:
-            return lines
-        # The boundary is another one on each try, and the form has none any more.
-        return [
-            (name, value.partition(b";")[0] if name.lower() == b"content-type" else value)
-            for name, value in lines
-        ]
+        return lines if self._form is None else without_boundary(lines)
 
     async def read(self) -> bytes:
         """Give the body; one that nobody has read yet is kept for the endpoint."""
@@ -62,26 +56,20 @@ class Body:
         return b"".join(chunks)
 
     async def _form_bytes(self) -> bytes:
-        """Give bytes that stand for a form: its fields, and its files with all that is known."""
         items = self._form.multi_items()
         if sum(_size(value) for _, value in items) > self._limit:
             raise Refusal("body_too_large")
-        if all(isinstance(value, str) for _, value in items):
-            return urlencode(items).encode()
-        return b"".join([piece for item in items for piece in await _pieces(*item)])
+        fields = [(name, value) for name, value in items if isinstance(value, str)]
+        files = [(name, value) for name, value in items if not isinstance(value, str)]
+        return form_bytes(fields, [await _upload(name, file) for name, file in files])
 
 
 def _size(value: Any) -> int:
     return len(value) if isinstance(value, str) else value.size or 0
 
 
-async def _pieces(name: str, value: Any) -> list[bytes]:
-    """Give a part of a form, each piece of it with its length before it."""
-    if isinstance(value, str):
-        pieces = [name.encode(), value.encode()]
-    else:
-        about = (name, value.filename or "", value.content_type or "")
-        await value.seek(0)
-        pieces = [*(each.encode() for each in about), await value.read()]
-        await value.seek(0)
-    return [b"%d:" % len(pieces), *(b"%d:%b" % (len(piece), piece) for piece in pieces)]
+async def _upload(name: str, file: Any) -> Upload:
+    await file.seek(0)
+    content = await file.read()
+    await file.seek(0)
+    return Upload(name, file.filename or "", file.content_type or "", content)

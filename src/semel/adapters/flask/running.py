@@ -55,7 +55,9 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
     if keeping == "store":
         # As the application's error handler words it: so the first caller gets it too.
         told = current_app.make_response(current_app.handle_user_exception(error))
-        exchange.answered(told.status_code, _lines(told), told.get_data())
+        body = told.get_data()
+        kept = body if len(body) <= exchange.book.max_response else None
+        exchange.answered(told.status_code, _lines(told), kept)
     elif keeping != "failure":  # else the policy is asked, about the error itself
         exchange.answered(status, (), b"")
 
