@@ -300,10 +300,10 @@ async def test_after_its_answer_an_application_hears_that_the_request_is_over(en
         given_up.cancel()
         await send(start())
         await send(part())
-        heard.append(await waiting)
+        heard.extend([await waiting, await receive()])
 
     await Server(IdempotencyMiddleware(By(answer), engine)).run()
-    assert heard == [{"type": "http.disconnect"}]
+    assert heard == [{"type": "http.disconnect"}] * 2
 
 
 async def test_a_body_without_a_key_passes_however_large_it_is(engine):

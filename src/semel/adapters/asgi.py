@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias, Unpack
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aside import Aside
 from semel.adapters.options import MiddlewareOptions
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
-from semel.events import logger
 from semel.http.messages import Answer, Headers, Request
 from semel.http.rulebook import Refusal, Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
@@ -33,9 +33,6 @@ _UNBUFFERABLE: Final = frozenset(
 )
 """Ways to answer that would go past us."""
 
-_LAST_REQUESTS: Final = 5.0
-"""Seconds that requests whose client has gone may take to end when the server stops."""
-
 
 class IdempotencyMiddleware:
     """Protects the requests that have a key; see `semel.http` for the rules and options."""
@@ -48,7 +45,7 @@ class IdempotencyMiddleware:
     ) -> None:
         self.app = app
         self._door = AsyncDoor(idempotency, {**options})
-        self._running: set[asyncio.Task[None]] = set()
+        self._aside = Aside()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -85,27 +82,20 @@ class IdempotencyMiddleware:
             await self._run(scope, _Protected(begun, body, send))
 
     async def _run(self, scope: Scope, protected: _Protected) -> None:
-        task = asyncio.get_running_loop().create_task(protected.run(self.app, scope))
-        self._running.add(task)
+        task = self._aside.begin(protected.run(self.app, scope))
         try:
             # Not the task itself: a cancelled request must neither strand its key nor lose its
-            # answer. (As `asyncio.shield` does it, with fewer turns of the loop.)
+            # answer.
             await protected.ended
         except asyncio.CancelledError:
             protected.client_gone = True
-            task.add_done_callback(self._left)
+            self._aside.leave(task)
             if protected.over:
                 task.cancel()  # The save is done: the application learns of it as without us.
                 await asyncio.wait((task,))
             raise
-        self._running.discard(task)
+        self._aside.end(task)
         await task  # it has ended, perhaps with an error
-
-    def _left(self, task: asyncio.Task[None]) -> None:
-        """Nobody waits for it any more: an error is only logged."""
-        self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a request whose client had gone raised", exc_info=task.exception())
 
     # --- the server's life -------------------------------------------------------------------
 
@@ -122,7 +112,8 @@ class IdempotencyMiddleware:
             nonlocal heard
             heard = True
             if message["type"].startswith("lifespan.shutdown."):
-                await self._close()
+                await self._aside.drain()
+                await self._door.close()
             await send(message)
 
         try:
@@ -135,11 +126,6 @@ class IdempotencyMiddleware:
             await send({"type": "lifespan.startup.complete"})
             await receive()
             await closing({"type": "lifespan.shutdown.complete"})
-
-    async def _close(self) -> None:
-        if self._running:
-            await asyncio.wait(self._running, timeout=_LAST_REQUESTS)
-        await self._door.close()
 
 
 async def _send_answer(send: Send, answer: Answer) -> None:
@@ -155,6 +141,8 @@ class _ClientGone(Exception):
 
 class _Body:
     """The body of a request, read once and given to the application again."""
+
+    __slots__ = ("_content", "_limit", "_receive")
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive, self._limit = receive, limit
@@ -192,6 +180,21 @@ class _Body:
 
 class _Protected:
     """One request on its way through the application, its answer held back until it is saved."""
+
+    __slots__ = (
+        "_body",
+        "_exchange",
+        "_flows",
+        "_held",
+        "_listening",
+        "_room",
+        "_send",
+        "_start",
+        "_streams",
+        "client_gone",
+        "ended",
+        "over",
+    )
 
     def __init__(self, exchange: AsyncExchange, body: _Body, send: Send) -> None:
         self._exchange, self._body, self._send = exchange, body, send

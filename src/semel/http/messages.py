@@ -56,7 +56,7 @@ class Request(Struct, frozen=True):
     """The framework's own: an ASGI scope, a WSGI environ, a request object."""
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, gc=False):
     """A whole response: status, header lines in order, body."""
 
     status: int

@@ -111,7 +111,7 @@ def _is_forbidden(name: bytes) -> bool:
     )
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """An answer as it is stored; a body of None was too large."""
 
     status: int

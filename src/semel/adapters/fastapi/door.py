@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial, wraps
-from typing import Any, Final, TypeVar, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from anyio import CancelScope
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aside import Aside
 from semel.adapters.fastapi.answers import (
     Responses,
     read,
@@ -29,16 +30,12 @@ from semel.adapters.fastapi.bodies import Body
 from semel.adapters.fastapi.endpoints import Endpoint
 from semel.adapters.fastapi.openapi import MARK, document
 from semel.aio import AsyncIdempotency
-from semel.events import logger
 from semel.http.messages import Answer
 from semel.http.options import DoorOptions
 from semel.http.rulebook import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_LAST_REQUESTS: Final = 5.0
-"""Seconds that requests whose client has gone may take to end when the application stops."""
 
 
 class Idempotent:
@@ -48,7 +45,7 @@ class Idempotent:
         self._options: dict[str, Any] = {**options}
         self._door = AsyncDoor(idempotency, {})
         self._door.book(self._options)  # a bad option is told of here, not at the first endpoint
-        self._running: set[asyncio.Task[Any]] = set()
+        self._aside = Aside()
 
     @overload
     def __call__(self, endpoint: F, /) -> F: ...
@@ -71,18 +68,14 @@ class Idempotent:
                 async with around(app) as state:
                     yield state
             finally:
-                await self._close()
+                await self._aside.drain()
+                await self._door.close()
 
         app.router.lifespan_context = lifespan
 
-    async def _close(self) -> None:
-        if self._running:
-            await asyncio.wait(self._running, timeout=_LAST_REQUESTS)
-        await self._door.close()
-
     def _protect(self, options: dict[str, Any], function: F) -> F:
         book = self._door.book({**self._options, **options})
-        endpoint = Endpoint(function, book.choices)
+        endpoint = Endpoint(function)
         routes: dict[int, tuple[Any, Responses]] = {}
 
         @wraps(function)
@@ -97,7 +90,7 @@ class Idempotent:
             if id(route) not in routes:  # by id: a route need not have a hash
                 routes[id(route)] = route, Responses(route, is_coroutine=endpoint.is_coroutine)
             running = _Running(begun, request, routes[id(route)][1])
-            return await self._shielded(running.run(endpoint, values, beginnings))
+            return await self._run(running, running.run(endpoint, values, beginnings))
 
         protected.__signature__ = endpoint.signature  # type: ignore[attr-defined]
         setattr(protected, MARK, book.choices)
@@ -109,25 +102,19 @@ class Idempotent:
         body = Body(request, book.max_body)
         return await self._door.begin(book, body.request, body.read)
 
-    async def _shielded(self, running: Coroutine[Any, Any, Response]) -> Response:
-        task = asyncio.create_task(running)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    async def _run(self, running: _Running, run: Coroutine[Any, Any, Response]) -> Response:
+        task = self._aside.begin(run)
         try:
-            return await asyncio.shield(task)
+            await running.ended
         except asyncio.CancelledError:
             # Waited for: the dependencies of a running endpoint must not be closed under it. AnyIO
             # cancels again and again, hence its own shield; a second cancellation by others counts.
-            task.add_done_callback(_tell)
+            self._aside.leave(task)
             with CancelScope(shield=True):
                 await asyncio.wait((task,))
             raise
-
-
-def _tell(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for it any more: an error is only logged."""
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("a request whose client had gone raised", exc_info=task.exception())
+        self._aside.end(task)
+        return await task
 
 
 class _Running:
@@ -135,6 +122,7 @@ class _Running:
 
     def __init__(self, exchange: AsyncExchange, request: Request, responses: Responses) -> None:
         self._exchange, self._request, self._responses = exchange, request, responses
+        self.ended = asyncio.get_running_loop().create_future()
 
     async def run(
         self, endpoint: Endpoint, values: dict[str, Any], beginnings: Response
@@ -152,6 +140,9 @@ class _Running:
             if not self._exchange.ended:
                 await self._exchange.raised(error)
             raise
+        finally:
+            if not self.ended.done():
+                self.ended.set_result(None)
 
     async def _recorded(self, response: Response) -> Response:
         response, instead = await self._record(response)

@@ -11,22 +11,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, get_args, get_origin
 
-from fastapi import Header, Request, Response, params
+from fastapi import Request, Response, params
 from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature
 from starlette.concurrency import run_in_threadpool
 
 from semel.errors import ConfigError
-from semel.http.options import Choices
 
 _REQUEST: Final = "semel_request"
 _RESPONSE: Final = "semel_response"
-_HEADER: Final = "semel_key"
 
 
 class Endpoint:
     """A function of the application; `signature` is what FastAPI is to see."""
 
-    def __init__(self, function: Callable[..., Any], choices: Choices) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise ConfigError(f"an endpoint is needed, not {type(function).__name__}")
         if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
@@ -42,25 +40,25 @@ class Endpoint:
         self._request = _own(parameters, Request)
         self._response = _own(parameters, Response)
         self.signature = inspect.Signature(
-            sorted([*parameters.values(), *self._added(choices)], key=lambda each: each.kind),
+            sorted([*parameters.values(), *self._added()], key=lambda each: each.kind),
             return_annotation=get_typed_return_annotation(function),
         )
 
-    def _added(self, choices: Choices) -> list[inspect.Parameter]:
+    def _added(self) -> list[inspect.Parameter]:
+        """Give the parameters that are ours.
+
+        FastAPI gives its request to one parameter only: the endpoint's own, if it has one. The
+        key's header is none of them: FastAPI would validate it on each request, for nothing.
+        """
         added = []
-        # FastAPI gives its request to one parameter only: the endpoint's own, if it has one.
         if self._request is None:
             added.append(_parameter(_REQUEST, Request))
         if self._response is None:
             added.append(_parameter(_RESPONSE, Response))
-        if choices.header is not None:
-            told = Header(alias=choices.header, description=_description(choices))
-            added.append(_parameter(_HEADER, Annotated[str | None, told], default=None))
         return added
 
     def taken(self, values: dict[str, Any]) -> tuple[Request, Response]:
         """Take out of what FastAPI gives what is ours: the request and the answer's beginnings."""
-        values.pop(_HEADER, None)  # for the documentation: the rules read the header's lines
         request = values.pop(_REQUEST) if self._request is None else values[self._request]
         response = values.pop(_RESPONSE) if self._response is None else values[self._response]
         return request, response
@@ -88,14 +86,5 @@ def _own(parameters: Mapping[str, inspect.Parameter], kind: type) -> str | None:
     return None
 
 
-def _parameter(
-    name: str, annotation: Any, default: Any = inspect.Parameter.empty
-) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
-    )
-
-
-def _description(choices: Choices) -> str:
-    needed = "Needed: the" if choices.required else "The"
-    return f"{needed} same key with the same request gives the same answer, and nothing runs twice."
+def _parameter(name: str, annotation: type) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)

@@ -73,14 +73,29 @@ def _routes(app: FastAPI) -> Iterable[Any]:
 
 
 def _describe(operation: dict[str, Any], choices: Choices) -> None:
-    for parameter in operation.get("parameters", ()):
-        if parameter["in"] == "header" and parameter["name"] == choices.header:
-            parameter["required"] = choices.required
-            parameter["schema"] = {"type": "string", "pattern": line_pattern(strict=choices.strict)}
+    if choices.header is not None:
+        parameters = operation.setdefault("parameters", [])
+        # Asked for once more, or the endpoint's own: one of a name is enough.
+        parameters[:] = [each for each in parameters if not _is_header(each, choices.header)]
+        parameters.append(_header(choices.header, choices))
     for status, title in _answers(choices).items():
         answer = operation["responses"].setdefault(str(status), {"description": title})
         schema = {"$ref": f"#/components/schemas/{_SCHEMA}"}
         answer.setdefault("content", {})[_MEDIA_TYPE] = {"schema": schema}
+
+
+def _is_header(parameter: dict[str, Any], name: str) -> bool:
+    return (parameter["in"], str(parameter["name"]).lower()) == ("header", name.lower())
+
+
+def _header(name: str, choices: Choices) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "required": choices.required,
+        "description": "The same key with the same request gives the same answer.",
+        "schema": {"type": "string", "pattern": line_pattern(strict=choices.strict)},
+    }
 
 
 def _answers(choices: Choices) -> dict[int, str]:
