@@ -5,14 +5,13 @@ The options of a door hold for every request; a `Route` changes some of them for
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
-from semel.errors import ConfigError, InvalidKey
+from semel.errors import ConfigError
+from semel.http import checking
 from semel.http.messages import Request
 from semel.http.problems import Wording, checked_wordings
 from semel.http.storing import StoredStatuses, is_success
@@ -26,7 +25,6 @@ Payload: TypeAlias = Sequence[str] | Callable[[Request, bytes], object]
 MIB: Final = 1024 * 1024
 SOURCES: Final[tuple[KeySource, ...]] = ("header", "query", "field", "function")
 _NEVER_INTERCEPTED: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class DoorOptions(TypedDict, total=False):
@@ -85,27 +83,28 @@ class Choices:
         retry_after: Duration = 1.0,
         problems: Mapping[str, Wording] | None = None,
     ) -> None:
-        self.header = None if header is None else _header_name("header", header)
-        self.query = _text("query", query)
-        self.field = _text("field", field)
-        self.key = _function("key", key)
+        self.header = None if header is None else checking.header_name("header", header)
+        self.query = checking.text("query", query)
+        self.field = checking.text("field", field)
+        self.key = checking.function("key", key)
         self.order = _order(order)
         self.strict, self.required, self.separate_routes = strict, required, separate_routes
         self.methods = _methods(methods)
-        self.scope = _scope(scope)
-        self.tenant = _function("tenant", tenant)
+        self.scope = checking.scope(scope)
+        self.tenant = checking.function("tenant", tenant)
         self.payload = _payload(payload)
-        self.secret = _secret(secret)
-        self.policy = _policy(policy)
+        self.secret = checking.secret(secret)
+        self.policy = checking.policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored = _function("stored", stored) or is_success
+        self.stored = checking.function("stored", stored) or is_success
         self.never_stored = frozenset(
-            _header_name("never_stored", name).lower().encode() for name in _texts(never_stored)
+            checking.header_name("never_stored", name).lower().encode()
+            for name in checking.texts(never_stored)
         )
-        self.replayed_header = _header_name("replayed_header", replayed_header)
+        self.replayed_header = checking.header_name("replayed_header", replayed_header)
         self.max_body, self.max_response = (
-            _size("max_body", max_body),
-            _size("max_response", max_response),
+            checking.size("max_body", max_body),
+            checking.size("max_response", max_response),
         )
         self.retry_after = seconds("retry_after", retry_after)
         self.problems = checked_wordings(problems or {})
@@ -115,11 +114,7 @@ class Choices:
 
 def chosen(options: Mapping[str, Any]) -> Choices:
     """Check options that are given by name."""
-    unknown = options.keys() - DoorOptions.__annotations__.keys()
-    if unknown:
-        known = ", ".join(DoorOptions.__annotations__)
-        raise ConfigError(f"there is no option {min(unknown)!r}; known: {known}")
-    return Choices(**options)
+    return Choices(**checking.known_options(options, DoorOptions.__annotations__))
 
 
 class Route:
@@ -144,49 +139,15 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
 
 
-def _scope(scope: object) -> str:
-    try:
-        KeyRules().check_scope(scope)
-    except InvalidKey as error:
-        raise ConfigError(str(error)) from error
-    return cast("str", scope)
-
-
-def _text(name: str, value: object) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{name} must be a text or None; got {value!r}")
-    return value
-
-
-def _texts(value: Sequence[str]) -> Sequence[str]:
-    if isinstance(value, str):
-        raise ConfigError(f"a sequence of texts is needed, not the text {value!r}")
-    return value
-
-
-def _header_name(option: str, value: object) -> str:
-    if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
-        raise ConfigError(f"{option} must be the name of a header; got {value!r}")
-    return value
-
-
-def _function(name: str, value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
-    if name != "tenant" and inspect.iscoroutinefunction(value):
-        raise ConfigError(f"{name} must be a plain function: only tenant may be async")
-    return value
-
-
 def _order(order: Sequence[KeySource]) -> tuple[KeySource, ...]:
-    given = tuple(_texts(order))
+    given = tuple(checking.texts(order))
     if sorted(given) != sorted(SOURCES):
         raise ConfigError(f"order must have each of {', '.join(SOURCES)} once; got {given!r}")
     return given  # type: ignore[return-value]
 
 
 def _methods(methods: Sequence[str]) -> frozenset[str]:
-    names = frozenset(name.upper() for name in _texts(methods))
+    names = frozenset(name.upper() for name in checking.texts(methods))
     if names & _NEVER_INTERCEPTED:
         wrong = ", ".join(sorted(names & _NEVER_INTERCEPTED))
         raise ConfigError(f"methods: {wrong} changes nothing, so it is never intercepted")
@@ -195,26 +156,8 @@ def _methods(methods: Sequence[str]) -> frozenset[str]:
 
 def _payload(payload: Any) -> Any:
     if payload is None or callable(payload):
-        return _function("payload", payload)
-    fields = tuple(_texts(payload))
+        return checking.function("payload", payload)
+    fields = tuple(checking.texts(payload))
     if not fields or not all(isinstance(field, str) and field for field in fields):
         raise ConfigError("payload must be fields of the body, such as ['amount'], or a function")
     return fields
-
-
-def _secret(secret: object) -> bytes | None:
-    if secret is not None and (not isinstance(secret, bytes) or not secret):
-        raise ConfigError("secret must be bytes, and not empty")
-    return secret
-
-
-def _policy(policy: object) -> Policy | None:
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
-    return policy
-
-
-def _size(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name} must be a number of bytes; got {value!r}")
-    return value

@@ -77,7 +77,8 @@ class ClientRules:
         self.backoff_max = seconds("backoff_max", backoff_max)
         self.retry_after_max = seconds("retry_after_max", retry_after_max, zero=True)
         self.retry_for = seconds("retry_for", retry_for, zero=True)
-        self._new_keys = _generator(app)
+        self.new_key = _generator(app).new
+        """Makes the key of a call that no attempt makes."""
 
     def sending(
         self,
@@ -106,8 +107,7 @@ class ClientRules:
         return Sending(self, call, target, call.line, retries=retries, began=now)
 
     def _line(self, target: Target, attempt: Attempt | None) -> str:
-        key = self._new_keys.new() if attempt is None else attempt.derive_next(target.part)
-        return line_of_key(key)
+        return line_of_key(self.new_key() if attempt is None else attempt.derive_next(target.part))
 
 
 class Target(Struct, frozen=True):

@@ -155,7 +155,9 @@ def test_the_server_s_pushback_goes_before_our_own_pauses(caller, stubborn):
     assert caller.slept[1] == 0.0
 
 
-@pytest.mark.parametrize("pushback", ["-1", "soon", "31000"])
+@pytest.mark.parametrize(
+    "pushback", ["-1", "soon", "31000", pytest.param("9" * 5000, id="endless")]
+)
 def test_a_pushback_can_say_never_again(caller, stubborn, pushback):
     stubborn.ends = [("UNAVAILABLE", pushback)]
     assert failed(caller) is grpc.StatusCode.UNAVAILABLE

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from re import Pattern
 from typing import Any, Final
 
-from semel.adapters.grpc.options import Choices, MethodRule, checked_rules, chosen
+from semel.adapters.grpc.options import MethodRule, checked_rules, chosen
 from semel.adapters.grpc.rulebook import MethodBook
 from semel.core.policy import Rules
-from semel.errors import ConfigError, InvalidKey
+from semel.errors import ConfigError
 
 _REMEMBERED: Final = 1024
 """Methods whose rules are remembered; a generic handler may take endlessly many."""
@@ -35,8 +35,8 @@ class MethodBooks:
         self._books: dict[str, MethodBook | None] = {}
         self.choices = (self._default, *self._choices.values())
         """Every set of options that a method may have."""
-        for choices in self.choices:
-            self._try(choices)
+        for choices in self.choices:  # what the engine cannot do is told of now
+            MethodBook("", choices, resolved)
 
     def find(self, method: str) -> MethodBook | None:
         """Give the rules of a method; None = it is none of ours."""
@@ -59,13 +59,6 @@ class MethodBooks:
                 f"write methods={{{method!r}: MethodRule(off=True)}}"
             )
         return None
-
-    def _try(self, choices: Choices) -> None:
-        """Tell of a wrong scope now, not at the first call."""
-        try:
-            MethodBook("", choices, self._resolved)
-        except InvalidKey as error:
-            raise ConfigError(str(error)) from error
 
     def _find(self, method: str) -> MethodBook | None:
         service = method.rpartition("/")[0]

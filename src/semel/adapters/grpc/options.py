@@ -16,7 +16,8 @@ import msgspec
 from semel.adapters.grpc.storing import StoredCodes, no_other_code
 from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError
-from semel.http.options import MIB, _function, _policy, _secret, _size
+from semel.http import checking
+from semel.http.options import MIB
 
 _METADATA_NAME: Final = re.compile(r"[0-9a-z_.\-]+")
 _METHOD: Final = re.compile(r"/[^/*]+/(?:[^/*]+|\*)")
@@ -91,17 +92,17 @@ class Choices:
         busy_code: BusyCode = "UNAVAILABLE",
     ) -> None:
         self.metadata = None if metadata is None else metadata_name(metadata)
-        self.key = _function("key", key)
+        self.key = checking.function("key", key)
         self.required, self.separate_methods = required, separate_methods
-        self.scope = scope
-        self.tenant = _function("tenant", tenant)
-        self.payload = _function("payload", payload)
-        self.secret = _secret(secret)
-        self.policy = _policy(policy)
+        self.scope = checking.scope(scope)
+        self.tenant = checking.function("tenant", tenant)
+        self.payload = checking.function("payload", payload)
+        self.secret = checking.secret(secret)
+        self.policy = checking.policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored: StoredCodes = _function("stored", stored) or no_other_code
-        self.max_request = _size("max_request", max_request)
-        self.max_response = _size("max_response", max_response)
+        self.stored: StoredCodes = checking.function("stored", stored) or no_other_code
+        self.max_request = checking.size("max_request", max_request)
+        self.max_response = checking.size("max_response", max_response)
         self.pushback = seconds("pushback", pushback)
         if busy_code not in _BUSY_CODES:
             raise ConfigError(f"busy_code is UNAVAILABLE or ABORTED; got {busy_code!r}")
@@ -120,11 +121,7 @@ class MethodRule:
 
 def chosen(options: Mapping[str, Any]) -> Choices:
     """Check options that are given by name."""
-    known = MethodOptions.__annotations__
-    unknown = options.keys() - known.keys()
-    if unknown:
-        raise ConfigError(f"there is no option {min(unknown)!r}; known: {', '.join(known)}")
-    return Choices(**options)
+    return Choices(**checking.known_options(options, MethodOptions.__annotations__))
 
 
 def checked_rules(rules: Mapping[str, MethodRule]) -> dict[str, MethodRule]:

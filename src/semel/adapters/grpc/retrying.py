@@ -23,6 +23,7 @@ from semel.adapters.grpc.rulebook import PUSHBACK
 from semel.attempts import current_attempt
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError
+from semel.http.checking import known_options
 from semel.http.retrying import ClientRules
 
 RETRIED: Final = (StatusCode.UNAVAILABLE, StatusCode.ABORTED)
@@ -65,10 +66,7 @@ class Retrying:
         self.codes = frozenset(codes)
         if not all(isinstance(code, StatusCode) for code in self.codes):
             raise ConfigError("codes must be grpc.StatusCode members")
-        unknown = options.keys() - ClientOptions.__annotations__.keys()
-        if unknown:
-            known = ", ".join(ClientOptions.__annotations__)
-            raise ConfigError(f"there is no option {min(unknown)!r}; known: {known}")
+        known_options(options, ClientOptions.__annotations__)
         longest = seconds("pushback_max", pushback_max, zero=True)
         self.rules = ClientRules(retry_after_max=longest, **options)  # as clients of HTTP
 
@@ -78,7 +76,7 @@ class Retrying:
         if all(name != self._metadata for name, _ in given):
             around = current_attempt()
             name = method.decode() if isinstance(method, bytes) else method
-            key = self.rules._new_keys.new() if around is None else around.derive_next(name)
+            key = self.rules.new_key() if around is None else around.derive_next(name)
             given = (*given, (self._metadata, key))
         return LogicalCall(self, given, timeout)
 
@@ -127,4 +125,4 @@ def _pushback(trailers: Iterable[tuple[str, Any]]) -> float | None:
     said: str | None = next((value for name, value in trailers if name == PUSHBACK), None)
     if said is None:
         return None
-    return int(said) / 1000 if said.isascii() and said.isdecimal() else math.inf
+    return float(said) / 1000 if said.isascii() and said.isdecimal() else math.inf

@@ -23,16 +23,16 @@ from semel.adapters.grpc.storing import (
     packed,
     unpacked,
 )
-from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.decide import Undone
 from semel.core.fingerprint import fingerprint as payload_fingerprint
-from semel.core.policy import Policy, Rules
+from semel.core.policy import Rules
 from semel.core.records import Identity
 from semel.engine.call import Call
 from semel.errors import ConcurrentRequest, ConfigError, IdempotencyError, InvalidKey, WaitTimeout
 from semel.events import logger
 from semel.http.fingerprints import digest
 from semel.http.keys import checked, key_of_lines, stored_key
+from semel.http.policies import rules_of
 from semel.http.problems import PROBLEMS, problem_of
 from semel.http.rulebook import Refusal
 
@@ -92,7 +92,7 @@ class MethodBook:
         key_pattern: Pattern[str] | None = None,
     ) -> None:
         self.method, self.choices = method, choices
-        self.rules = self._rules(resolved)
+        self.rules = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_CODEC)
         self._pattern = key_pattern
 
     # --- before the handler ----------------------------------------------------------------
@@ -144,20 +144,6 @@ class MethodBook:
         else:
             said = received.data
         return digest((self.method.encode(), said), chosen.secret)
-
-    def _rules(self, resolved: Callable[..., Rules]) -> Rules:
-        """Lay this method's policy over the engine's; `resolved` is the engine's way to do it."""
-        chosen = self.choices
-        patience = (
-            Policy(concurrent="wait", wait_timeout=chosen.wait)
-            if chosen.wait
-            else Policy(concurrent="reject")
-        )
-        room = Policy(max_result_bytes=2 * chosen.max_response + _ENVELOPE)
-        rules = resolved(chosen.scope, room, chosen.policy, patience)
-        if isinstance(rules.codec, JsonCodec | MsgpackCodec):
-            return msgspec.structs.replace(rules, codec=_CODEC)
-        return rules  # a codec of the application's own, which may encrypt
 
     # --- answers -----------------------------------------------------------------------------
 
