@@ -10,9 +10,11 @@ import io
 import logging
 import os
 
+import httpx
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.wsgi import get_wsgi_application
 from django.http import FileResponse, Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -22,6 +24,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_protect
 
 from semel import AsyncIdempotency, ConfigError, Idempotency, Policy, current_attempt
+from semel.adapters import wsgi
 from semel.adapters.django import IdempotencyMiddleware, Idempotent, close, exempt, idempotent
 from semel.adapters.django.engines import ENGINES
 from semel.core.records import State
@@ -320,6 +323,23 @@ def test_a_form_behind_djangos_own_check_of_its_token_is_replayed(sqlite_url):
     with project(sqlite_url, {"pay": csrf_protect(view)}):
         assert _multipart("content").json()["files"] == {"file": "content"}
         assert _multipart("content")["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize("inside", ["middleware", "decorator"])
+def test_a_request_that_wsgi_s_middleware_protects_passes(sqlite_url, inside):
+    def pay(request):
+        return HttpResponse("paid")
+
+    view = idempotent(pay) if inside == "decorator" else pay
+    layers = [MIDDLEWARE] if inside == "middleware" else []
+    with project(sqlite_url, {"pay": view}, MIDDLEWARE=layers):
+        door = wsgi.IdempotencyMiddleware(get_wsgi_application(), sqlite_url)
+        transport = httpx.WSGITransport(door)
+        with httpx.Client(transport=transport, base_url="http://test") as client:
+            answers = [client.post("/pay/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+        door.close()
+    assert [answer.text for answer in answers] == ["paid", "paid"]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
 
 
 def test_a_form_with_errors_is_refused_before_the_claim(sqlite_url):

@@ -20,7 +20,9 @@ import uuid
 from pathlib import Path
 from typing import ClassVar
 
+import httpx
 import pytest
+from django.core.asgi import get_asgi_application
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -29,6 +31,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from semel import AsyncIdempotency, ConfigError, Idempotency, current_attempt
+from semel.adapters import asgi
 from semel.adapters.django import (
     IdempotencyMiddleware,
     Idempotent,
@@ -315,6 +318,32 @@ async def test_views_and_middleware_can_be_given_an_engine():
             assert (await middleware(AsyncRequestFactory().post("/pay/"))).status_code == 400
     with Idempotency("memory://") as plain, pytest.raises(ConfigError, match="AsyncIdempotency"):
         IdempotencyMiddleware(pay, plain)
+
+
+async def test_an_engine_for_threads_would_block_the_loop_of_an_async_view():
+    async def pay(request):
+        return HttpResponse("paid")
+
+    request = AsyncRequestFactory().post("/pay/", headers={"Idempotency-Key": "k"})
+    with Idempotency("memory://") as plain, pytest.raises(ConfigError, match="AsyncIdempotency"):
+        await Idempotent(plain)(pay)(request)
+
+
+@pytest.mark.parametrize("inside", ["middleware", "decorator"])
+async def test_a_request_that_asgi_s_middleware_protects_passes(sqlite_url, inside):
+    async def pay(request):
+        return HttpResponse("paid")
+
+    view = idempotent(pay) if inside == "decorator" else pay
+    layers = [MIDDLEWARE] if inside == "middleware" else []
+    async with served(project(sqlite_url, {"pay": view}, MIDDLEWARE=layers)):
+        door = asgi.IdempotencyMiddleware(get_asgi_application(), sqlite_url)
+        transport = httpx.ASGITransport(door)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answers = [await client.post("/pay/", headers={"Idempotency-Key": "k"}) for _ in "12"]
+        await door._door.close()
+    assert [answer.text for answer in answers] == ["paid", "paid"]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
 
 
 def test_an_async_view_under_wsgi_is_protected(sqlite_url):

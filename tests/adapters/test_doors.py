@@ -6,11 +6,16 @@ import asyncio
 import inspect
 import re
 
+import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
 
-from semel import AsyncIdempotency, Idempotency
+from semel import AsyncIdempotency, Idempotency, current_attempt
 from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, AsyncDoor, AsyncExchange
+from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.door import Door, Exchange
+from semel.adapters.fastapi import Idempotent
 from semel.core.records import State
 from semel.http.messages import Answer, Headers, Request
 
@@ -66,6 +71,43 @@ async def test_an_answer_that_cannot_be_packed_does_not_strand_its_key():
         assert not exchange.ended  # so a door records that the handler failed
         await exchange.raised(TypeError())
         assert (await engine.peek("k", scope="http")).state is State.FAILED
+
+
+# --- doors within doors --------------------------------------------------------------------------
+
+
+async def answered_twice(app):
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return [await client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+
+
+async def test_a_middleware_further_inside_lets_a_protected_request_pass():
+    async def app(scope, receive, send):
+        await PlainTextResponse("paid")(scope, receive, send)
+
+    async with AsyncIdempotency("memory://") as engine:
+        inside = IdempotencyMiddleware(app, engine)
+        first, second = await answered_twice(IdempotencyMiddleware(inside, engine))
+    assert (first.text, second.text) == ("paid", "paid")
+    assert second.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_decorated_endpoint_lets_a_protected_request_pass():
+    app = FastAPI()
+    async with AsyncIdempotency("memory://") as engine:
+
+        @app.post("/")
+        @Idempotent(engine)
+        async def pay() -> str:
+            return current_attempt().key
+
+        first, second = await answered_twice(IdempotencyMiddleware(app, engine))
+    assert (first.json(), second.json()) == ("k", "k")
+    assert second.headers["Idempotent-Replayed"] == "true"
+
+
+# --- twins ---------------------------------------------------------------------------------------
 
 
 def plain(source):

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange
 from semel.adapters.aside import Aside
+from semel.adapters.nesting import PROTECTED
 from semel.adapters.options import MiddlewareOptions
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
@@ -51,7 +52,7 @@ class IdempotencyMiddleware:
         """Answer one request."""
         if scope["type"] == "http":
             book = self._door.routing.find(scope["method"], scope["path"])
-            if book is not None:
+            if book is not None and PROTECTED not in scope:
                 await self._protect(book, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
@@ -216,6 +217,7 @@ class _Protected:
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application to its end."""
         self._exchange.enter()
+        scope[PROTECTED] = True
         extensions = scope.get("extensions")
         if extensions and not _UNBUFFERABLE.isdisjoint(extensions):
             # In place: layers around us read in their scope what the application wrote there.

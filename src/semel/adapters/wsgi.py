@@ -18,6 +18,7 @@ from wsgiref.util import FileWrapper
 
 from semel.adapters.door import Door, Exchange
 from semel.adapters.following import Following, Sent, close
+from semel.adapters.nesting import PROTECTED
 from semel.adapters.options import MiddlewareOptions
 from semel.errors import ConfigError
 from semel.http.messages import Answer, HeaderLine, Headers, Request
@@ -28,9 +29,6 @@ from semel.sync import Idempotency
 Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
-
-PROTECTED: Final = "semel.protected"
-"""Is in the environ of a request that a door protects: a door further inside lets it pass."""
 
 _CHUNK: Final = 64 * 1024
 _LONGEST_LENGTH: Final = 18

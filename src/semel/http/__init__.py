@@ -4,7 +4,7 @@ messages      requests and answers as values      keys          where a key come
 fingerprints  what tells two requests apart       bodies        fields of a body
 storing       what is stored, what is replayed    problems      the answers that are ours
 options       what an application may choose      checking      whether an option can be used
-policies      policies over the engine's        routing       which rules hold for a request
+policies      policies over the engine's          routing       which rules hold for a request
 rulebook      all of it together, for one route   retrying      what clients do with keys
 
 Nothing here waits, reads a socket or touches a store; the doors in `semel.adapters` do.

@@ -24,7 +24,7 @@ from semel.adapters.django.responses import (
     told_by,
 )
 from semel.adapters.door import Door, Exchange
-from semel.adapters.wsgi import PROTECTED
+from semel.adapters.nesting import PROTECTED
 from semel.events import logger
 from semel.http.messages import Answer
 from semel.http.rulebook import Rulebook

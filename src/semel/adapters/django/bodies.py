@@ -10,6 +10,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
 from semel.adapters.forms import Upload, form_bytes, without_boundary
+from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi import content_length, header_lines
 from semel.errors import ConfigError
 from semel.http.messages import HeaderLine, Headers, Request
@@ -26,6 +27,12 @@ def inner(request: Any) -> Any:
 def is_asgi(request: Any) -> bool:
     """Tell whether a request came by ASGI, whose messages are there whole."""
     return hasattr(request, "scope")
+
+
+def is_protected(request: Any) -> bool:
+    """Tell whether a door further outside protects a request already."""
+    own = inner(request)
+    return PROTECTED in own.META or (is_asgi(own) and PROTECTED in own.scope)
 
 
 class Body:

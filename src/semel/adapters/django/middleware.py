@@ -15,6 +15,7 @@ from django.urls import Resolver404, resolve
 
 from semel.adapters.aio_door import AsyncDoor
 from semel.adapters.django import aio_running, running
+from semel.adapters.django.bodies import is_protected
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.views import is_left_alone
 from semel.adapters.door import Door
@@ -62,14 +63,14 @@ class IdempotencyMiddleware:
             return self._answered(request)
         door = ENGINES.door() if self._door is None else self._door
         book = door.routing.find(request.method, request.path)
-        if book is None or _is_left_alone(request):
+        if book is None or is_protected(request) or _is_left_alone(request):
             return self.get_response(request)
         return running.protected(door, book, request, partial(self.get_response, request))
 
     async def _answered(self, request: Any) -> Any:
         door = ENGINES.async_door() if self._door is None else self._door
         book = door.routing.find(request.method, request.path)
-        if book is None or _is_left_alone(request):
+        if book is None or is_protected(request) or _is_left_alone(request):
             return await self.get_response(request)
         return await aio_running.protected(door, book, request, partial(self.get_response, request))
 

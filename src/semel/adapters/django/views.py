@@ -16,11 +16,11 @@ from django.http import HttpRequest
 
 from semel.adapters.aio_door import AsyncDoor
 from semel.adapters.django import aio_running, atomic, running
-from semel.adapters.django.bodies import inner, is_asgi
+from semel.adapters.django.bodies import inner, is_asgi, is_protected
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
 from semel.adapters.door import Door
-from semel.adapters.wsgi import PROTECTED, refuse_underscores
+from semel.adapters.wsgi import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, chosen
@@ -101,9 +101,11 @@ class Idempotent:
         @wraps(view)
         async def protected(*args: Any, **kwargs: Any) -> Any:
             request, run = _request_in(args), partial(view, *args, **kwargs)
-            door = self._door
+            door, on_loop = self._door, is_asgi(inner(request))
             if door is None:
-                door = ENGINES.async_door() if is_asgi(inner(request)) else ENGINES.door()
+                door = ENGINES.async_door() if on_loop else ENGINES.door()
+            elif on_loop and isinstance(door, Door):
+                raise ConfigError("an async view under ASGI needs an AsyncIdempotency")
             book = self._book(door)
             if not _concerns(book, request):
                 return await run()
@@ -162,7 +164,7 @@ def _door(idempotency: Any) -> Door | AsyncDoor:
 
 
 def _concerns(book: Rulebook, request: Any) -> bool:
-    return request.method in book.choices.methods and PROTECTED not in request.META
+    return request.method in book.choices.methods and not is_protected(request)
 
 
 def _request_in(args: tuple[Any, ...]) -> Any:

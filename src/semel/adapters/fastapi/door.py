@@ -29,6 +29,7 @@ from semel.adapters.fastapi.answers import (
 from semel.adapters.fastapi.bodies import Body
 from semel.adapters.fastapi.endpoints import Endpoint
 from semel.adapters.fastapi.openapi import MARK, document
+from semel.adapters.nesting import PROTECTED
 from semel.aio import AsyncIdempotency
 from semel.http.messages import Answer
 from semel.http.options import DoorOptions
@@ -97,7 +98,7 @@ class Idempotent:
         return cast("F", protected)
 
     async def _begun(self, book: Rulebook, request: Request) -> AsyncExchange | Answer | None:
-        if request.method not in book.choices.methods:
+        if request.method not in book.choices.methods or PROTECTED in request.scope:
             return None
         body = Body(request, book.max_body)
         return await self._door.begin(book, body.request, body.read)

@@ -16,7 +16,8 @@ from werkzeug.exceptions import HTTPException
 from semel.adapters.door import Door, Exchange
 from semel.adapters.flask.bodies import Body
 from semel.adapters.following import Following, up_to
-from semel.adapters.wsgi import PROTECTED, texts
+from semel.adapters.nesting import PROTECTED
+from semel.adapters.wsgi import texts
 from semel.http.messages import Answer, HeaderLine
 from semel.http.rulebook import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
