@@ -11,10 +11,11 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Any, Unpack
 
 import grpc
 
+from semel.adapters.aside import Aside
 from semel.adapters.grpc.contexts import HandlerContext, PlainHandlerContext
 from semel.adapters.grpc.methods import MethodBooks
 from semel.adapters.grpc.options import CallView, InterceptorOptions
@@ -34,12 +35,7 @@ from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.call import Call
 from semel.errors import ConfigError, IdempotencyError
-from semel.events import logger
 from semel.http.rulebook import Refusal
-
-Running: TypeAlias = set[asyncio.Task[Any]]
-
-_CLOSING_PATIENCE: Final = 5.0
 
 
 class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
@@ -59,7 +55,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
             )
         self._engine = engine
         self._books = MethodBooks(engine._rules, engine._key_rules.pattern, **options)
-        self._running: Running = set()
+        self._aside = Aside()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: Any
@@ -73,7 +69,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
         metadata = handler_call_details.invocation_metadata
         if book is None or book.passes(metadata):
             return handler
-        call = _Protected(self._engine, book, handler, metadata, self._running)
+        call = _Protected(self._engine, book, handler, metadata, self._aside)
         return protected(handler, call.run)
 
     def checking(self, server: Any) -> Any:
@@ -82,8 +78,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
 
     async def close(self) -> None:
         """Let running handlers end, and close the engine if it was opened here."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=_CLOSING_PATIENCE)
+        await self._aside.drain()
         if self._opened_here:
             await self._engine.close()
 
@@ -97,12 +92,12 @@ class _Protected:
         book: MethodBook,
         handler: Any,
         metadata: Any,
-        running: Running,
+        aside: Aside,
     ) -> None:
         self._engine, self._book, self._metadata = engine, book, metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
         self._plain = not inspect.iscoroutinefunction(handler.unary_unary)
-        self._running = running
+        self._aside = aside
 
     async def run(self, received: Received, context: Any) -> Any:
         """Answer the call."""
@@ -144,18 +139,17 @@ class _Protected:
     ) -> Any:
         """Run the handler so that nobody can cancel it; a thread could not be cancelled anyway."""
         seen = HandlerContext(context)
-        task = asyncio.create_task(
+        task = self._aside.begin(
             self._unprotected(received.message, seen)
             if begun is None
             else self._protected(*begun, received.message, seen)
         )
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._aside.end)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             seen.detach()
-            task.add_done_callback(_tell)
+            self._aside.leave(task)
             raise
 
     async def _unprotected(self, message: Any, seen: HandlerContext) -> Any:
@@ -219,9 +213,3 @@ class _Protected:
         else:
             with suppress(IdempotencyError):  # the client hears of this end, stored or not
                 await self._engine._succeeded(call, attempt, ended)
-
-
-def _tell(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for it any more: an error is only logged."""
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("a call whose client had gone raised", exc_info=task.exception())
