@@ -9,7 +9,8 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
@@ -28,18 +29,32 @@ LARGE_AT_ONCE: Final = 8
 """How many large answers a door saves at the same time; the others wait for their turn."""
 
 
+class _Place(NamedTuple):
+    """What a door has for one event loop."""
+
+    engine: AsyncIdempotency
+    large: asyncio.Semaphore
+
+
 class AsyncDoor:
-    """An engine and the rules of the requests that come to it."""
+    """An engine and the rules of the requests that come to it.
+
+    An engine belongs to one event loop. A door that opens its own has one for each loop: a test
+    client may run every request on another.
+    """
 
     def __init__(self, idempotency: AsyncIdempotency | str, options: dict[str, Any]) -> None:
-        self.opened_here = isinstance(idempotency, str)
+        self._url = idempotency if isinstance(idempotency, str) else None
+        self.opened_here = self._url is not None
         engine = AsyncIdempotency(idempotency) if isinstance(idempotency, str) else idempotency
         if not isinstance(engine, AsyncIdempotency):
             raise ConfigError(
                 f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
             )
         self.engine = engine
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        """The first one, by whose settings the rules are made."""
+        self._first_is_taken = False
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, _Place] = WeakKeyDictionary()
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
@@ -64,17 +79,29 @@ class AsyncDoor:
             call = await self.called(book, request, read)
             if call is None:
                 return None
-            attempt = await self.engine._begin(call)
+            here = self._here()
+            attempt = await here.engine._begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
-        return AsyncExchange(self.engine, book, call, attempt, self._large)
+        return AsyncExchange(here.engine, book, call, attempt, here.large)
+
+    def _here(self) -> _Place:
+        loop = asyncio.get_running_loop()
+        place = self._places.get(loop)
+        if place is None:
+            another = self._url is not None and self._first_is_taken
+            engine = AsyncIdempotency(self._url) if another else self.engine
+            place = self._places[loop] = _Place(engine, asyncio.Semaphore(LARGE_AT_ONCE))
+            self._first_is_taken = True
+        return place
 
     async def close(self) -> None:
-        """Close the engine, if it was opened here."""
+        """Close the engine of the loop that runs, if it was opened here."""
         if self.opened_here:
-            await self.engine.close()
+            await self._here().engine.close()
+            del self._places[asyncio.get_running_loop()]
 
 
 async def _asked(waiting: Waiting, read: Callable[[], Awaitable[bytes]]) -> Ask | None:

@@ -1,0 +1,80 @@
+"""Several event loops, one after the other, as test clients make them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semel import AsyncIdempotency
+from semel.adapters.asgi import IdempotencyMiddleware
+
+runs = []
+
+
+async def application(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    runs.append(scope["path"])
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x" * 100_000})
+
+
+async def asked(app, key):
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"idempotency-key", key)]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    await app(scope, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"]).get(b"Idempotent-Replayed")
+
+
+async def lived(app, work):
+    """Run some work within a life of the application, as a server does."""
+    words = asyncio.Queue()
+    told = asyncio.Queue()
+    life = asyncio.create_task(app({"type": "lifespan"}, words.get, told.put))
+    await words.put({"type": "lifespan.startup"})
+    await told.get()
+    done = await work
+    await words.put({"type": "lifespan.shutdown"})
+    await told.get()
+    await life
+    return done
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran():
+    runs.clear()
+
+
+def test_a_door_that_opened_its_engine_serves_every_loop(sqlite_url):
+    app = IdempotencyMiddleware(application, sqlite_url)
+    assert asyncio.run(asked(app, b"k")) == (200, None)
+    assert asyncio.run(asked(app, b"k")) == (200, b"true")
+    assert runs == ["/"]
+
+
+def test_it_serves_again_after_the_end_of_a_life(sqlite_url):
+    app = IdempotencyMiddleware(application, sqlite_url)
+    assert asyncio.run(lived(app, asked(app, b"k"))) == (200, None)
+    assert asyncio.run(lived(app, asked(app, b"k"))) == (200, b"true")
+    assert asyncio.run(lived(app, asyncio.sleep(0))) is None
+    assert runs == ["/"]
+
+
+def test_an_engine_of_the_applications_own_stays_with_its_loop(sqlite_url, caplog):
+    app = IdempotencyMiddleware(application, AsyncIdempotency(sqlite_url))
+    assert asyncio.run(asked(app, b"k")) == (200, None)
+    assert asyncio.run(asked(app, b"k")) == (500, None)
+    assert "another event loop" in caplog.text
