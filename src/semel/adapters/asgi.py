@@ -10,29 +10,28 @@ there on all is as it would be without us.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Unpack
 
-from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aio_door import AsyncDoor
+from semel.adapters.asgi_requests import (
+    App,
+    Body,
+    ClientGone,
+    Message,
+    Protected,
+    Receive,
+    Scope,
+    Send,
+    send_answer,
+)
 from semel.adapters.aside import Aside
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.options import MiddlewareOptions
 from semel.aio import AsyncIdempotency
-from semel.core.decide import Undone
 from semel.http.messages import Answer, Headers, Request
-from semel.http.rulebook import Refusal, Rulebook
-from semel.http.storing import UNPROTECTED, is_event_stream
+from semel.http.rulebook import Rulebook
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-_UNBUFFERABLE: Final = frozenset(
-    {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
-)
-"""Ways to answer that would go past us."""
+__all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
 
 
 class IdempotencyMiddleware:
@@ -63,7 +62,7 @@ class IdempotencyMiddleware:
     # --- requests ----------------------------------------------------------------------------
 
     async def _protect(self, book: Rulebook, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(receive, book.max_body)
+        body = Body(receive, book.max_body)
         request = Request(
             scope["method"],
             scope["path"],
@@ -73,16 +72,16 @@ class IdempotencyMiddleware:
         )
         try:
             begun = await self._door.begin(book, request, body.read)
-        except _ClientGone:
+        except ClientGone:
             return
         if begun is None:
             await self.app(scope, body.receive, send)
         elif isinstance(begun, Answer):
-            await _send_answer(send, begun)
+            await send_answer(send, begun)
         else:
-            await self._run(scope, _Protected(begun, body, send))
+            await self._run(scope, Protected(begun, body, send))
 
-    async def _run(self, scope: Scope, protected: _Protected) -> None:
+    async def _run(self, scope: Scope, protected: Protected) -> None:
         task = self._aside.begin(protected.run(self.app, scope))
         try:
             # Not the task itself: a cancelled request must neither strand its key nor lose its
@@ -127,201 +126,3 @@ class IdempotencyMiddleware:
             await send({"type": "lifespan.startup.complete"})
             await receive()
             await closing({"type": "lifespan.shutdown.complete"})
-
-
-async def _send_answer(send: Send, answer: Answer) -> None:
-    await send(
-        {"type": "http.response.start", "status": answer.status, "headers": [*answer.headers]}
-    )
-    await send({"type": "http.response.body", "body": answer.body})
-
-
-class _ClientGone(Exception):
-    """The client went away before its request was whole: nothing runs, nobody can be answered."""
-
-
-class _Body:
-    """The body of a request, read once and given to the application again."""
-
-    __slots__ = ("_content", "_limit", "_receive")
-
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self._limit = receive, limit
-        self._content: bytes | None = None
-
-    async def read(self) -> bytes:
-        """Read it whole; more than the limit is refused as soon as it is there."""
-        chunks: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise _ClientGone
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self._limit:
-                raise Refusal("body_too_large")
-            chunks.append(chunk)
-            more = message.get("more_body", False)
-        self._content = b"".join(chunks)
-        return self._content
-
-    def taken(self) -> Message | None:
-        """Give what was read, once: nobody keeps a large body longer than it is needed."""
-        content, self._content = self._content, None
-        if content is None:
-            return None
-        return {"type": "http.request", "body": content, "more_body": False}
-
-    async def receive(self) -> Message:
-        """Give what was read, then what the server gives."""
-        message = self.taken()
-        return await self._receive() if message is None else message
-
-
-class _Protected:
-    """One request on its way through the application, its answer held back until it is saved."""
-
-    __slots__ = (
-        "_body",
-        "_exchange",
-        "_flows",
-        "_held",
-        "_listening",
-        "_room",
-        "_send",
-        "_start",
-        "_streams",
-        "client_gone",
-        "ended",
-        "over",
-    )
-
-    def __init__(self, exchange: AsyncExchange, body: _Body, send: Send) -> None:
-        self._exchange, self._body, self._send = exchange, body, send
-        self._start: Message | None = None
-        self._held: list[bytes] = []
-        self._room = exchange.book.max_response
-        self._flows = False
-        """Too large to be kept: what was held is out, the rest follows as it comes."""
-        self._streams = False
-        """A stream of events, which passes as if we were not there."""
-        self.over = False
-        """There is nothing left to save."""
-        self._listening: list[asyncio.Future[None]] = []
-        """Whoever of the application wants to hear what the client does."""
-        self.client_gone = False
-        self.ended = asyncio.get_running_loop().create_future()
-        """The application has ended."""
-
-    async def run(self, app: App, scope: Scope) -> None:
-        """Run the application to its end."""
-        self._exchange.enter()
-        scope[PROTECTED] = True
-        extensions = scope.get("extensions")
-        if extensions and not _UNBUFFERABLE.isdisjoint(extensions):
-            # In place: layers around us read in their scope what the application wrote there.
-            scope["extensions"] = {
-                name: value for name, value in extensions.items() if name not in _UNBUFFERABLE
-            }
-        try:
-            await app(scope, self.receive, self.send)
-            if not self._exchange.ended:
-                await self._exchange.raised(Undone("the application ended without an answer"))
-        except BaseException as error:
-            if not self._exchange.ended:
-                await self._exchange.raised(error)
-            raise
-        finally:
-            self._set_over()
-            if not self.ended.done():
-                self.ended.set_result(None)
-
-    def _set_over(self) -> None:
-        self.over = True
-        while self._listening:
-            listener = self._listening.pop()
-            if not listener.done():
-                listener.set_result(None)
-
-    async def receive(self) -> Message:
-        """Give the body, and after it nothing until the answer is complete."""
-        message = self._body.taken()
-        if message is not None:
-            return message
-        # Whether the client is still there is not the handler's business: it runs to its end.
-        if not self.over:
-            listener = asyncio.get_running_loop().create_future()
-            self._listening.append(listener)
-            await listener
-        return await self._body.receive() if self._streams else {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        """Take what the application sends."""
-        if self.over:
-            await self._send(message)
-        elif message["type"] == "http.response.body":
-            await self._collect(message)
-        elif message["type"] == "http.response.start":
-            await self._begin(message)
-        else:
-            await self._pass(message)
-
-    async def _begin(self, message: Message) -> None:
-        lines = self._exchange.book.first(message.get("headers", ()))
-        self._start = message = {**message, "headers": lines}
-        if is_event_stream(lines):
-            await self._exchange.unprotected()
-            self._streams = True
-            self._set_over()
-            lines.append(UNPROTECTED)
-            await self._send(message)
-
-    async def _collect(self, message: Message) -> None:
-        start, chunk = self._start, message.get("body", b"")
-        if start is None:
-            raise RuntimeError("the application sent a body before it began its answer")
-        self._room -= len(chunk)
-        if not message.get("more_body", False):
-            await self._finish(start, chunk)
-        elif self._flows:
-            await self._pass(message)
-        else:
-            self._held.append(chunk)
-            if self._room < 0:
-                self._flows = True
-                await self._pass(start)
-                await self._pass(_part(self._all_held(), more=True))
-
-    async def _finish(self, start: Message, chunk: bytes) -> None:
-        self._held.append(chunk)
-        body = self._all_held()
-        instead = await self._exchange.answered(
-            start["status"], start["headers"], body if self._room >= 0 else None
-        )
-        self._set_over()
-        if self._flows:  # too late for another answer: the first part of this one is out
-            await self._pass(_part(body))
-        elif instead is not None:
-            await _send_answer(self._pass, instead)
-        else:
-            await self._pass(start)
-            await self._pass(_part(body))
-
-    def _all_held(self) -> bytes:
-        body = b"".join(self._held)
-        self._held.clear()
-        return body
-
-    async def _pass(self, message: Message) -> None:
-        """Send on; a client who has gone is no reason to stop."""
-        if self.client_gone:
-            return
-        try:
-            await self._send(message)
-        except OSError:
-            self.client_gone = True
-
-
-def _part(body: bytes, *, more: bool = False) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}

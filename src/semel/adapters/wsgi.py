@@ -9,31 +9,32 @@ called once, when the answer is out, as the server would do it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from io import BytesIO
 from itertools import chain
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 from wsgiref.util import FileWrapper
 
 from semel.adapters.door import Door, Exchange
 from semel.adapters.following import Following, Sent, close
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.options import MiddlewareOptions
-from semel.errors import ConfigError
-from semel.http.messages import Answer, HeaderLine, Headers, Request
-from semel.http.rulebook import Refusal
+from semel.adapters.wsgi_requests import (
+    Body,
+    Environ,
+    path_of,
+    refuse_underscores,
+    request_of,
+    texts,
+)
+from semel.http.messages import Answer, HeaderLine
 from semel.http.storing import UNPROTECTED, has_body, is_event_stream
 from semel.sync import Idempotency
 
-Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-_CHUNK: Final = 64 * 1024
-_LONGEST_LENGTH: Final = 18
-"""Digits of a Content-Length; nobody sends more bytes than that."""
-_UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
+__all__ = ["App", "Environ", "IdempotencyMiddleware", "StartResponse"]
 
 
 class IdempotencyMiddleware:
@@ -65,103 +66,6 @@ class IdempotencyMiddleware:
         self._door.close()
 
 
-def refuse_underscores(options: Mapping[str, Any]) -> None:
-    """Refuse a header that no request can have: in WSGI the dashes of a name are underscores."""
-    for route in options.get("routes") or ():
-        refuse_underscores(getattr(route, "options", {}))
-    header = options.get("header")
-    if isinstance(header, str) and "_" in header:
-        raise ConfigError(
-            f"header={header!r}: WSGI cannot tell _ from - in a header's name, and servers drop "
-            "names with _ for that reason; write it with -"
-        )
-
-
-def path_of(environ: Environ) -> str:
-    """The whole path of a request, as the client knows it."""
-    written: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-    return written.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def header_lines(environ: Mapping[str, Any]) -> list[HeaderLine]:
-    """The header lines of a request, as far as WSGI tells them: equal names are one line."""
-    lines = [
-        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in environ.items()
-        if name.startswith("HTTP_")
-    ]
-    lines += [
-        (name, environ[key].encode("latin-1"))
-        for key, name in _UNPREFIXED.items()
-        if environ.get(key)
-    ]
-    return lines
-
-
-def request_of(environ: Environ, path: str) -> Request:
-    """Show a request to the rules."""
-    query = environ.get("QUERY_STRING", "").encode("latin-1")
-    headers = Headers(header_lines(environ))
-    return Request(environ["REQUEST_METHOD"], path, query, headers, environ)
-
-
-def content_length(environ: Mapping[str, Any]) -> int | None:
-    """How long the client says that its body is; None = it does not say."""
-    written = environ.get("CONTENT_LENGTH")
-    if not written:
-        return None
-    if not written.isdecimal():
-        raise Refusal("body_incomplete")
-    if len(written) > _LONGEST_LENGTH:
-        raise Refusal("body_too_large")
-    return int(written)
-
-
-class Body:
-    """The body of a request, read once and laid back for the application."""
-
-    def __init__(self, environ: Environ, limit: int) -> None:
-        self._environ, self._limit = environ, limit
-
-    def read(self) -> bytes:
-        """Read it whole; more than the limit is refused as soon as it is there."""
-        length = self._length()
-        if length is not None and length > self._limit:
-            raise Refusal("body_too_large")
-        try:
-            content = self._up_to(self._limit + 1 if length is None else length)
-        except OSError:  # the client has gone, or its chunks are wrong
-            raise Refusal("body_incomplete") from None
-        if len(content) > self._limit:
-            raise Refusal("body_too_large")
-        if length is not None and len(content) < length:
-            raise Refusal("body_incomplete")
-        self._environ["wsgi.input"] = BytesIO(content)
-        return content
-
-    def _up_to(self, wanted: int) -> bytes:
-        source, chunks = self._environ["wsgi.input"], []
-        while wanted:
-            chunk = source.read(min(_CHUNK, wanted))
-            if not chunk:
-                break
-            chunks.append(chunk)
-            wanted -= len(chunk)
-        return b"".join(chunks)
-
-    def _length(self) -> int | None:
-        """The bytes to read; None = until the server says that it is all."""
-        length = content_length(self._environ)
-        if length is not None:
-            return length
-        if self._environ.get("wsgi.input_terminated"):
-            return None
-        if self._environ.get("HTTP_TRANSFER_ENCODING"):
-            # There is a body, but nobody knows where it ends: it must not count as empty.
-            raise Refusal("body_incomplete")
-        return 0
-
-
 def _answer(answer: Answer, start_response: StartResponse) -> list[bytes]:
     start_response(_status_line(answer.status), texts(answer.headers))
     return [answer.body]
@@ -172,11 +76,6 @@ def _status_line(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         return f"{status} Unknown"
-
-
-def texts(lines: Iterable[HeaderLine]) -> list[tuple[str, str]]:
-    """Write header lines as WSGI has them."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
 
 
 class _Protected:

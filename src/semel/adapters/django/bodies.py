@@ -11,7 +11,7 @@ from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
 from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.adapters.nesting import PROTECTED
-from semel.adapters.wsgi import content_length, header_lines
+from semel.adapters.wsgi_requests import content_length, header_lines
 from semel.errors import ConfigError
 from semel.http.messages import HeaderLine, Headers, Request
 from semel.http.rulebook import Refusal

@@ -20,7 +20,7 @@ from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.views import is_left_alone
 from semel.adapters.door import Door
 from semel.adapters.options import MiddlewareOptions
-from semel.adapters.wsgi import refuse_underscores
+from semel.adapters.wsgi_requests import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.sync import Idempotency

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from msgspec import Struct
 
 from semel.adapters.options import MiddlewareOptions, PathOptions
-from semel.adapters.wsgi import refuse_underscores
+from semel.adapters.wsgi_requests import refuse_underscores
 from semel.errors import ConfigError
 
 SETTING: Final = "SEMEL"

@@ -20,7 +20,7 @@ from semel.adapters.django.bodies import inner, is_asgi, is_protected
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
 from semel.adapters.door import Door
-from semel.adapters.wsgi import refuse_underscores
+from semel.adapters.wsgi_requests import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, chosen

@@ -6,7 +6,7 @@ from typing import Final
 
 from flask import request
 
-from semel.adapters import wsgi
+from semel.adapters import wsgi_requests
 from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.errors import ConfigError
 from semel.http.messages import Headers, Request
@@ -24,10 +24,10 @@ class Body:
         environ, known = this.environ, vars(this)
         self._untouched = "stream" not in known
         self._form = "form" in known and this.mimetype in _FORMS and not this.get_data()
-        lines = wsgi.header_lines(environ)
+        lines = wsgi_requests.header_lines(environ)
         self.request = Request(
             request.method,
-            wsgi.path_of(environ),
+            wsgi_requests.path_of(environ),
             request.query_string,
             Headers(without_boundary(lines) if self._form else lines),
             this,
@@ -36,7 +36,7 @@ class Body:
     def read(self) -> bytes:
         """Give the body; the view can read it again."""
         if self._untouched:
-            return wsgi.Body(request.environ, self._limit).read()
+            return wsgi_requests.Body(request.environ, self._limit).read()
         if (request.content_length or 0) > self._limit:
             raise Refusal("body_too_large")
         body = self._form_bytes() if self._form else request.get_data()
