@@ -37,7 +37,7 @@ async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
         door = AsyncDoor(engine, {})
         exchange = await begun(door)
         for _ in range(LARGE_AT_ONCE):
-            await door._large.acquire()
+            await exchange._large.acquire()
         task = asyncio.create_task(exchange.answered(200, [], bytes(LARGE)))
         await asyncio.sleep(0)
         task.cancel()
