@@ -27,18 +27,21 @@ async def an_async_function(request):
         ({"key": an_async_function}, "only tenant may be async"),
         ({"stored": an_async_function}, "only tenant may be async"),
         ({"order": ("header",)}, "order"),
-        ({"order": "header"}, "sequence"),
+        ({"order": "header"}, "order must be a sequence"),
         ({"methods": ("POST", "GET")}, "GET"),
-        ({"methods": "POST"}, "sequence"),
+        ({"methods": "POST"}, "methods must be a sequence"),
         ({"tenant": "ann"}, "tenant"),
         ({"payload": []}, "payload"),
-        ({"payload": "amount"}, "sequence"),
+        ({"payload": "amount"}, "payload must be a sequence"),
         ({"payload": [5]}, "payload"),
         ({"secret": "text"}, "secret"),
         ({"secret": b""}, "secret"),
         ({"policy": "payment"}, "policy"),
         ({"scope": "s" * 1000}, "scope"),
         ({"scope": None}, "scope"),
+        ({"required": "no"}, "required"),
+        ({"strict": 1}, "strict"),
+        ({"separate_routes": None}, "separate_routes"),
         ({"wait": -1}, "wait"),
         ({"never_stored": ["no header"]}, "never_stored"),
         ({"replayed_header": ""}, "replayed_header"),
@@ -127,9 +130,13 @@ def test_endlessly_many_paths_are_not_all_remembered():
         {"include": "/x"},
         {"exclude": "/x"},
         {"routes": ["/x"]},
-        {"routes": [Route("/x", colour="red")]},
     ],
 )
 def test_bad_routing_is_named_when_the_door_is_made(options):
     with pytest.raises(ConfigError):
         routing(**options)
+
+
+def test_a_route_with_an_option_that_does_not_exist_is_refused_when_it_is_made():
+    with pytest.raises(ConfigError, match="no option 'colour'"):
+        Route("/x", colour="red")

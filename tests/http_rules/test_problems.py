@@ -58,6 +58,11 @@ def test_the_message_of_a_policy_is_told():
     )
 
 
+def test_our_own_message_to_programmers_is_not_told_to_clients():
+    assert problem_of(errors.ConcurrentRequest()) == ("concurrent_request", None)
+    assert problem_of(errors.DuplicateRequest()) == ("duplicate_request", None)
+
+
 def test_an_application_words_a_problem_its_own_way():
     words = checked_wordings(
         {"concurrent_request": {"status": 425, "title": "T", "detail": "D", "type": "urn:x"}}

@@ -9,7 +9,7 @@ from http_rules.given import JSON, a_request, a_rulebook, asked
 from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
-from semel.errors import ConfigError, DuplicateRequest, InvalidKey
+from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
 from semel.http.rulebook import Refusal
 from semel.http.storing import AnswerCodec
 
@@ -241,3 +241,17 @@ def test_the_message_of_guard_mode_reaches_the_client():
 
 def test_statuses_are_kept_as_the_application_says():
     assert a_rulebook(stored=lambda status: status == 404).keeping(404) == "store"
+
+
+def test_an_unknown_outcome_that_nothing_holds_is_told_of(caplog):
+    assert a_rulebook(stored=lambda _: "unknown").keeping(500) == "unknown"
+    assert 'abandoned="hold"' in caplog.text
+    caplog.clear()
+    held = a_rulebook(stored=lambda _: "unknown", policy=Policy(abandoned="hold"))
+    assert held.keeping(500) == "unknown"
+    assert caplog.text == ""
+
+
+def test_garbage_in_the_place_of_an_answer_is_told_and_runs_nothing():
+    with pytest.raises(ResultUnavailable, match="cannot be read"):
+        a_rulebook().replay(b"garbage")

@@ -41,10 +41,17 @@ def text(name: str, value: object) -> str | None:
     return value
 
 
-def texts(value: Sequence[str]) -> Sequence[str]:
+def texts(name: str, value: Sequence[str]) -> Sequence[str]:
     """Refuse one text in the place of several."""
     if isinstance(value, str):
-        raise ConfigError(f"a sequence of texts is needed, not the text {value!r}")
+        raise ConfigError(f"{name} must be a sequence of texts, such as [{value!r}]")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """Refuse what is neither True nor False: a text such as "no" would be true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False; got {value!r}")
     return value
 
 

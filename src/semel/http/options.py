@@ -88,7 +88,9 @@ class Choices:
         self.field = checking.text("field", field)
         self.key = checking.function("key", key)
         self.order = _order(order)
-        self.strict, self.required, self.separate_routes = strict, required, separate_routes
+        self.strict = checking.flag("strict", strict)
+        self.required = checking.flag("required", required)
+        self.separate_routes = checking.flag("separate_routes", separate_routes)
         self.methods = _methods(methods)
         self.scope = checking.scope(scope)
         self.tenant = checking.function("tenant", tenant)
@@ -99,7 +101,7 @@ class Choices:
         self.stored = checking.function("stored", stored) or is_success
         self.never_stored = frozenset(
             checking.header_name("never_stored", name).lower().encode()
-            for name in checking.texts(never_stored)
+            for name in checking.texts("never_stored", never_stored)
         )
         self.replayed_header = checking.header_name("replayed_header", replayed_header)
         self.max_body, self.max_response = (
@@ -125,7 +127,7 @@ class Route:
 
     def __init__(self, pattern: PathPattern, **options: Any) -> None:
         self.matches = path_matcher(pattern)
-        self.options = options
+        self.options = checking.known_options(options, DoorOptions.__annotations__)
 
 
 def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
@@ -140,14 +142,14 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
 
 
 def _order(order: Sequence[KeySource]) -> tuple[KeySource, ...]:
-    given = tuple(checking.texts(order))
+    given = tuple(checking.texts("order", order))
     if sorted(given) != sorted(SOURCES):
         raise ConfigError(f"order must have each of {', '.join(SOURCES)} once; got {given!r}")
     return given  # type: ignore[return-value]
 
 
 def _methods(methods: Sequence[str]) -> frozenset[str]:
-    names = frozenset(name.upper() for name in checking.texts(methods))
+    names = frozenset(name.upper() for name in checking.texts("methods", methods))
     if names & _NEVER_INTERCEPTED:
         wrong = ", ".join(sorted(names & _NEVER_INTERCEPTED))
         raise ConfigError(f"methods: {wrong} changes nothing, so it is never intercepted")
@@ -157,7 +159,7 @@ def _methods(methods: Sequence[str]) -> frozenset[str]:
 def _payload(payload: Any) -> Any:
     if payload is None or callable(payload):
         return checking.function("payload", payload)
-    fields = tuple(checking.texts(payload))
+    fields = tuple(checking.texts("payload", payload))
     if not fields or not all(isinstance(field, str) and field for field in fields):
         raise ConfigError("payload must be fields of the body, such as ['amount'], or a function")
     return fields

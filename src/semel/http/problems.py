@@ -97,8 +97,6 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
 
 _TYPE: Final = "urn:semel:problem:"
 _WORDS: Final = ("status", "title", "detail", "type")
-_SAYS_ITSELF: Final = (ConcurrentRequest, DuplicateRequest, InvalidKey)
-"""Errors whose message is the application's own wording, or tells only what is wrong with a key."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -122,7 +120,14 @@ def problem_of(error: IdempotencyError) -> tuple[str, str | None]:
     """Give the code of the problem that an error is to a client, and what may be told of it."""
     kinds = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
     code = next(code for code in kinds if code in PROBLEMS)
-    return code, str(error) if isinstance(error, _SAYS_ITSELF) else None
+    return code, str(error) if _says_itself(error) else None
+
+
+def _says_itself(error: IdempotencyError) -> bool:
+    """Tell whether a message is the application's own, or tells only what is wrong with a key."""
+    if isinstance(error, ConcurrentRequest | DuplicateRequest):
+        return str(error) != str(type(error)())  # the policy's message, in place of ours
+    return isinstance(error, InvalidKey)
 
 
 def problem(

@@ -14,16 +14,23 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.fingerprint import fingerprint as payload_fingerprint
-from semel.core.policy import Policy, Rules
+from semel.core.policy import Rules
 from semel.core.records import Identity
-from semel.errors import ConfigError, IdempotencyError, InvalidKey
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    InvalidKey,
+    ResultUnavailable,
+    SerializationError,
+)
+from semel.events import logger
 from semel.http.bodies import MISSING, document_of, field_of, key_in_field
 from semel.http.fingerprints import digest, fingerprint, place
 from semel.http.keys import checked, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import Choices
+from semel.http.policies import rules_of
 from semel.http.problems import problem, problem_of
 from semel.http.storing import (
     AnswerCodec,
@@ -53,7 +60,7 @@ Waiting: TypeAlias = Generator[Any, Any, "Ask | None"]
 """Yields `BODY`, or what a function of the application gave, which may have to be awaited."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """A request that is protected: which operation it is, and the digest of what it says."""
 
     identity: Identity
@@ -78,7 +85,7 @@ class Rulebook:
         key_pattern: Pattern[str] | None = None,
     ) -> None:
         self.choices = choices
-        self.rules = self._rules(resolved)
+        self.rules = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_ANSWER_CODEC)
         self.max_body, self.max_response = choices.max_body, choices.max_response
         self._pattern = key_pattern
         self._sources = tuple(
@@ -144,20 +151,6 @@ class Rulebook:
             return True, partial(_from_function, chosen.key)
         return None
 
-    def _rules(self, resolved: Callable[..., Rules]) -> Rules:
-        """Lay this route's policy over the engine's, in the engine's own way (`resolved`)."""
-        chosen = self.choices
-        patience = (
-            Policy(concurrent="wait", wait_timeout=chosen.wait)
-            if chosen.wait
-            else Policy(concurrent="reject")
-        )
-        room = Policy(max_result_bytes=2 * chosen.max_response + _ENVELOPE)
-        rules = resolved(chosen.scope, room, chosen.policy, patience)
-        if isinstance(rules.codec, JsonCodec | MsgpackCodec):
-            return msgspec.structs.replace(rules, codec=_ANSWER_CODEC)
-        return rules  # a codec of the application's own, which may encrypt
-
     # --- answers -----------------------------------------------------------------------------
 
     def refusal(self, error: IdempotencyError | Refusal) -> Answer:
@@ -168,7 +161,10 @@ class Rulebook:
 
     def replay(self, value: object) -> Answer:
         """Make the answer that a duplicate gets, from what is stored."""
-        stored = unpacked(value)
+        try:
+            stored = unpacked(value)
+        except SerializationError as error:
+            raise ResultUnavailable(str(error)) from error
         if stored.body is None:
             return problem(
                 "result_omitted",
@@ -182,7 +178,13 @@ class Rulebook:
 
     def keeping(self, status: int) -> Keeping:
         """Say what becomes of the key after an answer with this status."""
-        return keeping(status, self.choices.stored)
+        kept = keeping(status, self.choices.stored)
+        if kept == "unknown" and not self.rules.hold:
+            logger.warning(
+                'an outcome is "unknown" only under Policy(abandoned="hold"): '
+                "the next request with this key runs again"
+            )
+        return kept
 
     def stored(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> bytes:
         """Give what is stored of an answer; a body of None was too large."""
