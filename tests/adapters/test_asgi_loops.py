@@ -65,6 +65,14 @@ def test_a_door_that_opened_its_engine_serves_every_loop(sqlite_url):
     assert runs == ["/"]
 
 
+def test_it_keeps_no_engine_of_a_loop_that_is_closed(sqlite_url):
+    app = IdempotencyMiddleware(application, sqlite_url)
+    for _ in range(3):
+        asyncio.run(asked(app, b"k"))
+    assert len(app._door._places) == 1
+    assert runs == ["/"]
+
+
 def test_it_serves_again_after_the_end_of_a_life(sqlite_url):
     app = IdempotencyMiddleware(application, sqlite_url)
     assert asyncio.run(lived(app, asked(app, b"k"))) == (200, None)

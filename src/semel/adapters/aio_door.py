@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
@@ -54,7 +53,7 @@ class AsyncDoor:
         self.engine = engine
         """The first one, by whose settings the rules are made."""
         self._first_is_taken = False
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, _Place] = WeakKeyDictionary()
+        self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
@@ -93,7 +92,12 @@ class AsyncDoor:
         if place is None:
             another = self._url is not None and self._first_is_taken
             engine = AsyncIdempotency(self._url) if another else self.engine
-            place = self._places[loop] = _Place(engine, asyncio.Semaphore(LARGE_AT_ONCE))
+            place = _Place(engine, asyncio.Semaphore(LARGE_AT_ONCE))
+            # An engine keeps its loop alive, so it is for us to let both go.
+            others = {
+                other: there for other, there in self._places.items() if not other.is_closed()
+            }
+            self._places = {**others, loop: place}
             self._first_is_taken = True
         return place
 
