@@ -24,7 +24,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick check lint types layers docs bench bench-purge diagram constraints clean soak-transactions fuzz-http
+.PHONY: help setup demo servers test quick check lint types layers docs bench bench-purge bench-web-memory diagram constraints clean soak-transactions fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -84,6 +84,9 @@ bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about
 
 bench-purge: servers  ## measure how long claims wait during a purge
 	$(VENV)/bin/python benchmarks/purge.py
+
+bench-web-memory: servers  ## measure the memory of 200 requests of a megabyte at once
+	$(RUN) benchmarks.web_memory
 
 diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
 	$(VENV)/bin/python scripts/diagram.py

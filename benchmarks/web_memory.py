@@ -4,7 +4,7 @@ The handlers wait until all requests are in, so that every body, and then every 
 the same time. Told is the growth of the server's memory at its highest, as a ratio to what the caps
 of the middleware allow: so many times `max_body` and `max_response`. Exits non-zero above 1.
 
-    python benchmarks/web_memory.py [--requests 200]
+    python -m benchmarks.web_memory [--requests 200]
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backends import redis
-from stalls import before_others
+from benchmarks.backends import redis
+from benchmarks.stalls import before_others
 
 MIB = 1024 * 1024
 SMALL = 2
@@ -92,7 +92,7 @@ def main() -> int:
         return 0
     before_others()
     with redis() as url:
-        command = [sys.executable, __file__, "--serve", url]
+        command = [sys.executable, "-m", "benchmarks.web_memory", "--serve", url]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
