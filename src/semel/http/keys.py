@@ -87,6 +87,12 @@ def checked(key: object) -> str:
     return key
 
 
+def check_form(key: str, pattern: re.Pattern[str] | None) -> None:
+    """Refuse a key that does not have the form which the engine's settings ask for."""
+    if pattern is not None and pattern.fullmatch(key) is None:
+        raise InvalidKey("the key does not have the form that this application asks for")
+
+
 def stored_key(key: str, tenant: str | None = None, route: str | None = None) -> str:
     """Put whose key it is, and of which route, into the key that is stored.
 

@@ -27,7 +27,7 @@ from semel.errors import (
 from semel.events import logger
 from semel.http.bodies import MISSING, document_of, field_of, key_in_field
 from semel.http.fingerprints import digest, fingerprint, place
-from semel.http.keys import checked, key_of_lines, stored_key
+from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import Choices
 from semel.http.policies import rules_of
@@ -110,11 +110,10 @@ class Rulebook:
             if self.choices.required:
                 raise Refusal("key_missing")
             return None
-        if self._pattern is not None and self._pattern.fullmatch(key) is None:
-            raise InvalidKey("the key does not have the form that this application asks for")
+        check_form(key, self._pattern)
         tenant = None
         if self.choices.tenant is not None:
-            tenant = _somebody((yield self.choices.tenant(request)))
+            tenant = known_tenant((yield self.choices.tenant(request)))
         if body is None:
             body = yield BODY
         route = f"{request.method} {request.path}" if self.choices.separate_routes else None
@@ -196,7 +195,8 @@ class Rulebook:
         return [line for line in lines if line[0].lower() != marker]
 
 
-def _somebody(tenant: object) -> str:
+def known_tenant(tenant: object) -> str:
+    """Give what a `tenant` function says; nobody is refused, never shared."""
     if tenant is None or tenant == "":
         raise Refusal("identity_missing")
     if not isinstance(tenant, str):

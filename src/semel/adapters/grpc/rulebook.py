@@ -28,13 +28,13 @@ from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Rules
 from semel.core.records import Identity
 from semel.engine.call import Call
-from semel.errors import ConcurrentRequest, ConfigError, IdempotencyError, InvalidKey, WaitTimeout
+from semel.errors import ConcurrentRequest, IdempotencyError, WaitTimeout
 from semel.events import logger
 from semel.http.fingerprints import digest
-from semel.http.keys import checked, key_of_lines, stored_key
+from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.policies import rules_of
 from semel.http.problems import PROBLEMS, problem_of
-from semel.http.rulebook import Refusal
+from semel.http.rulebook import Refusal, known_tenant
 
 Trailers: TypeAlias = tuple[tuple[str, Any], ...]
 
@@ -118,8 +118,7 @@ class MethodBook:
             if chosen.required:
                 raise Refusal("key_missing")
             return None
-        if self._pattern is not None and self._pattern.fullmatch(key) is None:
-            raise InvalidKey("the key does not have the form that this application asks for")
+        check_form(key, self._pattern)
         return key
 
     def call(self, key: str, tenant: object, received: Received) -> Call:
@@ -129,7 +128,7 @@ class MethodBook:
             raise Refusal("body_too_large")
         owner = None
         if chosen.tenant is not None:
-            owner = _checked_tenant(tenant)
+            owner = known_tenant(tenant)
         method = self.method if chosen.separate_methods else None
         identity = Identity(chosen.scope, stored_key(key, owner, method))
         return Call(identity, self._fingerprint(received), self.rules)
@@ -209,11 +208,3 @@ def without_marker(trailers: Sequence[tuple[str, Any]] | None) -> Trailers | Non
     if not trailers or all(name != REPLAYED for name, _ in trailers):
         return None
     return tuple((name, value) for name, value in trailers if name != REPLAYED)
-
-
-def _checked_tenant(tenant: object) -> str:
-    if tenant is None or tenant == "":
-        raise Refusal("identity_missing")
-    if not isinstance(tenant, str):
-        raise ConfigError(f"tenant must give a text or None, not {type(tenant).__name__}")
-    return tenant
