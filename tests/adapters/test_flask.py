@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import threading
 
@@ -403,6 +404,27 @@ def test_who_was_replaced_gets_no_answer_of_its_own(app, idem):
     assert (response.status_code, response.json["code"]) == (409, "lease_lost")
     response.close()
     assert closed == [True]
+
+
+@pytest.mark.parametrize(("breaks", "ended"), [(False, State.SUCCEEDED), (True, State.FAILED)])
+def test_a_large_answer_that_is_put_aside_leaves_no_stuck_key(app, idem, breaks, ended):
+    def parts():
+        yield from (b"large", b"larger")
+        if breaks:
+            raise OSError("broken")
+
+    @app.post("/")
+    @Idempotent(idem, max_response=3)
+    def view():
+        return Response(parts())
+
+    @app.after_request
+    def another(response):
+        return Response("another")
+
+    assert app.test_client().post("/", headers=KEY).data == b"another"
+    gc.collect()
+    assert state(idem) is ended
 
 
 # --- around the view ------------------------------------------------------------------------------

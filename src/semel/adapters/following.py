@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Self
 
 from semel.adapters.door import Exchange
@@ -45,6 +46,8 @@ class Following:
     """An answer too large to be kept, sent as it comes; its end is recorded before the last of it.
 
     A client who goes away does not end it: `close`, which every server calls, reads on to the end.
+    So does its own end, for one that never reaches a server: a function of Flask's `after_request`
+    may put another answer in its place, and a key that nobody ends would be held for ever.
     """
 
     def __init__(
@@ -57,7 +60,13 @@ class Following:
     ) -> None:
         self._exchange, self._status, self._lines = exchange, status, lines
         self._chunks, self._source = chunks, source
+        self._ahead: bytes | None = None
         self._ahead = self._next()
+
+    def __del__(self) -> None:
+        if self._ahead is not None:
+            with suppress(Exception):  # it is recorded, and nobody is left to be told
+                self.close()
 
     def __iter__(self) -> Self:
         return self
