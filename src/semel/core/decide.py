@@ -112,7 +112,7 @@ class Undone(Exception):  # noqa: N818 - it tells of an end, and nobody but us e
 
     def __init__(self, told: str, outcome: Failure | None = None) -> None:
         super().__init__(told)
-        self.outcome = outcome
+        self.outcome: Failure | None = outcome
 
 
 class Verdict(Struct, frozen=True):
