@@ -11,7 +11,7 @@ import sqlite3
 
 import pytest
 from django.db import OperationalError, connections, transaction
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -85,6 +85,21 @@ def test_rows_and_record_are_committed_together(shop):
     assert shop.orders() == 1
     assert seen == [("k", True)]
     assert state(shop.url) is State.SUCCEEDED
+
+
+def test_a_redirect_after_a_form_is_done_and_keeps_its_rows(shop):
+    with shop.serving(lambda: HttpResponseRedirect("/thanks")):
+        first, second = post(), post()
+    assert first.status_code == second.status_code == 302
+    assert second["Location"] == "/thanks"
+    assert second["Idempotent-Replayed"] == "true"
+    assert shop.orders() == 1
+
+
+def test_an_application_may_say_that_a_redirect_is_not_done(shop):
+    with shop.serving(lambda: HttpResponseRedirect("/again"), stored=lambda status: status == 200):
+        assert [post().status_code, post().status_code] == [302, 302]
+    assert shop.orders() == 0
 
 
 def test_an_exception_rolls_back_both(shop):

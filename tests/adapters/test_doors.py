@@ -32,6 +32,17 @@ async def begun(door):
     return exchange
 
 
+def test_an_async_tenant_is_refused_by_a_door_for_threads(caplog):
+    async def tenant(request):
+        return "ann"
+
+    with Idempotency("memory://") as engine:
+        door = Door(engine, {"tenant": tenant})
+        answer = door.begin(door.routing.find("POST", "/"), REQUEST, lambda: b"")
+    assert answer.status == 500
+    assert "needs a door for asyncio" in caplog.text
+
+
 async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
     async with AsyncIdempotency("memory://") as engine:
         door = AsyncDoor(engine, {})

@@ -12,6 +12,8 @@ from semel.errors import InvalidKey
 from semel.http.messages import Request
 
 MISSING: Final = object()
+_FIELDS: Final = 10_000
+"""Fields of a form that are looked at; more are nobody's order."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 _decode = msgspec.json.Decoder().decode
@@ -47,7 +49,7 @@ def document_of(request: Request, body: bytes) -> object:
     media_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
     try:
         if media_type == _FORM:
-            fields = parse_qs(body.decode(), keep_blank_values=True)
+            fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS)
             return {
                 name: values[0] if len(values) == 1 else values for name, values in fields.items()
             }

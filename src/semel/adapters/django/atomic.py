@@ -7,7 +7,7 @@ the view's rows, or neither does; an exception, or an answer that is not stored,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 
@@ -17,8 +17,11 @@ from semel.adapters.django.responses import lines_of, read, rendered, response_o
 from semel.adapters.door import Door
 from semel.errors import IdempotencyError
 from semel.http.rulebook import Refusal, Rulebook
-from semel.http.storing import is_event_stream
+from semel.http.storing import is_event_stream, is_success
 from semel.sync.transactions import TransactionContext
+
+_REDIRECTION: Final = 3
+"""The first digit of a redirect's status."""
 
 
 class _NotStored(Exception):
@@ -60,10 +63,19 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any],
         return response_of(refused(book, error))
 
 
+def _is_done(book: Rulebook, status: int) -> bool:
+    """Tell whether an answer is stored and its rows are committed.
+
+    A redirect is, unless the application says otherwise: after a form it is how a view says "done".
+    """
+    redirects = book.choices.stored is is_success and status // 100 == _REDIRECTION
+    return redirects or book.keeping(status) == "store"
+
+
 def _stored(book: Rulebook, response: Any) -> bytes:
     """Give what is stored of a response, or roll back."""
     response.headers.pop(book.choices.replayed_header, None)
-    if book.keeping(response.status_code) != "store":
+    if not _is_done(book, response.status_code):
         raise _NotStored(response)
     if is_event_stream(lines_of(response)):
         # Its rows are committed, so it must not run again; it is only not kept.
