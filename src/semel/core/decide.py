@@ -103,7 +103,7 @@ class NothingRan(ConfigError):
     """The function only gave a coroutine that nobody had begun to run, and nobody will."""
 
 
-class Undone(Exception):  # noqa: N818 - it tells of an end, and nobody but us ever sees it
+class Undone(Exception):
     """An attempt that ended without a result worth keeping, though nothing was raised.
 
     A door makes it of an answer such as "500" or "not found": `outcome` says what is recorded, None
