@@ -217,7 +217,7 @@ def mark_coroutine_function(function: Any) -> None:
     """Let frameworks see that calling this object gives a coroutine."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(function)
-    else:
+    if sys.version_info < (3, 12):
         # There asyncio looks for a mark of its own, and inspect for the parts of a function.
         function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
         function.__code__ = type(function).__call__.__code__
