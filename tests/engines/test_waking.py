@@ -231,7 +231,7 @@ def test_who_does_not_wait_does_not_listen(owner, waiter):
     effect.wait_started()
     with pytest.raises(WaitTimeout):
         waiter.execute("k", never, policy=Policy(wait_timeout=0))
-    wait_until(lambda: not threads_that_listen())  # a thread ends after its line
+    assert not threads_that_listen()
     effect.release()
 
 
@@ -254,7 +254,7 @@ def test_nobody_listens_for_long_where_nobody_waits(monkeypatch, owner, waiter, 
         wakeups = getattr(store, "_notifying", store)._wakeups
         ears = list(wakeups._ears.values()) if hasattr(wakeups, "_ears") else [wakeups._ear]
         wait_until(lambda ears=ears: all(ear._line is None for ear in ears))
-    assert not threads_that_listen()
+    wait_until(lambda: not threads_that_listen())  # a thread ends after its line
 
 
 def test_a_store_that_is_closed_lets_go_of_whoever_waits(world, owner, waiter, pauses):
