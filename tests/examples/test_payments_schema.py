@@ -35,7 +35,12 @@ def test_the_api_is_as_its_openapi_says(api, run, tmp_path, monkeypatch):
         monkeypatch.setenv("SCHEMATHESIS_HOOKS", str(run["hooks"]))
     ran = subprocess.run(
         [
-            *(sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"),
+            *(
+                sys.executable,
+                "-c",
+                "from schemathesis.cli import schemathesis; schemathesis()",
+                "run",
+            ),
             f"http://127.0.0.1:{api.port}/openapi.json",
             *("--max-examples", "25", "--seed", "1", "--no-color"),
             *run["checks"],
