@@ -12,12 +12,17 @@ ORDER = {"account": "ann", "amount": 500, "currency": "EUR"}
 
 
 @pytest.fixture(params=["on_fastapi", "on_flask", "on_django"])
-def api(request, tmp_path):
-    with payments(request.param, tmp_path) as api:
+def framework(request):
+    return request.param
+
+
+@pytest.fixture
+def api(framework, tmp_path):
+    with payments(framework, tmp_path) as api:
         yield api
 
 
-def test_a_payment_is_charged_once_however_often_it_is_sent(api):
+def test_a_payment_is_charged_once_however_often_it_is_sent(api, framework):
     status, first, headers = api.send("POST", "/payments", ORDER, "order-1")
     assert status == 201
     assert first == {"number": 1, **ORDER, "state": "charged"}
@@ -37,10 +42,10 @@ def test_a_payment_is_charged_once_however_often_it_is_sent(api):
 
     assert api.send("POST", "/payments", ORDER)[0] == 400
     assert api.send("POST", "/payments", {**ORDER, "amount": 6}, "order-1")[0] == 422
-    assert api.send("POST", "/payments", ORDER | {"currency": "XXX"}, "order-3")[0] in {409, 422}
-    assert (
-        api.send("POST", "/payments", ORDER, "order-3")[0] == 201
-    )  # a refusal does not use up the key
+    # FastAPI's model refuses it, elsewhere the business does; neither uses up the key.
+    refused = 422 if framework == "on_fastapi" else 409
+    assert api.send("POST", "/payments", ORDER | {"currency": "XXX"}, "order-3")[0] == refused
+    assert api.send("POST", "/payments", ORDER, "order-3")[0] == 201
 
     assert api.send("POST", "/payments/1/refund", {}, "refund-1")[1]["state"] == "refunded"
     assert api.send("POST", "/payments/1/refund", {}, "refund-1")[1]["state"] == "refunded"

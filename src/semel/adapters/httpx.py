@@ -9,6 +9,7 @@ is all there: `content=` with bytes or text, `json=`, `data=`. A stream is sent 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Unpack
@@ -30,6 +31,8 @@ _CALL: Final = "semel.call"
 """The extension that ties requests together: a redirect makes a new request with the old ones."""
 
 _SHORT: Final = 1024 * 1024
+_LENGTH: Final = re.compile("[0-9]{1,9}")
+"""A length that may be short; Python refuses to read one of thousands of digits."""
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -180,4 +183,4 @@ async def _aread(response: httpx.Response) -> None:
 def _is_short(response: httpx.Response) -> bool:
     """Tell whether the answer says its length, and a small one: no stream that a caller awaits."""
     length = response.headers.get("content-length", "")
-    return length.isascii() and length.isdecimal() and int(length) <= _SHORT
+    return bool(_LENGTH.fullmatch(length)) and int(length) <= _SHORT

@@ -80,6 +80,11 @@ class ClientRules:
         self.new_key = _generator(app).new
         """Makes the key of a call that no attempt makes."""
 
+    def backoff_after(self, made: int) -> float:
+        """Seconds of our own before the next try: clients that failed together come back apart."""
+        longest = min(self.backoff_max, self.backoff * 2.0**made)
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+
     def sending(
         self,
         target: Target,
@@ -190,9 +195,7 @@ class Sending:
         rules = self._rules
         if self._made == self._retries or asked > rules.retry_after_max:
             return None
-        longest = min(rules.backoff_max, rules.backoff * 2.0**self._made)
-        # Never sooner than asked, and clients that failed together come back apart.
-        pause = asked + longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        pause = asked + rules.backoff_after(self._made)  # never sooner than asked
         if now + pause > self._began + rules.retry_for:
             return None
         self._made += 1

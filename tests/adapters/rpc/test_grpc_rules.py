@@ -14,6 +14,7 @@ from adapters.rpc.shop import ORDER, PAY, RAW, REFUND, WATCH, Server, Shop, fini
 from engines.facade import World, wait_until
 from semel import Policy
 from semel.adapters.grpc import MethodRule
+from semel.adapters.grpc.storing import failed, unpacked
 from semel.core.encryption import EncryptedCodec
 from semel.core.records import Encoded, Identity, State
 from semel.testing import Refuse
@@ -291,6 +292,16 @@ def test_codes_are_stored_with_their_details_on_request(serve):
     assert server.client.pay("ok", "k").value == "run 3"
     assert server.client.pay("abort INTERNAL", "k2").code is grpc.StatusCode.INTERNAL
     assert server.client.pay("ok", "k2").value == "run 5"
+
+
+@pytest.mark.parametrize(
+    ("details", "kept"),
+    [("caf\udcff", "caf?"), (b"caf\xff", "caf\ufffd"), (None, ""), ("ok", "ok")],
+)
+def test_details_that_are_no_text_never_leave_a_key_without_an_end(details, kept):
+    trailers = [("grpc-status-details-bin", "no bytes")]
+    stored = unpacked(failed(grpc.StatusCode.NOT_FOUND, details, trailers, lambda code: True))
+    assert (stored.details, stored.status_details) == (kept, None)
 
 
 def test_the_richer_status_of_a_stored_error_is_replayed_and_no_other_trailer(serve):

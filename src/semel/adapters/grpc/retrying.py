@@ -104,13 +104,12 @@ class LogicalCall:
             return None
         asked = _pushback(trailers or ())
         if asked is None:
-            longest = min(rules.backoff_max, rules.backoff * 2.0**self._made)
-            pause = longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+            pause = rules.backoff_after(self._made)
         elif asked > rules.retry_after_max:
             return None
         else:
             # Never sooner than asked, and clients that failed together come back apart.
-            pause = asked * random.uniform(1.0, 1.1)  # noqa: S311 - the same
+            pause = asked * random.uniform(1.0, 1.1)  # noqa: S311 - jitter, not a secret
         if monotonic() + pause > self._last_start:
             return None
         self._made += 1

@@ -108,7 +108,10 @@ def failed(
     if choice == "unknown":
         return Undone(told, "unknown")
     if choice and code not in NEVER:
-        status_details = next((value for name, value in trailers if name == STATUS_DETAILS), None)
+        status_details = next(
+            (value for name, value in trailers if name == STATUS_DETAILS and type(value) is bytes),
+            None,
+        )
         return packed(Stored(code, text(details), status_details=status_details))
     return Undone(told, "forget" if code in _REFUSED else None)
 
@@ -123,7 +126,10 @@ def code_of(code: object) -> StatusCode:
 
 
 def text(details: object) -> str:
-    """Read the details of a status, which a server for threads keeps as bytes."""
-    if isinstance(details, bytes):
-        return details.decode(errors="replace")
-    return details if isinstance(details, str) else ""
+    """Read the details of a status, which a server for threads keeps as bytes.
+
+    What is no Unicode is replaced: an end that could not be packed would leave its key held.
+    """
+    if isinstance(details, str):
+        details = details.encode(errors="replace")
+    return details.decode(errors="replace") if isinstance(details, bytes) else ""
