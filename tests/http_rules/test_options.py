@@ -140,3 +140,8 @@ def test_bad_routing_is_named_when_the_door_is_made(options):
 def test_a_route_with_an_option_that_does_not_exist_is_refused_when_it_is_made():
     with pytest.raises(ConfigError, match="no option 'colour'"):
         Route("/x", colour="red")
+
+
+def test_a_mistyped_path_option_is_told_the_right_name():
+    with pytest.raises(ConfigError, match="no option 'includ'; known: .*include, exclude, routes"):
+        routing(includ=["/x"])

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from semel.core.policy import Rules
 from semel.errors import ConfigError
-from semel.http.options import PathPattern, Route, chosen, path_matcher
+from semel.http.checking import known_options
+from semel.http.options import DoorOptions, PathPattern, Route, chosen, path_matcher
 from semel.http.rulebook import Rulebook
 
 _REMEMBERED: Final = 1024
@@ -28,6 +29,7 @@ class Routing:
         key_pattern: Pattern[str] | None = None,
         **options: Any,
     ) -> None:
+        known_options(options, (*DoorOptions.__annotations__, "include", "exclude", "routes"))
         self._include = None if include is None else _matchers("include", include)
         self._exclude = _matchers("exclude", exclude)
         for route in routes:
