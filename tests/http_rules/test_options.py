@@ -143,5 +143,5 @@ def test_a_route_with_an_option_that_does_not_exist_is_refused_when_it_is_made()
 
 
 def test_a_mistyped_path_option_is_told_the_right_name():
-    with pytest.raises(ConfigError, match="no option 'includ'; known: .*include, exclude, routes"):
+    with pytest.raises(ConfigError, match=r"no option 'includ'; known: .*include, exclude, routes"):
         routing(includ=["/x"])
