@@ -320,10 +320,10 @@ async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_membe
     with redis_cluster(primaries=3, replicas=1) as cluster:
         slot = key_slot(KEYS.record(IDENTITY))
         doomed = cluster.owner(slot)
-        with opened(cluster.url, timeout=30) as store, opened(cluster.url, timeout=0.3) as hasty:
+        with opened(cluster.url, timeout=30) as store, opened(cluster.url, timeout=2) as hasty:
             async with (
                 opened_async(cluster.url, timeout=30) as async_store,
-                opened_async(cluster.url, timeout=0.3) as hasty_async,
+                opened_async(cluster.url, timeout=2) as hasty_async,
             ):
                 request = ask()
                 others = [ask(Identity("s", str(n))) for n in range(40)]
@@ -335,12 +335,14 @@ async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_membe
                 wait_until(
                     lambda: replica.client().dbsize() == doomed.client().dbsize(), "the replica"
                 )
+                replica.client().config_set("cluster-replica-no-failover", "yes")
                 doomed.kill()
                 answers = hasty.claim_many([request, *others])
                 assert isinstance(answers[0], StoreError)
                 assert any(isinstance(answer, Claimed) for answer in answers[1:])
                 with pytest.raises(StoreUnavailable):
                     await hasty_async.claim(request)
+                replica.client().config_set("cluster-replica-no-failover", "no")
                 assert store.complete(IDENTITY, request.owner, RESULT, 60)
                 assert isinstance(await async_store.claim(ask()), Finished)
                 assert replica.client().info("replication")["role"] == "master"
