@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from msgspec import UNSET, UnsetType
 
 from semel.core.keys import derived
+from semel.core.records import Identity
 from semel.errors import DuplicateRequest, LeaseLost
 
 if TYPE_CHECKING:
     from contextvars import Token
 
     from semel.core.leases import Lease
-    from semel.core.records import Identity
 
 T = TypeVar("T")
 
@@ -116,7 +116,10 @@ class Attempt:
         """
         # Both steps are atomic: threads of one attempt never get the same number.
         number = next(self._counts.setdefault(part, count(1)))
-        return self.derive(part if number == 1 else f"{part}#{number}")
+        if number == 1:
+            return self.derive(part)
+        # No operation has a key with a space in it, so no derived key of any other can meet this.
+        return derived(Identity(self.scope, f"{self.key} {number}"), part)
 
     def check(self) -> None:
         """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""

@@ -65,6 +65,24 @@ def test_calls_of_one_name_are_told_apart_by_their_order_on_every_attempt():
     assert first.derive_next("refund") == first.derive("refund")
 
 
+def test_a_counted_key_is_met_by_none_that_a_part_could_give():
+    one = attempt()
+    counted = {one.derive_next("charge") for _ in range(3)}
+    named = {one.derive(f"charge{mark}{number}") for mark in "#:-/" for number in (2, 3)}
+    assert counted.isdisjoint(named)
+
+
+def test_a_counted_key_stays_the_same_for_ever():
+    one = attempt()
+    keys = [one.derive_next("charge") for _ in range(2)]
+    assert keys[1] == "charge-793d40049565b9010998abc3bc7c4ea2"
+
+
+def test_calls_of_the_longest_name_can_be_counted():
+    one = attempt()
+    assert len({one.derive_next("x" * 255) for _ in range(3)}) == 3
+
+
 def test_threads_of_one_attempt_never_derive_the_same_key():
     one, keys = attempt(), []
 
