@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from semel import AsyncIdempotency
+from semel.adapters import aio_door
 from semel.adapters.asgi import IdempotencyMiddleware
 
 runs = []
@@ -71,6 +73,24 @@ def test_it_keeps_no_engine_of_a_loop_that_is_closed(sqlite_url):
         asyncio.run(asked(app, b"k"))
     assert len(app._door._places) == 1
     assert runs == ["/"]
+
+
+def test_loops_that_begin_at_the_same_time_have_engines_of_their_own(sqlite_url, monkeypatch):
+    app = IdempotencyMiddleware(application, sqlite_url)
+    made = asyncio.Semaphore
+
+    def semaphore(value):
+        """Let a second loop, in another thread, come between the steps of the first one."""
+        monkeypatch.setattr(aio_door.asyncio, "Semaphore", made)
+        other = threading.Thread(target=lambda: second.append(asyncio.run(asked(app, b"k"))))
+        other.start()
+        other.join()
+        return made(value)
+
+    second = []
+    monkeypatch.setattr(aio_door.asyncio, "Semaphore", semaphore)
+    assert asyncio.run(asked(app, b"k")) == (200, b"true")
+    assert second == [(200, None)]
 
 
 def test_it_serves_again_after_the_end_of_a_life(sqlite_url):

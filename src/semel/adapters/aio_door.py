@@ -52,7 +52,7 @@ class AsyncDoor:
             )
         self.engine = engine
         """The first one, by whose settings the rules are made."""
-        self._first_is_taken = False
+        self._unused = [engine]
         self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
@@ -90,16 +90,22 @@ class AsyncDoor:
         loop = asyncio.get_running_loop()
         place = self._places.get(loop)
         if place is None:
-            another = self._url is not None and self._first_is_taken
-            engine = AsyncIdempotency(self._url) if another else self.engine
-            place = _Place(engine, asyncio.Semaphore(LARGE_AT_ONCE))
+            # Loops run in threads of their own: each step here is atomic.
+            place = _Place(self._next_engine(), asyncio.Semaphore(LARGE_AT_ONCE))
             # An engine keeps its loop alive, so it is for us to let both go.
-            others = {
-                other: there for other, there in self._places.items() if not other.is_closed()
-            }
-            self._places = {**others, loop: place}
-            self._first_is_taken = True
+            for other in self._places.copy():
+                if other.is_closed():
+                    self._places.pop(other, None)
+            self._places[loop] = place
         return place
+
+    def _next_engine(self) -> AsyncIdempotency:
+        if self._url is None:
+            return self.engine
+        try:
+            return self._unused.pop()
+        except IndexError:
+            return AsyncIdempotency(self._url)
 
     async def close(self) -> None:
         """Close the engine of the loop that runs, if it was opened here."""
