@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as LineSilent
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, open_async_store, open_store
-from semel.stores.redis.line import BUSY, Lane, Line
+from semel.stores.redis.line import FULL, Lane, Line
 from semel.stores.redis.scripts import packed
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
@@ -124,7 +124,7 @@ async def test_an_interrupted_exchange_gives_up_all_its_places(server):
             exchange.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await exchange
-            assert all(answer.cancelled() for answer, _ in line._waiting)
+            assert all(answer.cancelled() for answer, _ in line.waiting)
             assert await line.ask(packed(("ECHO", "next"))) == b"next"
 
 
@@ -162,27 +162,32 @@ async def test_whoever_finds_no_line_opens_it_for_all(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             answers = await asyncio.gather(
-                *(store.claim(ask(Identity("s", str(n)))) for n in range(BUSY))
+                *(store.claim(ask(Identity("s", str(n)))) for n in range(FULL))
             )
             assert {type(answer) for answer in answers} == {Claimed}
             assert proxy.connections == 1
 
 
-async def test_many_commands_at_once_are_worth_a_second_line(server):
-    with proxy_to(server.port) as proxy:
-        async with opened_async(proxy.url) as store:
-            for again in range(2):
-                answers = await asyncio.gather(
-                    *(store.claim(ask(Identity(f"s{again}", str(n)))) for n in range(4 * BUSY))
-                )
-                assert {type(answer) for answer in answers} == {Claimed}
-                await store._transport._lanes._second.open()
-            lanes = store._transport._lanes
-            waiting = [asyncio.create_task(store.get(IDENTITY)) for _ in range(4 * BUSY)]
-            await asyncio.sleep(0)
-            assert lanes._second.line.load > 0
-            assert await asyncio.gather(*waiting) == [None] * len(waiting)
-            assert proxy.connections == 2
+async def test_many_commands_of_one_turn_leave_in_parts(server):
+    async with opened_async(server.url) as store:
+        await store.get(IDENTITY)
+        line = store._transport._lanes.ready()
+        writes = []
+        transport = line._transport
+
+        class Told:
+            def write(self, data):
+                writes.append(data.count(b"EVALSHA"))
+                transport.write(data)
+
+            def __getattr__(self, name):
+                return getattr(transport, name)
+
+        line._transport = Told()
+        # The first goes alone, as nobody waits; a full outbox leaves at once, the rest at the end.
+        calls = [store.get(Identity("s", str(n))) for n in range(1 + 2 * FULL + 3)]
+        assert await asyncio.gather(*calls) == [None] * len(calls)
+        assert writes == [1, FULL, FULL, 3]
 
 
 async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server):
@@ -281,7 +286,7 @@ async def test_a_batch_that_is_away_while_the_store_closes_opens_nothing_again(s
         with pytest.raises(StoreUnavailable):
             await batch
         assert proxy.connections == 1
-        assert store._transport._lanes._first.line is None
+        assert store._transport._lanes._calls.line is None
 
 
 async def test_listing_survives_a_line_that_the_server_has_closed(server):

@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
@@ -54,7 +54,9 @@ class AsyncIdempotency(AsyncTransactionRunner):
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return cast("T", (await self._run(call, fn)).result)
+        attempt = await self._run(call, fn)
+        result: T = attempt.result
+        return result
 
     async def run(
         self,

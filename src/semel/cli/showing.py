@@ -11,7 +11,6 @@ import msgspec
 from semel.core.codec import decode_failure
 from semel.core.policy import DAY, HOUR, MINUTE
 from semel.core.records import FAILURE, Record, State
-from semel.core.results import read
 from semel.errors import ResultUnavailable
 from semel.sync import Idempotency
 
@@ -84,8 +83,7 @@ def outcome_of(engine: Idempotency, record: Record) -> object:
     if record.outcome.codec == FAILURE:
         return ": ".join(decode_failure(record.outcome))
     try:
-        codecs = engine._codecs_for(engine._rules(record.scope))
-        return read(record.outcome, record.identity, None, codecs)
+        return engine._read(record.outcome, record.identity, None)
     except ResultUnavailable as error:
         return str(error)
 

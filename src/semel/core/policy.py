@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import asdict, force_setattr
+from msgspec.structs import asdict, force_setattr, replace
 
 from semel.core.codec import Codec, codec_named
 from semel.errors import ConfigError
@@ -151,15 +151,13 @@ class Rules(Struct, frozen=True, kw_only=True):
     not_done: tuple[type[BaseException], ...] = ()
     payload_required: bool = False
 
-    @property
-    def hold(self) -> bool:
-        """An abandoned attempt waits for a resolver or a person."""
-        return self.abandoned == "hold"
-
-    @property
-    def replace(self) -> bool:
-        """Another payload replaces the finished one (loose)."""
-        return self.mismatch == "replace"
+    # What follows from the fields above; decided once, because every call asks.
+    hold: bool = False
+    """An abandoned attempt waits for a resolver or a person."""
+    replace: bool = False
+    """Another payload replaces the finished one (loose)."""
+    waits: bool = True
+    """A duplicate waits for the attempt that runs."""
 
 
 def resolve(*levels: Policy | None) -> Rules:
@@ -177,7 +175,13 @@ def resolve(*levels: Policy | None) -> Rules:
     # A bound set at one level and a start set at another must still make sense together.
     interval = fields.get("wait_interval", 0.0)
     fields["wait_interval_max"] = max(interval, fields.get("wait_interval_max", 0.5))
-    return Rules(**fields)
+    rules = Rules(**fields)
+    return replace(
+        rules,
+        hold=rules.abandoned == "hold",
+        replace=rules.mismatch == "replace",
+        waits=rules.concurrent == "wait",
+    )
 
 
 def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of field

@@ -49,15 +49,24 @@ def keep(value: T, codec: Codec, identity: Identity, hint: object, limit: int) -
 
 
 def read(
-    stored: Encoded | None, identity: Identity, hint: object, codecs: Mapping[str, Codec]
+    stored: Encoded | None,
+    identity: Identity,
+    hint: object,
+    codec: Codec,
+    others: Mapping[str, Codec],
 ) -> object:
-    """Read a stored result, or raise ResultUnavailable: never a reason to run again."""
+    """Read a stored result, or raise ResultUnavailable: never a reason to run again.
+
+    The rules' own codec comes first, as another one may have the same name.
+    """
     if stored is None:
         raise ResultUnavailable("none is stored")
     if stored.codec == OMITTED:
         raise ResultUnavailable(omission_reason(stored))
     try:
-        return decoder_for(stored.codec, codecs).decode(stored.data, identity.encoded, hint)
+        if stored.codec != codec.name:
+            codec = decoder_for(stored.codec, others)
+        return codec.decode(stored.data, identity.encoded, hint)
     except SerializationError as error:
         raise ResultUnavailable(str(error)) from error
     except Exception as error:

@@ -5,7 +5,6 @@ This module answers. It never waits and never touches the store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -20,8 +19,7 @@ from semel.engine.setup import Setup
 from semel.errors import IdempotencyError, LeaseLost, StoreError
 
 if TYPE_CHECKING:
-    from semel.core.codec import Codec
-    from semel.core.policy import Failure, Rules
+    from semel.core.policy import Failure
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -57,7 +55,7 @@ class Answers(Setup[S]):
     def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Give the result of a finished operation, which the rules permit."""
         value = (
-            read(finished.outcome, call.identity, call.returns, self._codecs_for(call.rules))
+            read(finished.outcome, call.identity, call.returns, call.rules.codec, self._codecs)
             if call.keeps_value
             else None
         )
@@ -67,11 +65,9 @@ class Answers(Setup[S]):
             )
         return Attempt(call.identity, finished.number, finished.fence, replayed=True, result=value)
 
-    def _codecs_for(self, rules: Rules) -> Mapping[str, Codec]:
-        """The codecs that may read a result; the rules' own first, as two may share a name."""
-        codec = rules.codec
-        known = self._codecs.get(codec.name) is codec
-        return self._codecs if known else {**self._codecs, codec.name: codec}
+    def _read(self, stored: Encoded | None, identity: Identity, hint: object) -> Any:
+        """Read a stored result, outside of a call."""
+        return read(stored, identity, hint, self._rules(identity.scope).codec, self._codecs)
 
     def _refuse(self, call: Call, error: IdempotencyError) -> NoReturn:
         self._announce(events.rejection(error, call.identity))

@@ -34,7 +34,7 @@ class Call(Struct, frozen=True, gc=False):
     @property
     def shares(self) -> bool:
         """May wait for, and lead, an execution in the same process."""
-        return self.keeps_value and self.rules.concurrent == "wait"
+        return self.keeps_value and self.rules.waits
 
     @property
     def place(self) -> tuple[Identity, bytes | None]:

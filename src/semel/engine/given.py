@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from semel.core.policy import Policy
 from semel.errors import ConfigError
-from semel.stores.base import Store
+from semel.stores.base import Store, is_for_asyncio
 
 S = TypeVar("S")
 
@@ -35,8 +34,7 @@ def check_options(
 
 def checked_store(store: S, *, asynchronous: bool) -> S:
     """Give the store back; what is none, or one of the other kind, is refused."""
-    claim = getattr(store, "claim", None)
-    if claim is None:
+    if not hasattr(store, "claim"):
         raise ConfigError(
             "a store URL or a store object is needed (a client goes into its store, such as "
             f"RedisStore(client)); got {type(store).__name__}"
@@ -46,7 +44,7 @@ def checked_store(store: S, *, asynchronous: bool) -> S:
         raise ConfigError(
             f"{type(store).__name__} is not a whole store: it cannot {', '.join(missing)}"
         )
-    if inspect.iscoroutinefunction(claim) is not asynchronous:
+    if is_for_asyncio(store) is not asynchronous:
         raise ConfigError(
             "AsyncIdempotency needs an async store; for one for threads use Idempotency"
             if asynchronous

@@ -14,6 +14,7 @@ Optional capabilities are small Protocols of their own; the engines use what a s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
@@ -305,3 +306,10 @@ class Transactional(Protocol):
     def on_connection(self, connection: object) -> Store:
         """The same store, speaking through the caller's open transaction."""
         ...
+
+
+def is_for_asyncio(store: object) -> bool:
+    """Tell the two kinds of stores apart."""
+    # Not by `claim` alone: a plain function may give something to await, too, with less ado.
+    verbs = (getattr(store, name, None) for name in ("claim", "get", "close"))
+    return any(inspect.iscoroutinefunction(verb) for verb in verbs)

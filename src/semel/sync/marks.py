@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from semel.core.policy import Duration, Policy
 from semel.core.records import Identity, PutRequest, Record, State
-from semel.core.results import read
 from semel.engine.call import stored_form
 from semel.errors import ConfigError, InvalidKey, ResultUnavailable, StoreError
 from semel.stores.base import Batching, Scannable, Store
@@ -211,9 +210,7 @@ class Marks:
         return self._engine._rules(scope, words).ttl
 
     def _read(self, record: Record, returns: type | None) -> object:
-        engine, identity = self._engine, record.identity
-        codecs = engine._codecs_for(engine._rules(identity.scope))
-        return read(record.outcome, identity, returns, codecs)
+        return self._engine._read(record.outcome, record.identity, returns)
 
 
 def _done(record: Record | None) -> bool:

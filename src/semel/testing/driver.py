@@ -25,7 +25,16 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import AsyncStore, Batching, Counts, Page, Repairing, Scannable, Store
+from semel.stores.base import (
+    AsyncStore,
+    Batching,
+    Counts,
+    Page,
+    Repairing,
+    Scannable,
+    Store,
+    is_for_asyncio,
+)
 
 Answer = TypeVar("Answer")
 
@@ -41,7 +50,7 @@ class StoreDriver:
         # An async store answers the same verbs with awaitables, which `_finish` resolves.
         self._store = cast("_Everything", store)
         self._runner = asyncio.Runner()
-        self._is_async = inspect.iscoroutinefunction(store.claim)
+        self._is_async = is_for_asyncio(store)
 
     def offers(self, capability: type) -> bool:
         """Whether the store has a capability: `Batching`, `Scannable`, `Repairing`."""

@@ -6,7 +6,7 @@ ask next, `transport` how to send. `store` is its twin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import (
@@ -60,19 +60,23 @@ class AsyncRedisStore:
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
+    # The two verbs of every call hand on what is to be awaited, instead of awaiting it.
+
+    def claim(self, ask: ClaimRequest) -> Coroutine[Any, Any, Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return await self._transport.call(self._verbs.claim(ask))
+        return self._transport.call(self._verbs.claim(ask))
+
+    def complete(
+        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
+    ) -> Coroutine[Any, Any, bool]:
+        """Store the success of this owner's attempt; False when it was replaced."""
+        ask = CompleteRequest(identity, owner, result, ttl)
+        return self._transport.call(self._verbs.complete(ask))
 
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
         ask = RenewRequest(identity, owner, lease)
         return await self._transport.call(self._verbs.renew(ask), urgent=True)
-
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the success of this owner's attempt; False when it was replaced."""
-        ask = CompleteRequest(identity, owner, result, ttl)
-        return await self._transport.call(self._verbs.complete(ask))
 
     async def fail(
         self,

@@ -4,7 +4,7 @@ redis-py's cost is its command layer, not its connection. So a line lets redis-p
 login, Sentinel, unix sockets are its business) and then takes the connection's stream over:
 
 - An idle line sends at once. While replies are outstanding, the commands of one turn of the event
-  loop leave in one write.
+  loop leave together, a handful of writes for many of them.
 - Replies are read by hiredis and belong to the commands in the order in which these were sent; a
   caller that was cancelled leaves its place, and its reply is dropped.
 - A line repeats nothing. When it breaks, or its oldest command has waited too long, everyone who
@@ -35,8 +35,9 @@ def _closed() -> LineBroken:
     return LineBroken("the store was closed")
 
 
-BUSY = 16
-"""So many commands on their way are worth a second line."""
+FULL = 32
+"""So many commands leave without waiting for more: the server works on them while the next ones
+are made."""
 
 Reply = Any
 
@@ -49,7 +50,7 @@ class Line(asyncio.Protocol):
         self.broken: LineBroken | LineSilent | None = None
         self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
+        self.waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
         """The commands on their way: who waits for the reply, and since when."""
         self._outbox: list[bytes] = []
         self._alarm: asyncio.TimerHandle | None = None
@@ -63,22 +64,20 @@ class Line(asyncio.Protocol):
         self._stream: Any = self._transport.get_protocol()
         self._transport.set_protocol(self)
 
-    @property
-    def load(self) -> int:
-        """How many commands are on their way."""
-        return len(self._waiting)
-
     def ask(self, command: bytes) -> asyncio.Future[Reply]:
         """Send a command; an error that the server answers is a reply, too."""
         answer = self._loop.create_future()
-        waiting = self._waiting
+        waiting = self.waiting
         if self.broken is not None:
             answer.set_exception(self.broken)
             return answer
         if waiting:
-            if not self._outbox:
+            outbox = self._outbox
+            outbox.append(command)
+            if len(outbox) == 1:
                 self._loop.call_soon(self._send)
-            self._outbox.append(command)
+            elif len(outbox) == FULL:
+                self._send()
         else:
             self._transport.write(command)
         waiting.append((answer, monotonic()))
@@ -108,11 +107,12 @@ class Line(asyncio.Protocol):
 
     def _send(self) -> None:
         commands, self._outbox = self._outbox, []
-        self._transport.write(b"".join(commands))
+        if commands:
+            self._transport.write(b"".join(commands))
 
     def data_received(self, data: bytes) -> None:
         """Give each reply to the command it belongs to."""
-        reader, waiting = self._reader, self._waiting
+        reader, waiting = self._reader, self.waiting
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not _NOT_YET:
@@ -132,7 +132,7 @@ class Line(asyncio.Protocol):
         self._stream.connection_lost(exc)
 
     def _tell(self, error: Exception) -> None:
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self.waiting = self.waiting, deque()
         for answer, _ in waiting:
             if not answer.done():
                 answer.set_exception(error)
@@ -143,8 +143,8 @@ class Line(asyncio.Protocol):
     def _look(self) -> None:
         """Replies come in order: when the oldest is overdue, so is the line."""
         self._alarm = None
-        if self._waiting:
-            if monotonic() - self._waiting[0][1] >= self._patience:
+        if self.waiting:
+            if monotonic() - self.waiting[0][1] >= self._patience:
                 self.end(LineSilent("Timeout reading from the server"))
             else:
                 self._watch()
@@ -236,35 +236,28 @@ class Lane(Generic[S]):
 
 
 class Lanes(Generic[S]):
-    """The lines to one server: for calls one, and under load another; and one for renewals.
+    """The lines to one server: one for calls, and one for renewals, which must not queue behind.
 
-    A server answers what it has read of a connection all at once. With two connections it reads
-    the commands of one while the replies of the other are being worked off here. Renewals must
-    not queue behind calls. Both further lines open while the first one serves: to connect may take
-    longer than a lease lasts, and the application's pool may have no connection to spare.
+    The second one opens while the first one serves: to connect may take longer than a lease lasts,
+    and the application's pool may have no connection to spare.
     """
 
     def __init__(self, source: S, patience: float) -> None:
         self.source = source
-        self._first, self._second, self._renewals = (Lane(source, patience) for _ in range(3))
+        self._calls, self._renewals = Lane(source, patience), Lane(source, patience)
 
     def ready(self, *, urgent: bool = False) -> Line | None:
         """Give the line for a call, if one is open."""
-        first = self._first.line
-        if first is None or first.broken:
+        line = self._calls.line
+        if line is None or line.broken:
             return None
-        if urgent:
-            return self._renewals.open_line() or first
-        if first.load < BUSY:
-            return first
-        second = self._second.open_line()
-        return first if second is None or second.load >= first.load else second
+        return (self._renewals.open_line() or line) if urgent else line
 
     async def open(self, *, urgent: bool = False) -> Line:
         """Give the line for a call, opened if need be."""
-        return self.ready(urgent=urgent) or await self._first.open()
+        return self.ready(urgent=urgent) or await self._calls.open()
 
     async def close(self) -> None:
         """Close them all."""
-        for lane in (self._renewals, self._second, self._first):
+        for lane in (self._renewals, self._calls):
             await lane.close()

@@ -48,6 +48,8 @@ _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
 _STATE = 3
 _STATES = tuple(State)
 _HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
+_REPLAYED = struct.Struct(">BBI7s")
+"""Of the header, what a replay needs."""
 _RUNNING_TAIL = 13
 
 CODECS: Final[dict[str, int]] = {
@@ -62,30 +64,32 @@ CODECS: Final[dict[str, int]] = {
 
 _NAMED_CODEC: Final = 255
 _LONGEST_NAME: Final = 255
+_CODEC_BYTES = {name: bytes((number,)) for name, number in CODECS.items()}
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 
 
 def pack_outcome(outcome: Encoded) -> bytes:
     """Put the codec in front of the data."""
-    known = CODECS.get(outcome.codec)
+    known = _CODEC_BYTES.get(outcome.codec)
     if known is not None:
-        return bytes((known,)) + outcome.data
+        return known + outcome.data
     name = outcome.codec.encode()
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"the codec name {outcome.codec!r} is longer than {_LONGEST_NAME} bytes")
     return bytes((_NAMED_CODEC, len(name))) + name + outcome.data
 
 
-def unpack_outcome(packed: bytes) -> Encoded:
-    """Read what `pack_outcome` wrote."""
-    first = packed[0]
+def unpack_outcome(packed: bytes, at: int = 0) -> Encoded:
+    """Read what `pack_outcome` wrote, from this place on."""
+    first = packed[at]
+    name = _CODEC_NAMES.get(first)
+    if name is not None:
+        return Encoded(name, packed[at + 1 :])
     if first != _NAMED_CODEC:
-        name = _CODEC_NAMES.get(first)
-        if name is None:
-            raise RecordUnreadable(f"it names an unknown codec ({first})")
-        return Encoded(name, packed[1:])
-    end = 2 + packed[1]
-    return Encoded(packed[2:end].decode(), packed[end:])
+        raise RecordUnreadable(f"it names an unknown codec ({first})")
+    begin = at + 2
+    end = begin + packed[at + 1]
+    return Encoded(packed[begin:end].decode(), packed[end:])
 
 
 def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) -> Record:
@@ -101,9 +105,9 @@ def unpack_finished(raw: bytes, remaining: float) -> Finished:
     """Read of a record that has ended only what a replay needs."""
     _check_version(raw)
     try:
-        _, flags, replaced, number, fence, _, _, _ = _HEADER.unpack_from(raw)
+        flags, replaced, number, fence = _REPLAYED.unpack_from(raw, 1)
         prints = replaced + 1 if flags & _FINGERPRINT else replaced
-        outcome = unpack_outcome(raw[_HEADER.size + FINGERPRINT_BYTES * prints :])
+        outcome = unpack_outcome(raw, _HEADER.size + FINGERPRINT_BYTES * prints)
         state = _STATES[flags & _STATE]
     except (struct.error, IndexError) as broken:
         raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken

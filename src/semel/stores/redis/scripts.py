@@ -37,7 +37,8 @@ class Script(Struct, frozen=True):
     text: str
     sha: str
     opening: bytes
-    """How a command that runs it by its digest begins, on a record and its index."""
+    """How a command that runs it by its digest goes on after the number of its parts, when it is
+    about a record and its index."""
 
 
 def load(package: str, *names: str) -> Script:
@@ -82,23 +83,14 @@ class Call(Struct, Generic[Answer], frozen=True, gc=False):
     lease: int | None = None
     """What the index should say of a record that is PROCESSING after this call: how many
     microseconds its lease lasts; None = it ended."""
-    packed_args: bytes | None = None
-    """The arguments as `bulk` writes them, for the calls that are made most."""
+    written: bytes | None = None
+    """The command as it is sent, for the calls that are made most."""
 
     def wire(self) -> bytes:
         """Write the command that runs the script by its digest."""
-        if self.packed_args is None:
+        if self.written is None:
             return packed(self.command(with_text=False))
-        record, index = self.keys
-        return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
-            5 + len(self.args),
-            self.script.opening,
-            len(record),
-            record,
-            len(index),
-            index,
-            self.packed_args,
-        )
+        return self.written
 
     def command(self, *, with_text: bool) -> tuple[Argument, ...]:
         """The command to send: by digest, or with the whole text for a server that forgot it."""
@@ -107,7 +99,7 @@ class Call(Struct, Generic[Answer], frozen=True, gc=False):
 
     def without_index(self) -> Call[Answer]:
         """The same call on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
-        return replace(self, keys=self.keys[:1], packed_args=None)
+        return replace(self, keys=self.keys[:1], written=None)
 
     def note(self) -> Call[bool]:
         """Writes the index entry of a record that went alone."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from msgspec import Struct
+
 from semel.core.records import (
     FINGERPRINT_BYTES,
     OWNER_BYTES,
@@ -32,9 +34,7 @@ from semel.stores.redis import scripts
 from semel.stores.redis.dangers import dangers
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import pack_outcome, unpack_finished, unpack_record
-from semel.stores.redis.scripts import Call, bulk
-
-_NO_FINGERPRINT = bulk(b"")
+from semel.stores.redis.scripts import Call, Script, bulk
 
 LONGEST = 100 * 365 * 86400.0
 """No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
@@ -48,19 +48,32 @@ class Verbs:
 
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
-        owner = _sized("owner", ask.owner, OWNER_BYTES)
-        fingerprint, packed_fingerprint = b"", _NO_FINGERPRINT
-        if ask.fingerprint is not None:
-            fingerprint = _sized("fingerprint", ask.fingerprint, FINGERPRINT_BYTES)
-            packed_fingerprint = bulk(fingerprint)
-        terms, packed_terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
+        owner, fingerprint = ask.owner, ask.fingerprint
+        _check_size("owner", owner, OWNER_BYTES)
+        if fingerprint is None:
+            fingerprint = b""
+        else:
+            _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
+        keys = record, index = self._keys.record_and_index(ask.identity)
+        terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
         return Call(
             scripts.CLAIM,
-            self._keys.record_and_index(ask.identity),
-            (owner, fingerprint, *terms),
+            keys,
+            (owner, fingerprint, *terms.arguments),
             _read_claim,
-            microseconds(ask.lease),
-            bulk(owner) + packed_fingerprint + packed_terms,
+            terms.lease,
+            b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$12\r\n%b\r\n$%d\r\n%b\r\n%b"
+            % (
+                terms.opening,
+                len(record),
+                record,
+                len(index),
+                index,
+                owner,
+                len(fingerprint),
+                fingerprint,
+                terms.packed,
+            ),
         )
 
     def renew(self, ask: RenewRequest) -> Call[bool]:
@@ -76,7 +89,8 @@ class Verbs:
 
     def complete(self, ask: CompleteRequest) -> Call[bool]:
         """See `Store.complete`."""
-        return self._end(ask.identity, ask.owner, State.SUCCEEDED, ask.result, ask.ttl)
+        terms = _end_terms(State.SUCCEEDED, ask.ttl, False, True)
+        return self._end(ask.identity, ask.owner, ask.result, terms)
 
     def fail(
         self,
@@ -89,36 +103,31 @@ class Verbs:
         ttl: float,
     ) -> Call[bool]:
         """See `Store.fail`."""
-        return self._end(
-            identity,
-            owner,
-            State.FAILED,
-            error,
-            ttl,
-            retryable=retryable,
-            keep_fingerprint=keep_fingerprint,
-        )
+        terms = _end_terms(State.FAILED, ttl, retryable, keep_fingerprint)
+        return self._end(identity, owner, error, terms)
 
-    def _end(
-        self,
-        identity: Identity,
-        owner: bytes,
-        state: State,
-        outcome: Encoded,
-        ttl: float,
-        *,
-        retryable: bool = False,
-        keep_fingerprint: bool = True,
-    ) -> Call[bool]:
-        outcome_bytes = pack_outcome(outcome)
-        terms, packed_terms = _end_terms(ttl, retryable, keep_fingerprint)
+    def _end(self, identity: Identity, owner: bytes, result: Encoded, terms: _Terms) -> Call[bool]:
+        keys = record, index = self._keys.record_and_index(identity)
+        outcome = pack_outcome(result)
         return Call(
             scripts.END,
-            self._keys.record_and_index(identity),
-            (owner, int(state), outcome_bytes, *terms),
+            keys,
+            (owner, outcome, *terms.arguments),
             bool,
             None,
-            b"%b$1\r\n%d\r\n%b%b" % (bulk(owner), state, bulk(outcome_bytes), packed_terms),
+            b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b"
+            % (
+                terms.opening,
+                len(record),
+                record,
+                len(index),
+                index,
+                len(owner),
+                owner,
+                len(outcome),
+                outcome,
+                terms.packed,
+            ),
         )
 
     def get(self, identity: Identity) -> Call[Record | None]:
@@ -127,11 +136,12 @@ class Verbs:
 
     def put(self, ask: PutRequest) -> Call[bool]:
         """See `Store.put`."""
+        _check_size("owner", ask.owner, OWNER_BYTES)
         return Call(
             scripts.PUT,
             self._keys.record_and_index(ask.identity),
             (
-                _sized("owner", ask.owner, OWNER_BYTES),
+                ask.owner,
                 pack_outcome(ask.result),
                 milliseconds(ask.ttl),
             ),
@@ -153,12 +163,13 @@ class Verbs:
 
     def adopt(self, ask: RenewRequest) -> Call[Record | None]:
         """See `Repairing.adopt`."""
+        _check_size("owner", ask.owner, OWNER_BYTES)
         lease = microseconds(ask.lease)
         read = record_reader(ask.identity)
         return Call(
             scripts.ADOPT,
             self._keys.record_and_index(ask.identity),
-            (_sized("owner", ask.owner, OWNER_BYTES), lease),
+            (ask.owner, lease),
             lambda reply: read(None if reply is None else reply[1:]),
             lease,
         )
@@ -191,6 +202,18 @@ _GRANTED = (b"claimed", b"adopted")
 # An application has few policies: what they make of a command is written once for each.
 
 
+class _Terms(Struct, frozen=True):
+    """The part of a command that does not change from call to call."""
+
+    opening: bytes
+    """What comes before the keys."""
+    arguments: tuple[int | str, ...]
+    """What comes after the owner and the bytes that go with it."""
+    packed: bytes
+    """The arguments as they are sent."""
+    lease: int | None = None
+
+
 @lru_cache(maxsize=256)
 def _terms(
     lease: float,
@@ -198,24 +221,24 @@ def _terms(
     hold: bool,
     replace: bool,
     max_attempts: int | None,
-) -> tuple[tuple[int | str, ...], bytes]:
-    """The terms of a claim: as arguments, and as they are sent."""
+) -> _Terms:
+    """The terms of a claim."""
     attempts = "" if max_attempts is None else max_attempts
-    return _and_packed(microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts)
+    arguments = (microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts)
+    return _terms_of(scripts.CLAIM, arguments, microseconds(lease))
 
 
 @lru_cache(maxsize=256)
-def _end_terms(
-    ttl: float,
-    retryable: bool,
-    keep_fingerprint: bool,
-) -> tuple[tuple[int | str, ...], bytes]:
-    """The terms of an end: as arguments, and as they are sent."""
-    return _and_packed(milliseconds(ttl), int(retryable), int(keep_fingerprint))
+def _end_terms(state: State, ttl: float, retryable: bool, keep_fingerprint: bool) -> _Terms:
+    """The terms of an end."""
+    arguments = (int(state), milliseconds(ttl), int(retryable), int(keep_fingerprint))
+    return _terms_of(scripts.END, arguments)
 
 
-def _and_packed(*arguments: int | str) -> tuple[tuple[int | str, ...], bytes]:
-    return arguments, b"".join(bulk(str(argument).encode()) for argument in arguments)
+def _terms_of(script: Script, arguments: tuple[int | str, ...], lease: int | None = None) -> _Terms:
+    parts = len(("EVALSHA", "digest", "2", "record", "index", "owner", "bytes", *arguments))
+    packed = b"".join(bulk(str(argument).encode()) for argument in arguments)
+    return _Terms(b"*%d\r\n%b" % (parts, script.opening), arguments, packed, lease)
 
 
 @lru_cache(maxsize=256)
@@ -244,7 +267,6 @@ def _read_claim(reply: list[Any]) -> Claim:
     return _CLAIM_ANSWERS[reply[0]](*reply[1:])
 
 
-def _sized(what: str, value: bytes, size: int) -> bytes:
+def _check_size(what: str, value: bytes, size: int) -> None:
     if len(value) != size:
         raise ValueError(f"{what} must be {size} bytes, got {len(value)}")
-    return value

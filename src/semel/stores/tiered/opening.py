@@ -5,7 +5,6 @@ This module checks. What is wrong is said before anything is connected.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeVar
 
@@ -19,6 +18,7 @@ from semel.stores.base import (
     Repairing,
     Scannable,
     Store,
+    is_for_asyncio,
 )
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.registry import BACKENDS
@@ -68,7 +68,7 @@ def checked_behind(behind: Any, *, asynchronous: bool) -> Any:
     for needed in (Batching, Scannable, Repairing):
         if not isinstance(behind, needed):
             raise ConfigError(f"the store behind is not {needed.__name__}: {found}")
-    if inspect.iscoroutinefunction(getattr(behind, "claim", None)) is not asynchronous:
+    if is_for_asyncio(behind) is not asynchronous:
         wanted = "asyncio" if asynchronous else "threads"
         raise ConfigError(f"the store behind must be one for {wanted}, not {found}")
     return behind

@@ -1,6 +1,6 @@
--- ARGV: owner, state (SUCCEEDED or FAILED), outcome, ttl (ms), retryable, keep fingerprint
+-- ARGV: owner, outcome, state (SUCCEEDED or FAILED), ttl (ms), retryable, keep fingerprint
 
-local owner, state = ARGV[1], tonumber(ARGV[2])
+local owner, state = ARGV[1], tonumber(ARGV[3])
 local now = clock()
 local record = read()
 if not record or record.owner ~= owner then return 0 end
@@ -9,5 +9,5 @@ if record.state ~= PROCESSING then return 0 end
 record.state = state
 record.retryable = ARGV[5] == '1'
 if ARGV[6] ~= '1' then record.fingerprint = '' end
-write_ended(record, ARGV[3], tonumber(ARGV[4]), now)
+write_ended(record, ARGV[2], tonumber(ARGV[4]), now)
 return 1
