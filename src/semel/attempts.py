@@ -10,7 +10,7 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.keys import derived
 from semel.core.records import Identity
@@ -26,54 +26,25 @@ T = TypeVar("T")
 _current: ContextVar[Attempt | None] = ContextVar("semel_current_attempt", default=None)
 
 
-class Attempt:
+class Attempt(Struct, eq=False):
     """One try at an operation; `replayed` says that it was done before and nothing runs."""
 
-    __slots__ = (
-        "_counts",
-        "_result",
-        "_token",
-        "fence",
-        "identity",
-        "lease",
-        "number",
-        "outer",
-        "owner",
-        "protected",
-        "replayed",
-        "running",
-        "store",
-    )
-
-    def __init__(
-        self,
-        identity: Identity,
-        number: int = 1,
-        fence: int = 0,
-        owner: bytes = b"",
-        *,
-        replayed: bool = False,
-        protected: bool = True,
-        store: object = None,
-        lease: Lease | None = None,
-        result: object = UNSET,
-    ) -> None:
-        self.identity = identity
-        self.number = number
-        """1 on the first try, growing with every claim of the record."""
-        self.fence = fence
-        """Fencing token: grows with every claim, even across deletion of the record."""
-        self.owner = owner
-        self.replayed = replayed
-        self.protected = protected
-        """False when it runs without a record (store_error="open", bypassed)."""
-        self.store = store
-        self.lease = lease
-        self.running = False
-        self.outer: Attempt | None = None
-        self._result: object | UnsetType = result
-        self._token: Token[Attempt | None] | None = None
-        self._counts: dict[str, count[int]] = {}
+    identity: Identity
+    number: int = 1
+    """1 on the first try, growing with every claim of the record."""
+    fence: int = 0
+    """Fencing token: grows with every claim, even across deletion of the record."""
+    owner: bytes = b""
+    replayed: bool = False
+    protected: bool = True
+    """False when it runs without a record (store_error="open", bypassed)."""
+    store: object = None
+    lease: Lease | None = None
+    running: bool = False
+    outer: Attempt | None = None
+    _result: object | UnsetType = UNSET
+    _token: Token[Attempt | None] | None = None
+    _counts: dict[str, count[int]] = {}
 
     @property
     def scope(self) -> str:

@@ -105,7 +105,7 @@ def test_its_result_is_none_until_it_is_set():
 
 
 def test_the_result_of_a_replay_is_kept_and_cannot_be_set_again():
-    one = attempt(replayed=True, result=[1])
+    one = attempt(replayed=True, _result=[1])
     assert one.result == [1]
     with pytest.raises(DuplicateRequest, match="cannot be set again"):
         one.result = [2]
@@ -119,7 +119,7 @@ def test_an_attempt_without_a_lease_cannot_lose_it():
 
 
 def test_a_lost_lease_is_seen_by_the_clock_and_check_raises():
-    one = attempt(lease=Lease(KEY, b"anna", 1, 30.0, sent=float("inf")))
+    one = attempt(lease=Lease(KEY, b"anna", 1, 30.0, began=float("inf")))
     assert not one.lost
     one.check()
     one.lease.begin(sent=-100.0)

@@ -209,7 +209,7 @@ def test_a_higher_level_wins_field_by_field():
     assert (rules.ttl, rules.lease, rules.failed_ttl) == (1.0, 3.0, 5.0)
 
 
-@pytest.mark.parametrize("name", Rules.__struct_fields__)
+@pytest.mark.parametrize("name", Policy.__struct_fields__)
 def test_an_explicit_default_wins_over_a_lower_level(name):
     default = "forget" if name == "failure" else getattr(Rules(), name)
     other = {

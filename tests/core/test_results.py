@@ -44,7 +44,7 @@ class Broken:
 )
 def test_the_first_caller_gets_what_duplicates_will_get(codec, value):
     kept = keep(value, codec, KEY, None, LIMIT)
-    replayed = read(kept.encoded, KEY, None, {codec.name: codec})
+    replayed = read(kept.encoded, KEY, None, JsonCodec(), {codec.name: codec})
     assert kept.problem is None
     assert kept.value == replayed == value
     assert type(kept.value) is type(replayed) is type(value)
@@ -63,7 +63,7 @@ def unkept(value, codec, limit=LIMIT):
     assert kept.value is value, "the effect is done: its caller gets the value"
     assert kept.encoded == omitted(kept.problem)
     with pytest.raises(ResultUnavailable) as missing:
-        read(kept.encoded, KEY, None, {})
+        read(kept.encoded, KEY, None, JsonCodec(), {})
     assert missing.value.reason == kept.problem
     return kept.problem
 
@@ -108,7 +108,7 @@ def test_an_interruption_while_encoding_is_not_swallowed():
 )
 def test_a_result_that_cannot_be_read_is_unavailable_and_says_why(stored, codecs, reason):
     with pytest.raises(ResultUnavailable) as missing:
-        read(stored, KEY, None, codecs)
+        read(stored, KEY, None, JsonCodec(), codecs)
     assert reason in missing.value.reason
     assert "secret" not in str(missing.value)
 
@@ -117,4 +117,4 @@ def test_a_result_of_another_record_cannot_be_read_where_the_codec_binds_it():
     kept = keep("card 4242", SEALED, KEY, None, LIMIT)
     assert b"4242" not in kept.encoded.data
     with pytest.raises(ResultUnavailable, match="could not be decrypted"):
-        read(kept.encoded, Identity("orders", "43"), None, {SEALED.name: SEALED})
+        read(kept.encoded, Identity("orders", "43"), None, SEALED, {})

@@ -8,7 +8,7 @@ so nothing needs a task of its own while nothing goes wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -71,8 +71,9 @@ class AsyncRunner(AsyncKeeper):
         if remembered is not None:
             return self._replayed(call, remembered, waited=False)
         end = math.inf if patience is None else monotonic() + patience
-        if call.shares and not self._flights.lead(call.place):
-            shared = await self._join(call, patience)
+        place = call.place
+        if place is not None and not self._flights.lead(place):
+            shared = await self._join(call, place, patience)
             if shared is not None:
                 return shared
         try:
@@ -92,9 +93,9 @@ class AsyncRunner(AsyncKeeper):
         self._remember(call, answer)
         return self._answered(call, answer, waited=waited)
 
-    async def _join(self, call: Call, patience: float | None) -> Attempt | None:
+    async def _join(self, call: Call, place: Hashable, patience: float | None) -> Attempt | None:
         """Wait for the execution that runs in this process; None = this call leads now."""
-        given = await self._flights.join(call.place, patience)
+        given = await self._flights.join(place, patience)
         if given == LATE:
             self._out_of_patience(call, 0.0)
         if isinstance(given, Finished):

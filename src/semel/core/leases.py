@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from semel.core.records import ClaimRequest, CompleteRequest, RenewRequest
 from semel.errors import StoreError
 
@@ -30,34 +32,24 @@ MOST_DOUBTS = 10_000
 """Beyond these, claims of unknown fate are left to their leases: the store has been away long."""
 
 
-class Lease:
+class Lease(Struct, eq=False):
     """One running attempt's right to be the only one, as far as this process knows."""
 
-    __slots__ = (
-        "began",
-        "due",
-        "identity",
-        "number",
-        "owner",
-        "refused",
-        "seconds",
-        "told_lost",
-        "unsaved",
-        "until",
-    )
+    identity: Identity
+    owner: bytes
+    number: int
+    seconds: float
+    began: float
+    """Before the claim was sent."""
+    until: float = math.inf
+    due: float = math.inf
+    refused: bool = False
+    told_lost: bool = False
+    unsaved: CompleteRequest | None = None
+    """A result that the store could not be told yet."""
 
-    def __init__(
-        self, identity: Identity, owner: bytes, number: int, seconds: float, sent: float
-    ) -> None:
-        self.identity = identity
-        self.owner = owner
-        self.number = number
-        self.seconds = seconds
-        self.refused = False
-        self.unsaved: CompleteRequest | None = None
-        """A result that the store could not be told yet."""
-        self.began = sent
-        self.begin(sent)
+    def __post_init__(self) -> None:
+        self.begin(self.began)
 
     def begin(self, sent: float) -> None:
         """Count from `sent`: the store's lease cannot end before ours."""

@@ -63,7 +63,7 @@ class Answers(Setup[S]):
             self._announce(
                 events.Replayed(identity=call.identity, number=finished.number, waited=waited)
             )
-        return Attempt(call.identity, finished.number, finished.fence, replayed=True, result=value)
+        return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
 
     def _read(self, stored: Encoded | None, identity: Identity, hint: object) -> Any:
         """Read a stored result, outside of a call."""
@@ -205,12 +205,14 @@ class Answers(Setup[S]):
     # --- sharing and remembering ---------------------------------------------------------
 
     def _share(self, call: Call, answer: Finished | StoreError) -> None:
-        if call.shares:
-            self._flights.share(call.place, answer)
+        place = call.place
+        if place is not None:
+            self._flights.share(place, answer)
 
     def _pass_on(self, call: Call) -> None:
-        if call.shares:
-            self._flights.pass_on(call.place)
+        place = call.place
+        if place is not None:
+            self._flights.pass_on(place)
 
     def _remembered(self, call: Call) -> Finished | None:
         """Ask the local cache."""

@@ -32,14 +32,11 @@ class Call(Struct, frozen=True, gc=False):
     """False for `consume`: only that it was done is stored."""
 
     @property
-    def shares(self) -> bool:
-        """May wait for, and lead, an execution in the same process."""
-        return self.keeps_value and self.rules.waits
-
-    @property
-    def place(self) -> tuple[Identity, bytes | None]:
-        """Calls with the same place share one execution."""
-        return self.identity, self.fingerprint
+    def place(self) -> tuple[Identity, bytes | None] | None:
+        """Calls of a process with the same place share one execution; None = this one does not."""
+        if self.keeps_value and self.rules.waits:
+            return self.identity, self.fingerprint
+        return None
 
     def ask(self, owner: bytes) -> ClaimRequest:
         """Make the claim of this call for a new owner."""

@@ -7,7 +7,7 @@ An interrupted step is done again, because every verb is safe to send twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -70,8 +70,9 @@ class Runner(Keeper):
         if remembered is not None:
             return self._replayed(call, remembered, waited=False)
         end = math.inf if patience is None else monotonic() + patience
-        if call.shares and not self._flights.lead(call.place):
-            shared = self._join(call, patience)
+        place = call.place
+        if place is not None and not self._flights.lead(place):
+            shared = self._join(call, place, patience)
             if shared is not None:
                 return shared
         try:
@@ -91,9 +92,9 @@ class Runner(Keeper):
         self._remember(call, answer)
         return self._answered(call, answer, waited=waited)
 
-    def _join(self, call: Call, patience: float | None) -> Attempt | None:
+    def _join(self, call: Call, place: Hashable, patience: float | None) -> Attempt | None:
         """Wait for the execution that runs in this process; None = this call leads now."""
-        given = self._flights.join(call.place, patience)
+        given = self._flights.join(place, patience)
         if given == LATE:
             self._out_of_patience(call, 0.0)
         if isinstance(given, Finished):

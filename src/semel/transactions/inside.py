@@ -13,8 +13,6 @@ _PACKAGE = __name__.partition(".")[0]
 class TransactionAttempt(Attempt):
     """An attempt whose record is committed with the caller's transaction."""
 
-    __slots__ = ()
-
 
 class OutsideTransaction(UserWarning):
     """The ordinary API was used inside a transactional block: what it does commits by itself."""
