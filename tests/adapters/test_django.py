@@ -171,6 +171,60 @@ def test_a_stream_beyond_the_cap_is_not_read_ahead(door):
         assert post().json()["code"] == "result_omitted"
 
 
+def breaking():
+    for _ in range(5):
+        yield b"x" * 6
+    raise OSError("broken")
+
+
+def test_a_stream_that_breaks_after_the_cap_is_broken_not_done(door, sqlite_url):
+    view = Counted(lambda request: StreamingHttpResponse(breaking()))
+    with door(view, MAX_RESPONSE=10):
+        for _ in range(2):
+            with pytest.raises(OSError, match="broken"):
+                post().getvalue()
+    assert view.runs == 2
+    assert state(sqlite_url) is State.FAILED
+
+
+def test_a_client_who_leaves_does_not_end_a_stream_beyond_the_cap(door, sqlite_url):
+    given = []
+
+    def chunks():
+        for number in range(9):
+            yield b"%05d" % number
+            given.append(number)
+
+    with door(lambda request: StreamingHttpResponse(chunks()), MAX_RESPONSE=12):
+        answer = post()
+        assert state(sqlite_url) is State.PROCESSING
+        answer.close()
+        assert len(given) == 9
+        assert post().json()["code"] == "result_omitted"
+
+
+async def chunks_on_a_loop():
+    for _ in range(3):
+        yield b"x" * 6
+
+
+def plain(request):
+    return StreamingHttpResponse(chunks_on_a_loop())
+
+
+async def awaited(request):
+    return plain(request)
+
+
+@pytest.mark.parametrize("view", [plain, awaited])
+def test_an_async_stream_beyond_the_cap_reaches_its_first_caller_whole_on_threads(door, view):
+    with door(view, MAX_RESPONSE=10):
+        first = post()
+        with pytest.warns(Warning, match="asynchronous iterators"):
+            assert b"".join(first) == b"x" * 18
+        assert post().json()["code"] == "result_omitted"
+
+
 def test_events_pass_live_and_marked(door, sqlite_url):
     given = []
 

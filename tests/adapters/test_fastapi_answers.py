@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, FastAPI, Header, Request, Response
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Depends,
+    FastAPI,
+    Header,
+    HTTPException,
+    Request,
+    Response,
+)
 from fastapi.responses import (
     FileResponse,
     HTMLResponse,
@@ -21,6 +33,7 @@ from pydantic import BaseModel, Field
 from adapters.asgi_serving import eventually, keyed, replayed, served
 from semel import AsyncIdempotency, current_attempt
 from semel.adapters.fastapi import Idempotent
+from semel.core.records import State
 
 THIS_FILE = Path(__file__).read_text()
 
@@ -271,6 +284,161 @@ async def test_too_much_reaches_its_first_caller_and_is_omitted_after(engine, ma
     assert first.text in {"x" * 30, THIS_FILE}
     assert (again.status_code, again.json()["code"]) == (200, "result_omitted")
     assert runs == [1]
+
+
+class Breaking(Response):
+    """Makes its body when it is sent, and breaks at the end of it."""
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(5):
+            await send({"type": "http.response.body", "body": b"x" * 6, "more_body": True})
+        raise OSError("broken")
+
+
+async def breaking():
+    for _ in range(5):
+        yield b"x" * 6
+    raise OSError("broken")
+
+
+@pytest.mark.parametrize(
+    "make", [Breaking, lambda: StreamingResponse(breaking())], ids=["sent", "stream"]
+)
+async def test_an_answer_that_breaks_after_the_cap_is_broken_not_done(engine, make):
+    app, runs = FastAPI(), []
+
+    @app.post("/")
+    @Idempotent(engine, max_response=10)
+    async def pay() -> Response:
+        runs.append(1)
+        return make()
+
+    async with served(app) as client:
+        for _ in range(2):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.post("/", headers=keyed())
+    assert (await engine.peek("k", scope="http")).state is State.FAILED
+    assert runs == [1, 1]
+
+
+def held_back(go: asyncio.Event, ended: list[Any]) -> StreamingResponse:
+    """An answer whose second half waits."""
+
+    async def chunks():
+        yield b"x" * 20
+        yield b"y"
+        yield b"z"
+        await go.wait()
+        for _ in range(20):
+            yield b"x" * 20
+        ended.append(current_attempt().key)
+
+    return StreamingResponse(chunks())
+
+
+async def test_an_answer_beyond_the_cap_is_done_when_it_has_ended(engine):
+    app, go, ended = FastAPI(), asyncio.Event(), []
+
+    @app.post("/")
+    @Idempotent(engine, max_response=10)
+    async def pay() -> Response:
+        return held_back(go, ended)
+
+    async with served(app) as client, client.stream("POST", "/", headers=keyed()) as live:
+        chunks = live.aiter_bytes()
+        assert await anext(chunks) == b"x" * 20
+        assert (await client.post("/", headers=keyed())).json()["code"] == "concurrent_request"
+        go.set()
+        rest = b"".join([chunk async for chunk in chunks])
+        assert rest == b"yz" + b"x" * 400
+        assert (await client.post("/", headers=keyed())).json()["code"] == "result_omitted"
+    assert ended == ["k"]
+
+
+async def test_a_client_who_leaves_does_not_end_an_answer_beyond_the_cap(engine):
+    app, go, ended, released = FastAPI(), asyncio.Event(), [], []
+
+    async def session() -> AsyncIterator[None]:
+        yield
+        released.append([*ended])
+
+    @app.post("/", dependencies=[Depends(session)])
+    @Idempotent(engine, max_response=10)
+    async def pay() -> Response:
+        return held_back(go, ended)
+
+    async with served(app) as client:
+        async with client.stream("POST", "/", headers=keyed()) as live:
+            await anext(live.aiter_bytes())
+        go.set()
+        await eventually(lambda: ended)
+        await eventually(lambda: released)
+        assert (await client.post("/", headers=keyed())).json()["code"] == "result_omitted"
+    assert released[0] == ["k"]
+
+
+async def test_a_request_cancelled_before_its_answer_reads_it_to_the_end(engine):
+    ended = []
+    door = Idempotent(engine, max_response=10)
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    async def pay() -> Response:
+        entered.set()
+        await go.wait()
+        return held_back(go, ended)
+
+    app = FastAPI()
+    app.post("/")(door(pay))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        request = asyncio.create_task(client.post("/", headers=keyed()))
+        await entered.wait()
+        request.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+    assert ended == ["k"]
+    assert (await engine.peek("k", scope="http")).state is State.SUCCEEDED
+
+
+async def test_an_answer_beyond_the_cap_that_is_put_aside_is_read_to_its_end(engine):
+    app, go, ended = FastAPI(), asyncio.Event(), []
+    go.set()
+
+    @Idempotent(engine, max_response=10)
+    async def pay() -> Response:
+        return held_back(go, ended)
+
+    @app.post("/")
+    @wraps(pay)
+    async def other(**values: Any) -> str:
+        await pay(**values)
+        return "another answer"
+
+    async with served(app) as client:
+        assert (await client.post("/", headers=keyed())).json() == "another answer"
+        await eventually(lambda: ended)
+        assert (await client.post("/", headers=keyed())).json() == "another answer"
+    assert (await engine.peek("k", scope="http")).state is State.SUCCEEDED
+
+
+async def test_an_error_whose_wording_is_beyond_the_cap_is_omitted_after(engine):
+    app = FastAPI()
+
+    @app.exception_handler(404)
+    async def word(request: Request, error: Exception) -> Response:
+        return StreamingResponse(iter([b"x" * 6] * 5), 404)
+
+    @app.post("/")
+    @Idempotent(engine, max_response=10, stored=lambda status: status < 500)
+    async def pay() -> None:
+        raise HTTPException(404)
+
+    async with served(app) as client:
+        first, again = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert (first.status_code, first.content) == (404, b"x" * 30)
+    assert (again.status_code, again.json()["code"]) == (404, "result_omitted")
 
 
 async def test_a_stream_of_events_is_live_and_marked(engine):

@@ -6,14 +6,15 @@ Under WSGI an async view has a loop for its request alone: there the door is the
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aio_following import Flow
+from semel.adapters.aside import Aside
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import (
     aread,
@@ -25,10 +26,11 @@ from semel.adapters.django.responses import (
 )
 from semel.adapters.door import Door, Exchange
 from semel.adapters.nesting import PROTECTED
-from semel.events import logger
 from semel.http.messages import Answer
 from semel.http.rulebook import Rulebook
 from semel.http.storing import is_event_stream
+
+_ASIDE: Final = Aside()
 
 
 async def protected(
@@ -45,11 +47,13 @@ async def protected(
         return await view()
     if isinstance(begun, Answer):
         return response_of(begun)
-    return await _to_the_end(_run(begun, request, view))
+    # Django cancels a request whose client goes away; the view and its save run on.
+    flow = Flow(book.max_response)
+    return await flow.answer(_ASIDE, _run(begun, request, view, flow))
 
 
 async def _run(
-    exchange: AsyncExchange | Exchange, request: Any, view: Callable[[], Awaitable[Any]]
+    exchange: AsyncExchange | Exchange, request: Any, view: Callable[[], Awaitable[Any]], flow: Flow
 ) -> Any:
     request.META[PROTECTED] = True
     exchange.enter()
@@ -59,7 +63,7 @@ async def _run(
         except Exception as error:
             await _refused(exchange, request, error)
             raise
-        return await _recorded(exchange, response)
+        return await _recorded(exchange, response, flow)
     except BaseException as error:
         if not exchange.ended:
             await _ended(exchange.raised(error))
@@ -73,18 +77,21 @@ async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exce
         await _ended(exchange.answered(*told))
 
 
-async def _recorded(exchange: AsyncExchange | Exchange, response: Any) -> Any:
-    """Save a response; a stream is read up to the limit before."""
+async def _recorded(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:
+    """Save a response; a stream is read before, to its end."""
     book = exchange.book
     response.headers.pop(book.choices.replayed_header, None)
     if is_event_stream(lines_of(response)):
         await _ended(exchange.unprotected())
         mark_unprotected(response)
         return response
+    # A loop for one request alone ends before its answer is sent.
+    lasting = isinstance(exchange, AsyncExchange)
     try:
-        told = await aread(response, book.max_response)
+        told = await aread(response, book.max_response, flow if lasting else None)
     except BaseException:
-        await sync_to_async(response.close)()
+        if not flow.is_open:
+            await sync_to_async(response.close)()
         raise
     instead = await _ended(exchange.answered(*told))
     return response if instead is None else response_of(instead)
@@ -107,18 +114,3 @@ def _awaited(read: Callable[[], bytes]) -> Callable[[], Awaitable[bytes]]:
         return read()
 
     return reading
-
-
-async def _to_the_end(running: Coroutine[Any, Any, Any]) -> Any:
-    """Run a view and its save, though Django cancels them when a client goes away.
-
-    It is waited for all the same: what Django gives to a request must not be closed under its view.
-    """
-    task = asyncio.ensure_future(running)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait((task,))
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a request whose client had gone raised", exc_info=task.exception())
-        raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from copy import copy
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
+from semel.adapters.aio_following import Flow
 from semel.adapters.django.bodies import inner
 from semel.adapters.following import up_to
 from semel.http.messages import Answer, HeaderLine
@@ -67,55 +69,68 @@ def mark_unprotected(response: Any) -> None:
 
 
 def read(response: Any, limit: int) -> Told:
-    """Read a response on a thread; a stream gets what was read of it back."""
+    """Read a response on a thread, up to the limit; a stream gets what was read of it back."""
     if not response.streaming:
         return _told(response, response.content, limit)
     content = response.streaming_content
     if response.is_async:
-        held, whole = async_to_sync(_up_to)(limit, content)
-        response.streaming_content = _again(held, content)
-    else:
-        held, whole = up_to(limit, content)
-        response.streaming_content = chain(held, content)
+        # Read whole, as Django itself does with such a stream on a thread.
+        return _replaced(response, async_to_sync(_all)(content), limit)
+    held, whole = up_to(limit, content)
+    response.streaming_content = chain(held, content)
     return Told(response.status_code, lines_of(response), b"".join(held) if whole else None)
 
 
-async def aread(response: Any, limit: int) -> Told:
-    """Read a response on asyncio; a stream gets what was read of it back."""
+async def aread(response: Any, limit: int, flow: Flow | None) -> Told:
+    """Read a response on asyncio, to its end; a stream beyond the limit goes out by the flow."""
     if not response.streaming:
         return _told(response, response.content, limit)
     content = response.streaming_content
-    if response.is_async:
-        held, whole = await _up_to(limit, content)
-        response.streaming_content = _again(held, content)
-    else:
-        held, whole = await sync_to_async(up_to)(limit, content)
-        response.streaming_content = _again(held) if whole else chain(held, content)
-    return Told(response.status_code, lines_of(response), b"".join(held) if whole else None)
+    if not response.is_async:  # read whole, as Django would
+        return _replaced(response, await sync_to_async(_listed)(content), limit)
+    if flow is None:
+        return _replaced(response, await _all(content), limit)
+
+    def begun(chunks: AsyncIterator[bytes]) -> Any:
+        sent = copy(response)
+        sent.streaming_content = chunks
+        return sent
+
+    async for chunk in content:
+        await flow.take(chunk, begun)
+    if flow.body is not None:
+        response.streaming_content = _again([flow.body])
+    return Told(response.status_code, lines_of(response), flow.body)
+
+
+def send_instead(response: Any, chunks: Any) -> None:
+    """Put chunks that read a response's stream in its place; they are closed before it."""
+    response.streaming_content = chunks
+    closers = response._resource_closers
+    closers.insert(0, closers.pop())
 
 
 def _told(response: Any, body: bytes, limit: int) -> Told:
     return Told(response.status_code, lines_of(response), body if len(body) <= limit else None)
 
 
-async def _up_to(limit: int, chunks: AsyncIterator[bytes]) -> tuple[list[bytes], bool]:
-    held: list[bytes] = []
-    async for chunk in chunks:
-        held.append(chunk)
-        limit -= len(chunk)
-        if limit < 0:
-            return held, False
-    return held, True
+def _replaced(response: Any, chunks: list[bytes], limit: int) -> Told:
+    """Let a response that was read whole be sent."""
+    response.streaming_content = _again(chunks)
+    return _told(response, b"".join(chunks), limit)
 
 
-async def _again(
-    held: list[bytes], rest: AsyncIterator[bytes] | None = None
-) -> AsyncIterator[bytes]:
-    for chunk in held:
+def _listed(chunks: Iterable[bytes]) -> list[bytes]:
+    return [*chunks]
+
+
+async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
+    return [chunk async for chunk in chunks]
+
+
+async def _again(chunks: list[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
         yield chunk
-    if rest is not None:
-        async for chunk in rest:
-            yield chunk
 
 
 # --- answers that are raised ---------------------------------------------------------------------

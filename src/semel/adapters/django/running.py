@@ -15,9 +15,11 @@ from semel.adapters.django.responses import (
     read,
     rendered,
     response_of,
+    send_instead,
     told_by,
 )
 from semel.adapters.door import Door, Exchange
+from semel.adapters.following import Following
 from semel.adapters.nesting import PROTECTED
 from semel.http.messages import Answer
 from semel.http.rulebook import Rulebook
@@ -59,7 +61,7 @@ def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
 
 
 def _recorded(exchange: Exchange, response: Any) -> Any:
-    """Save a response; a stream is read up to the limit before."""
+    """Save a response; a stream is read up to the limit before, and followed beyond it."""
     book = exchange.book
     response.headers.pop(book.choices.replayed_header, None)
     if is_event_stream(lines_of(response)):
@@ -68,6 +70,10 @@ def _recorded(exchange: Exchange, response: Any) -> Any:
         return response
     try:
         told = read(response, book.max_response)
+        if told.body is None and response.streaming and not response.is_async:
+            content = response.streaming_content
+            send_instead(response, Following(exchange, told.status, told.lines, content, None))
+            return response
     except BaseException:
         response.close()
         raise

@@ -1,15 +1,16 @@
 """What an endpoint returns or raises becomes a whole answer, the way FastAPI makes it.
 
 FastAPI does this after the endpoint; the answer has to be saved before, so it is done here, with
-FastAPI's own parts. A response is read up to a limit, whatever kind it is.
+FastAPI's own parts. A response is read to its end, whatever kind it is.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastapi import Request, Response
 from fastapi.datastructures import DefaultPlaceholder
@@ -17,7 +18,9 @@ from fastapi.routing import serialize_response
 from fastapi.utils import is_body_allowed_for_status_code
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
 
+from semel.adapters.aio_following import Flow
 from semel.http.messages import Answer
 
 _KNOWN: Final = inspect.signature(serialize_response).parameters
@@ -95,60 +98,61 @@ def response_of_answer(answer: Answer) -> Response:
     return response
 
 
-class _TooLarge(Exception):
-    """There is more of an answer than can be kept."""
+async def read(response: Response, request: Request, flow: Flow) -> tuple[Response, bytes | None]:
+    """Read a response to its end: what is to be sent in its place, and its body.
 
-
-async def read(response: Response, request: Request, limit: int) -> tuple[Response, bytes | None]:
-    """Read a response: what is to be sent in its place, and its body; None = it is too large."""
+    A body of None is too large; what is not all there then goes out by the flow.
+    """
     if hasattr(response, "body_iterator"):
-        return response, await _held(response, limit)
+        return response, await _held(response, flow)
     if type(response).__call__ is not Response.__call__:
-        return await _sent(response, request, limit)
+        return await _sent(response, request, flow)
     body = bytes(response.body)
-    return response, None if len(body) > limit else body
+    return response, None if len(body) > flow.limit else body
 
 
-async def _held(response: Any, limit: int) -> bytes | None:
+async def _held(response: Any, flow: Flow) -> bytes | None:
     """Read a stream, and let it begin again with what was read of it."""
-    chunks: list[bytes] = []
-    rest = aiter(response.body_iterator)
-    response.body_iterator = _again(chunks, rest)
-    async for chunk in rest:
-        chunks.append(chunk.encode(response.charset) if isinstance(chunk, str) else bytes(chunk))
-        limit -= len(chunks[-1])
-        if limit < 0:
-            return None
-    return b"".join(chunks)
+
+    def begun(chunks: AsyncIterator[bytes]) -> Response:
+        sent: Any = copy(response)
+        sent.body_iterator = chunks
+        return cast("Response", sent)
+
+    async for chunk in response.body_iterator:
+        encoded = chunk.encode(response.charset) if isinstance(chunk, str) else bytes(chunk)
+        await flow.take(encoded, begun)
+    body = flow.body
+    if body is not None:
+        response.body_iterator = _once(body)
+    return body
 
 
-async def _again(chunks: list[bytes], rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    for chunk in chunks:
-        yield chunk
-    async for chunk in rest:
-        yield chunk
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
-async def _sent(response: Response, request: Request, limit: int) -> tuple[Response, bytes | None]:
+async def _sent(response: Response, request: Request, flow: Flow) -> tuple[Response, bytes | None]:
     """Read a response that makes its body only when it is sent, such as a file."""
     start: Any = {}
-    chunks: list[bytes] = []
+    background, response.background = response.background, None
+
+    def begun(chunks: AsyncIterator[bytes]) -> Response:
+        return _begun(StreamingResponse(chunks), start, background)
 
     async def send(message: Any) -> None:
         start.update(message)
-        chunks.append(message.get("body", b""))
-        if sum(map(len, chunks)) > limit:
-            raise _TooLarge
+        await flow.take(message.get("body", b""), begun)
 
-    background, response.background = response.background, None
-    try:
-        quiet = {**request.scope, "extensions": {}, "asgi": _SENT_AT_ONCE}
-        await response(quiet, request.receive, send)
-    except _TooLarge:
-        return response, None  # it can be sent from its beginning once more
-    finally:
-        response.background = background
-    body = b"".join(chunks)
-    whole = response_of_answer(Answer(start["status"], tuple(start["headers"]), body))
-    whole.background = background
-    return whole, body
+    quiet = {**request.scope, "extensions": {}, "asgi": _SENT_AT_ONCE}
+    await response(quiet, request.receive, send)
+    body = flow.body
+    return _begun(Response(body), start, background), body
+
+
+def _begun(response: Response, start: Any, background: Any) -> Response:
+    """Let a response begin as another one would."""
+    response.status_code = start["status"]
+    response.raw_headers = [*start["headers"]]
+    response.background = background
+    return response

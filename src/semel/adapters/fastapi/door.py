@@ -1,23 +1,21 @@
 """The decorator of endpoints, and how a protected one runs.
 
 An endpoint and its save are a task of their own: a client who goes away takes neither with it.
-Whoever is told to stop waits for that task, so that no dependency is closed under an endpoint that
-uses it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial, wraps
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, Final, TypeVar, Unpack, cast, overload
 
 from anyio import CancelScope
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aio_following import Flow
 from semel.adapters.aside import Aside
 from semel.adapters.fastapi.answers import (
     Responses,
@@ -37,6 +35,9 @@ from semel.http.rulebook import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_shield: Final = partial(CancelScope, shield=True)
+"""AnyIO cancels again and again, hence its own shield; a second cancellation by others counts."""
 
 
 class Idempotent:
@@ -90,8 +91,9 @@ class Idempotent:
             route = route_of(request)
             if id(route) not in routes:  # by id: a route need not have a hash
                 routes[id(route)] = route, Responses(route, is_coroutine=endpoint.is_coroutine)
-            running = _Running(begun, request, routes[id(route)][1])
-            return await self._run(running, running.run(endpoint, values, beginnings))
+            flow = Flow(book.max_response, _shield)
+            running = _Running(begun, request, routes[id(route)][1], flow)
+            return await flow.answer(self._aside, running.run(endpoint, values, beginnings))
 
         protected.__signature__ = endpoint.signature  # type: ignore[attr-defined]
         setattr(protected, MARK, book.choices)
@@ -103,27 +105,15 @@ class Idempotent:
         body = Body(request, book.max_body)
         return await self._door.begin(book, body.request, body.read)
 
-    async def _run(self, running: _Running, run: Coroutine[Any, Any, Response]) -> Response:
-        task = self._aside.begin(run)
-        try:
-            await running.ended
-        except asyncio.CancelledError:
-            # Waited for: the dependencies of a running endpoint must not be closed under it. AnyIO
-            # cancels again and again, hence its own shield; a second cancellation by others counts.
-            self._aside.leave(task)
-            with CancelScope(shield=True):
-                await asyncio.wait((task,))
-            raise
-        self._aside.end(task)
-        return await task
-
 
 class _Running:
     """One request whose endpoint runs."""
 
-    def __init__(self, exchange: AsyncExchange, request: Request, responses: Responses) -> None:
+    def __init__(
+        self, exchange: AsyncExchange, request: Request, responses: Responses, flow: Flow
+    ) -> None:
         self._exchange, self._request, self._responses = exchange, request, responses
-        self.ended = asyncio.get_running_loop().create_future()
+        self._flow = flow
 
     async def run(
         self, endpoint: Endpoint, values: dict[str, Any], beginnings: Response
@@ -141,9 +131,6 @@ class _Running:
             if not self._exchange.ended:
                 await self._exchange.raised(error)
             raise
-        finally:
-            if not self.ended.done():
-                self.ended.set_result(None)
 
     async def _recorded(self, response: Response) -> Response:
         response, instead = await self._record(response)
@@ -155,6 +142,7 @@ class _Running:
         if keeping == "store":
             response = await response_of_error(self._request, error)
             if response is not None:
+                self._flow.leave()  # it is made once more, to be sent
                 _, instead = await self._record(response)
                 if instead is not None:
                     return response_of_answer(instead)
@@ -170,6 +158,6 @@ class _Running:
             await self._exchange.unprotected()
             lines.append(UNPROTECTED)
             return response, None
-        response, body = await read(response, self._request, book.max_response)
+        response, body = await read(response, self._request, self._flow)
         instead = await self._exchange.answered(response.status_code, response.raw_headers, body)
         return response, instead
