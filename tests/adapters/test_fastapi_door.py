@@ -100,7 +100,8 @@ async def test_25_openapi_shows_the_header_and_our_answers(engine):
     free = idempotent(pay)
     router.post("/free")(free)
     router.get("/free")(free)
-    app.post("/query", include_in_schema=True)(idempotent(header=None, query="key")(pay))
+    app.post("/query")(idempotent(header=None, query="key", required=True)(pay))
+    app.post("/either")(idempotent(query="Idempotency-Key", required=True)(pay))
     app.post("/hidden", include_in_schema=False)(idempotent(pay))
     app.post("/bare")(pay)
     app.include_router(router)
@@ -128,6 +129,10 @@ async def test_25_openapi_shows_the_header_and_our_answers(engine):
     assert header(needed) == [("Idempotency-Key", True)]
     assert header(free) == [("Idempotency-Key", False)]
     assert header(paths["/query"]["post"]) == header(paths["/bare"]["post"]) == []
+    (told,) = paths["/query"]["post"]["parameters"]
+    assert (told["name"], told["in"], told["required"]) == ("key", "query", True)
+    assert header(paths["/either"]["post"]) == [("Idempotency-Key", False)]
+    assert [each["in"] for each in paths["/either"]["post"]["parameters"]] == ["header", "query"]
     assert ours(needed) == {"400", "401", "409", "413", "503"}
     assert ours(free) == ours(paths["/query"]["post"]) == {"400", "409", "413", "422", "503"}
     assert ours(paths["/more/free"]["get"]) == ours(paths["/bare"]["post"]) == set()
@@ -144,6 +149,50 @@ async def test_25_openapi_shows_the_header_and_our_answers(engine):
         "code",
     }
     assert "/hidden" not in paths
+
+
+async def started(app: FastAPI) -> None:
+    async with app.router.lifespan_context(app):
+        pass
+
+
+async def test_a_decorator_above_that_of_its_route_is_refused_at_the_start(engine):
+    app, idempotent = FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    idempotent(app.post("/pay")(pay))
+    with pytest.raises(ConfigError, match="pay is not protected: its route took it before"):
+        await started(app)
+
+
+async def test_a_decorator_on_a_route_of_other_methods_is_refused_at_the_start(engine):
+    app, idempotent = FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    app.put("/pay")(idempotent(pay))
+    with pytest.raises(ConfigError, match="it answers PUT, and methods= names none"):
+        await started(app)
+
+
+async def test_functions_that_are_decorated_for_some_of_their_routes_are_fine(engine):
+    app, idempotent = FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    decorated = idempotent(pay)
+    app.get("/pay")(decorated)
+    app.post("/pay")(decorated)
+    app.post("/bare")(pay)
+    idempotent(pay_for)  # of no route here
+    app.mount("/inner", FastAPI())
+    await started(app)
+
+
+async def test_that_a_method_is_not_protected_is_told_once(engine, caplog):
+    app = FastAPI()
+    app.put("/pay")(Idempotent(engine)(pay))
+    async with served(app) as client:
+        for _ in range(2):
+            assert (
+                await client.put("/pay", json={"amount": 3}, headers=keyed())
+            ).status_code == 200
+    assert caplog.text.count("answers PUT without protection") == 1
 
 
 async def test_older_versions_of_fastapi_list_all_their_routes(engine, monkeypatch):

@@ -670,6 +670,37 @@ def test_without_an_application_semels_own_settings_say_where(monkeypatch, sqlit
     idempotent.close()
 
 
+def test_a_decorator_above_that_of_its_route_is_refused_at_the_first_request(app, idem):
+    app.testing = True
+    idempotent = Idempotent(idem)
+    idempotent.init_app(app)
+
+    @idempotent
+    @app.post("/")
+    def view():
+        return "x"
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="view is not protected: its route took it before"):
+            app.test_client().post("/", headers=KEY)
+
+
+def test_a_decorator_on_a_route_of_other_methods_is_refused_at_the_first_request(app, idem):
+    app.testing = True
+    idempotent = Idempotent(idem)
+    idempotent.init_app(app)
+    app.put("/", endpoint="view")(idempotent(lambda: "x"))
+    with pytest.raises(ConfigError, match="it answers OPTIONS, PUT, and methods= names none"):
+        app.test_client().put("/", headers=KEY)
+
+
+def test_that_a_method_is_not_protected_is_told_once(app, idem, caplog):
+    app.put("/", endpoint="view")(Idempotent(idem)(lambda: "x"))
+    for _ in range(2):
+        assert app.test_client().put("/", headers=KEY).status_code == 200
+    assert caplog.text.count("answers PUT without protection") == 1
+
+
 def test_an_unknown_application_is_refused(app):
     app.testing = True
     app.post("/", endpoint="view")(Idempotent()(lambda: "x"))

@@ -74,6 +74,11 @@ def line_pattern(*, strict: bool = False) -> str:
     return f"^{_QUOTED_LINE}$" if strict else f"^(?:{_RAW_LINE}|{_QUOTED_LINE})$"
 
 
+def key_pattern() -> str:
+    """Say how a key may look that comes without a header, as OpenAPI understands it."""
+    return f"^[ -~]{{1,{MAX_KEY_LENGTH}}}$"
+
+
 def checked(key: object) -> str:
     """Give a key that may be used: 1 to 255 printable ASCII characters."""
     if not isinstance(key, str):

@@ -46,6 +46,7 @@ from semel.http.storing import (
 _ENVELOPE: Final = 1024 * 1024
 """Room for the header lines of a stored answer; the body has a limit of its own."""
 
+_CHANGING: Final = ("POST", "PUT", "PATCH", "DELETE")
 _ANSWER_CODEC: Final = AnswerCodec()
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -91,11 +92,27 @@ class Rulebook:
         self._sources = tuple(
             source for name in choices.order if (source := self._source(name)) is not None
         )
+        self._silent = {*_CHANGING} - choices.methods
         self._marker = choices.replayed_header.encode()
         self._lower_marker = self._marker.lower()
         self._forbidden = choices.never_stored | {self._lower_marker}
 
     # --- before the handler ----------------------------------------------------------------
+
+    def concerns(self, method: str) -> bool:
+        """Tell, for a decorator, whether requests of a method are protected.
+
+        That changes made by another method are not is told in the log, once.
+        """
+        if method in self.choices.methods:
+            return True
+        if method in self._silent:
+            self._silent.discard(method)
+            logger.warning(
+                "a decorated endpoint answers %s without protection: methods= does not name it",
+                method,
+            )
+        return False
 
     def ask(self, request: Request) -> Waiting:
         """Find the key, whose it is and the fingerprint; None = the request is not protected."""

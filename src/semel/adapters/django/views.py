@@ -164,7 +164,7 @@ def _door(idempotency: Any) -> Door | AsyncDoor:
 
 
 def _concerns(book: Rulebook, request: Any) -> bool:
-    return request.method in book.choices.methods and not is_protected(request)
+    return book.concerns(request.method) and not is_protected(request)
 
 
 def _request_in(args: tuple[Any, ...]) -> Any:

@@ -26,7 +26,8 @@ from semel.adapters.fastapi.answers import (
 )
 from semel.adapters.fastapi.bodies import Body
 from semel.adapters.fastapi.endpoints import Endpoint
-from semel.adapters.fastapi.openapi import MARK, document
+from semel.adapters.fastapi.openapi import MARK, document, routes_of
+from semel.adapters.misplaced import Decorated, Routed, refuse_unprotected
 from semel.adapters.nesting import PROTECTED
 from semel.aio import AsyncIdempotency
 from semel.http.messages import Answer
@@ -48,6 +49,7 @@ class Idempotent:
         self._door = AsyncDoor(idempotency, {})
         self._door.book(self._options)  # a bad option is told of here, not at the first endpoint
         self._aside = Aside()
+        self._decorated: list[Decorated] = []
 
     @overload
     def __call__(self, endpoint: F, /) -> F: ...
@@ -60,12 +62,17 @@ class Idempotent:
         return self._protect(options, endpoint)
 
     def init_app(self, app: FastAPI) -> None:
-        """Tell of the protected endpoints in the application's OpenAPI, and end when it ends."""
+        """Tell of the protected endpoints in the application's OpenAPI, and end when it ends.
+
+        When it starts, a decorator that protects nothing is a ConfigError.
+        """
         document(app)
         around = app.router.lifespan_context
 
         @asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[Any]:
+            routes = (Routed(route.endpoint, route.methods) for route in routes_of(app))
+            refuse_unprotected(self._decorated, routes)
             try:
                 async with around(app) as state:
                     yield state
@@ -97,10 +104,11 @@ class Idempotent:
 
         protected.__signature__ = endpoint.signature  # type: ignore[attr-defined]
         setattr(protected, MARK, book.choices)
+        self._decorated.append(Decorated(function, protected, book.choices.methods))
         return cast("F", protected)
 
     async def _begun(self, book: Rulebook, request: Request) -> AsyncExchange | Answer | None:
-        if request.method not in book.choices.methods or PROTECTED in request.scope:
+        if not book.concerns(request.method) or PROTECTED in request.scope:
             return None
         body = Body(request, book.max_body)
         return await self._door.begin(book, body.request, body.read)

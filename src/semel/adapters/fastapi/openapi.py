@@ -1,4 +1,4 @@
-"""What OpenAPI says of protected endpoints: the key's header, and the answers that are ours."""
+"""What OpenAPI says of protected endpoints: where the key is, and the answers that are ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import fastapi.routing
 from fastapi import FastAPI
 
-from semel.http.keys import line_pattern
+from semel.http.keys import key_pattern, line_pattern
 from semel.http.options import Choices
 from semel.http.problems import PROBLEMS
 
@@ -50,7 +50,7 @@ def document(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = made()
-        for route in _routes(app):
+        for route in routes_of(app):
             choices: Choices | None = getattr(route.endpoint, MARK, None)
             if choices is None:
                 continue
@@ -65,37 +65,48 @@ def document(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
 
 
-def _routes(app: FastAPI) -> Iterable[Any]:
-    """Give the routes, those of included routers with their whole paths."""
+def routes_of(app: FastAPI) -> Iterable[Any]:
+    """Give the routes of endpoints, those of included routers with their whole paths."""
     whole = getattr(fastapi.routing, "iter_route_contexts", None)
     routes = app.routes if whole is None else whole(app.routes)
-    return (route for route in routes if getattr(route, "endpoint", None) is not None)
+    return (route for route in routes if getattr(route, "methods", None) is not None)
 
 
 def _describe(operation: dict[str, Any], choices: Choices) -> None:
-    if choices.header is not None:
+    for told in _parameters(choices):
         parameters = operation.setdefault("parameters", [])
         # Asked for once more, or the endpoint's own: one of a name is enough.
-        parameters[:] = [each for each in parameters if not _is_header(each, choices.header)]
-        parameters.append(_header(choices.header, choices))
+        parameters[:] = [each for each in parameters if _named(each) != _named(told)]
+        parameters.append(told)
     for status, title in _answers(choices).items():
         answer = operation["responses"].setdefault(str(status), {"description": title})
         schema = {"$ref": f"#/components/schemas/{_SCHEMA}"}
         answer.setdefault("content", {})[_MEDIA_TYPE] = {"schema": schema}
 
 
-def _is_header(parameter: dict[str, Any], name: str) -> bool:
-    return (parameter["in"], str(parameter["name"]).lower()) == ("header", name.lower())
+def _named(parameter: dict[str, Any]) -> tuple[str, str]:
+    """Say which parameter it is; the names of headers have no case."""
+    place, name = parameter["in"], parameter["name"]
+    return place, name.lower() if place == "header" else name
 
 
-def _header(name: str, choices: Choices) -> dict[str, Any]:
-    return {
-        "name": name,
-        "in": "header",
-        "required": choices.required,
-        "description": "The same key with the same request gives the same answer.",
-        "schema": {"type": "string", "pattern": line_pattern(strict=choices.strict)},
+def _parameters(choices: Choices) -> Iterable[dict[str, Any]]:
+    """Give the places that a key may come from, of those that are no part of the body."""
+    sources = (choices.header, choices.query, choices.field, choices.key)
+    required = choices.required and sum(each is not None for each in sources) == 1
+    patterns = {
+        ("header", choices.header): line_pattern(strict=choices.strict),
+        ("query", choices.query): key_pattern(),
     }
+    for (place, name), pattern in patterns.items():
+        if name is not None:
+            yield {
+                "name": name,
+                "in": place,
+                "required": required,
+                "description": "The same key with the same request gives the same answer.",
+                "schema": {"type": "string", "pattern": pattern},
+            }
 
 
 def _answers(choices: Choices) -> dict[int, str]:

@@ -11,6 +11,7 @@ from flask import Flask, current_app
 
 from semel.adapters.door import Door
 from semel.adapters.flask.running import answered
+from semel.adapters.misplaced import Decorated, Routed, refuse_unprotected
 from semel.adapters.options import MiddlewareOptions, PathOptions
 from semel.adapters.wsgi import IdempotencyMiddleware
 from semel.adapters.wsgi_requests import refuse_underscores
@@ -38,6 +39,7 @@ class Idempotent:
         self._given = None if idempotency is None else Door(idempotency, {})
         self._opened: list[Idempotency] = []
         self._views = None if self._given is None else _Views(self._given, self._options)
+        self._decorated: list[tuple[Any, Any, dict[str, Any]]] = []
         self._views_of: WeakKeyDictionary[Flask, _Views] = WeakKeyDictionary()
 
     @overload
@@ -56,6 +58,8 @@ class Idempotent:
 
         With `middleware=True` every view is protected, without a decorator, but outside of
         `before_request`; `include`, `exclude` and `routes` then say which.
+
+        At the first request, a decorator that protects nothing is a ConfigError.
         """
         url, configured = _configured(app)
         options = {**configured, **self._options}
@@ -73,7 +77,8 @@ class Idempotent:
             raise ConfigError(
                 f"{', '.join(paths)}: only the middleware takes paths (middleware=True)"
             )
-        self._views_of[app] = _Views(door, options)
+        views = self._views_of[app] = _Views(door, options)
+        app.before_request(_Check(views, self._decorated))
         app.extensions["semel"] = self
 
     def close(self) -> None:
@@ -98,6 +103,7 @@ class Idempotent:
             run = partial(current_app.ensure_sync(view), *args, **kwargs)
             return answered(views.door, views.book(options), run)
 
+        self._decorated.append((view, protected, options))
         return cast("F", protected)
 
     def _of_this_app(self) -> _Views:
@@ -123,6 +129,29 @@ class _Views:
             known = options, self.door.book({**self._options, **options})
             self._books[id(options)] = known  # with the options: another dict may get their id
         return known[1]
+
+
+class _Check:
+    """Looks at the routes of an application when it is asked for the first time: all are known."""
+
+    def __init__(self, views: _Views, decorated: list[tuple[Any, Any, dict[str, Any]]]) -> None:
+        self._views, self._decorated = views, decorated
+        self._passed = False
+
+    def __call__(self) -> None:
+        if self._passed:
+            return
+        refuse_unprotected(
+            [
+                Decorated(given, protected, self._views.book(options).choices.methods)
+                for given, protected, options in self._decorated
+            ],
+            [
+                Routed(current_app.view_functions.get(rule.endpoint), rule.methods or ())
+                for rule in current_app.url_map.iter_rules()
+            ],
+        )
+        self._passed = True
 
 
 def _check(options: dict[str, Any]) -> None:
