@@ -380,3 +380,8 @@ def test_retries_and_redirects_inside_an_attempt_are_one_call(client, server):
 def test_a_bad_option_is_refused_when_the_client_is_made(kind, options):
     with pytest.raises(ConfigError):
         kind(**options)
+
+
+def test_an_option_that_does_not_exist_is_named(kind):
+    with pytest.raises(ConfigError, match="no option 'retry'; known: header, "):
+        kind(retry=3)

@@ -124,6 +124,14 @@ def test_endlessly_many_paths_are_not_all_remembered():
     assert len(many._known) <= 1024
 
 
+def test_a_path_of_any_length_is_not_remembered():
+    many = routing()
+    for number in range(10):
+        assert many.find("POST", f"/{number}" + "x" * 10_000) is not None
+        assert many.find("X" * 10_000, f"/{number}") is None
+    assert not many._known
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -19,7 +19,7 @@ import httpx
 
 from semel.attempts import current_attempt
 from semel.errors import ConfigError
-from semel.http.retrying import ClientOptions, ClientRules, Sending, Target
+from semel.http.retrying import ClientOptions, ClientRules, Sending, Target, chosen
 
 _RETRIED: Final = (
     httpx.TimeoutException,
@@ -50,7 +50,7 @@ class IdempotentTransport(httpx.BaseTransport):
     ) -> None:
         if wrapped is not None and not isinstance(wrapped, httpx.BaseTransport):
             raise ConfigError(f"a transport of httpx is needed, not {type(wrapped).__name__}")
-        self._rules = ClientRules(**options)
+        self._rules = chosen(options)
         self._wrapped = httpx.HTTPTransport() if wrapped is None else wrapped
         self._sleep = sleep
 
@@ -93,7 +93,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             raise ConfigError(
                 f"an async transport of httpx is needed, not {type(wrapped).__name__}"
             )
-        self._rules = ClientRules(**options)
+        self._rules = chosen(options)
         self._wrapped = httpx.AsyncHTTPTransport() if wrapped is None else wrapped
         self._sleep = sleep
 

@@ -20,7 +20,7 @@ from requests.utils import rewind_body
 from urllib3.util import Retry
 
 from semel.attempts import current_attempt
-from semel.http.retrying import ClientOptions, ClientRules, Sending, Target
+from semel.http.retrying import ClientOptions, ClientRules, Sending, Target, chosen
 
 _RETRIED: Final = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
 
@@ -46,7 +46,7 @@ class IdempotentAdapter(HTTPAdapter):
         sleep: Callable[[float], None] = time.sleep,
         **options: Unpack[ClientOptions],
     ) -> None:
-        self._rules = ClientRules(**options)
+        self._rules = chosen(options)
         self._sleep = sleep
         super().__init__(pool_connections, pool_maxsize, max_retries, pool_block)
 

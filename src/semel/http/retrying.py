@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ from semel.core.keys import KeyGenerator
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError, InvalidKey
 from semel.events import logger
+from semel.http.checking import known_options
 from semel.http.keys import line_of_key
 from semel.http.options import Choices
 
@@ -113,6 +114,11 @@ class ClientRules:
 
     def _line(self, target: Target, attempt: Attempt | None) -> str:
         return line_of_key(self.new_key() if attempt is None else attempt.derive_next(target.part))
+
+
+def chosen(options: Mapping[str, Any]) -> ClientRules:
+    """Check options that are given by name."""
+    return ClientRules(**known_options(options, ClientOptions.__annotations__))
 
 
 class Target(Struct, frozen=True):

@@ -14,6 +14,8 @@ from semel.http.rulebook import Rulebook
 
 _REMEMBERED: Final = 1024
 """Paths whose rules are remembered; an application may have endlessly many."""
+_LONGEST: Final = 256
+"""Characters of a path that is remembered; a client may send one of any length."""
 
 
 class Routing:
@@ -48,7 +50,7 @@ class Routing:
             return self._known[method, path]
         except KeyError:
             rulebook = self._find(method, path)
-        if len(self._known) < _REMEMBERED:
+        if len(self._known) < _REMEMBERED and len(method) + len(path) <= _LONGEST:
             self._known[method, path] = rulebook
         return rulebook
 

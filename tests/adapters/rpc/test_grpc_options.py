@@ -51,6 +51,8 @@ async def later(_):
         ({"busy_code": "INTERNAL"}, "busy_code"),
         ({"scope": "two words"}, "scope"),
         ({"nonsense": 1}, "nonsense"),
+        ({"methods": [PAY]}, "methods must be a mapping"),
+        ({"methods": []}, "methods must be a mapping"),
         ({"methods": {"Pay": MethodRule()}}, "named /package.Service/Method"),
         ({"methods": {PAY: Policy()}}, "must be a MethodRule"),
         ({"methods": {PAY: MethodRule(nonsense=1)}}, "nonsense"),

@@ -27,7 +27,7 @@ class MethodBooks:
         **options: Any,
     ) -> None:
         self._resolved, self._pattern = resolved, key_pattern
-        self._rules = checked_rules(methods or {})
+        self._rules = checked_rules({} if methods is None else methods)
         self._default = chosen(options)
         self._choices = {
             name: chosen({**options, **rule.options}) for name, rule in self._rules.items()

@@ -126,6 +126,11 @@ def chosen(options: Mapping[str, Any]) -> Choices:
 
 def checked_rules(rules: Mapping[str, MethodRule]) -> dict[str, MethodRule]:
     """Check the names and kinds of the rules of methods."""
+    if not isinstance(rules, Mapping):
+        raise ConfigError(
+            'methods must be a mapping, such as {"/package.Service/Method": MethodRule(...)}; '
+            f"got {type(rules).__name__}"
+        )
     for name, rule in rules.items():
         if _METHOD.fullmatch(name) is None:
             raise ConfigError(f"a method is named /package.Service/Method or .../*; got {name!r}")

@@ -28,7 +28,13 @@ from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Rules
 from semel.core.records import Identity
 from semel.engine.call import Call
-from semel.errors import ConcurrentRequest, IdempotencyError, WaitTimeout
+from semel.errors import (
+    ConcurrentRequest,
+    IdempotencyError,
+    ResultUnavailable,
+    SerializationError,
+    WaitTimeout,
+)
 from semel.events import logger
 from semel.http.fingerprints import digest
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
@@ -162,7 +168,10 @@ class MethodBook:
 
     def replay(self, value: object) -> Sent | Abort:
         """Make the answer that a duplicate gets, from what is stored."""
-        stored = unpacked(value)
+        try:
+            stored = unpacked(value)
+        except SerializationError as error:
+            raise ResultUnavailable(str(error)) from error
         if stored.code is not grpc.StatusCode.OK:
             trailers: Trailers = ((REPLAYED, "true"),)
             if stored.status_details is not None:
