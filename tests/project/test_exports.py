@@ -9,6 +9,7 @@ import pytest
 
 import semel
 from semel import errors
+from semel.http.problems import PROBLEMS
 
 RELIED_ON = {
     "AsyncIdempotency",
@@ -65,3 +66,13 @@ def test_every_field_of_a_policy_is_explained(project):
     rows = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert explained == set(semel.Policy.__struct_fields__)
+
+
+def test_every_problem_is_explained_with_its_status(project):
+    page = (project / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE))
+    known = {
+        code: f"{problem.status}, later" if problem.retry else str(problem.status)
+        for code, problem in PROBLEMS.items()
+    }
+    assert told == known | {"result_omitted": "that of the answer"}
