@@ -54,7 +54,7 @@ async def test_commands_of_one_turn_leave_together(server):
     with proxy_to(server.port) as proxy:
         async with line_to(proxy.url) as line:
             before = proxy.requests
-            await asyncio.gather(*(line.ask(PING) for _ in range(100)))
+            await asyncio.gather(*(line.ask(PING) for _ in range(FULL)))
             assert proxy.requests - before <= 3  # the first at once, the others in one write
 
 

@@ -35,6 +35,11 @@ class Plain(ast.NodeTransformer):
     def visit_Name(self, node):
         return ast.Name(RENAMED.get(node.id, node.id), node.ctx)
 
+    def visit_Subscript(self, node):
+        if ast.unparse(node.value) == "Coroutine":  # a plain function that gives what to await
+            return self.visit(node.slice.elts[-1])
+        return self.generic_visit(node)
+
     def visit_Constant(self, node):
         text = node.value
         return ast.Constant(

@@ -15,9 +15,9 @@ Optional capabilities are small Protocols of their own; the engines use what a s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -90,13 +90,16 @@ class Store(Protocol):
 
 
 class AsyncStore(Protocol):
-    """A store for asyncio: the same verbs, awaited."""
+    """A store for asyncio: the same verbs, awaited.
 
-    async def claim(self, ask: ClaimRequest) -> Claim: ...
+    The two of every call may also be plain functions that hand on a coroutine.
+    """
+
+    def claim(self, ask: ClaimRequest) -> Coroutine[Any, Any, Claim]: ...
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool: ...
-    async def complete(
+    def complete(
         self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> bool: ...
+    ) -> Coroutine[Any, Any, bool]: ...
     async def fail(
         self,
         identity: Identity,

@@ -60,11 +60,16 @@ class AsyncRedisStore:
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
 
-    # The two verbs of every call hand on what is to be awaited, instead of awaiting it.
+    # The two verbs of every call, this one and `complete`, hand on what is to be awaited.
 
     def claim(self, ask: ClaimRequest) -> Coroutine[Any, Any, Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
         return self._transport.call(self._verbs.claim(ask))
+
+    async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
+        ask = RenewRequest(identity, owner, lease)
+        return await self._transport.call(self._verbs.renew(ask), urgent=True)
 
     def complete(
         self, identity: Identity, owner: bytes, result: Encoded, ttl: float
@@ -72,11 +77,6 @@ class AsyncRedisStore:
         """Store the success of this owner's attempt; False when it was replaced."""
         ask = CompleteRequest(identity, owner, result, ttl)
         return self._transport.call(self._verbs.complete(ask))
-
-    async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
-        """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
-        ask = RenewRequest(identity, owner, lease)
-        return await self._transport.call(self._verbs.renew(ask), urgent=True)
 
     async def fail(
         self,

@@ -7,11 +7,14 @@ client that semel opened itself.
 
 from __future__ import annotations
 
-import os
-import threading
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from semel.errors import StoreUnavailable
+from semel.stores.forking import follow_forks
+
+MOST_PLACES = 1 << 16
+"""There are no more ports to connect from; who asks for more means "as many as there may be"."""
 
 
 class Gate:
@@ -21,17 +24,14 @@ class Gate:
         self._places = places
         self._timeout = timeout
         self._where = where
-        self._open()
-
-    def _open(self) -> None:
-        self._free = threading.BoundedSemaphore(self._places)
-        self._pid = os.getpid()
+        self.after_fork_in_child()
+        follow_forks(self)
 
     def __enter__(self) -> None:
-        if os.getpid() != self._pid:
-            self._open()  # forked: places taken by the parent's threads will never come back here
-        if not self._free.acquire(timeout=self._timeout):
-            raise _full(self._places, self._timeout, self._where)
+        try:
+            self._free.get(timeout=self._timeout)
+        except Empty:
+            raise _full(self._places, self._timeout, self._where) from None
 
     def __exit__(
         self,
@@ -39,7 +39,20 @@ class Gate:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._free.release()
+        self._free.put(None)
+
+    def before_fork(self) -> None:
+        """Do nothing: a queue of this kind is never caught half changed."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+
+    def after_fork_in_child(self) -> None:
+        """Open anew: places taken by the parent's threads will never come back here."""
+        # A semaphore would do, at ten times the cost: that one is written in Python.
+        self._free: SimpleQueue[None] = SimpleQueue()
+        for _ in range(min(self._places, MOST_PLACES)):
+            self._free.put(None)
 
 
 def _full(places: int, timeout: float, where: str) -> StoreUnavailable:

@@ -56,9 +56,9 @@ def script(text: str) -> Script:
 
 _load = partial(load, "semel.stores.redis", "record")
 
-CLAIM = _load("claim")
+CLAIM = load("semel.stores.redis", "claim_plain", "record", "claim")
 RENEW = _load("renew")
-END = _load("end")
+END = load("semel.stores.redis", "end_plain", "record", "end")
 PUT = _load("put")
 GET = _load("get")
 TOUCH = _load("touch")

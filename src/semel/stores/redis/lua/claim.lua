@@ -5,7 +5,7 @@ local owner, fingerprint = ARGV[1], ARGV[2]
 local lease, keep = tonumber(ARGV[3]), tonumber(ARGV[4])
 local hold, replace, attempts = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
 local now = clock()
-local old, raw = read()
+local raw, old = found, found and parse(found)
 
 local function finished() return {'finished', raw, redis.call('PTTL', KEYS[1])} end
 

@@ -2,8 +2,8 @@
 
 local owner, state = ARGV[1], tonumber(ARGV[3])
 local now = clock()
-local record = read()
-if not record or record.owner ~= owner then return 0 end
+local record = parse(found)
+if record.owner ~= owner then return 0 end
 if record.state == state then return 1 end  -- sent twice: the same answer
 if record.state ~= PROCESSING then return 0 end
 record.state = state

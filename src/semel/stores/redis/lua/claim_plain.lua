@@ -1,0 +1,36 @@
+-- The two plain cases of a claim, decided before the rest of the script is set up: that would cost
+-- the server more than the decision. Whatever is not plain goes on, and is judged in full.
+-- The record is as record.lua describes it.
+
+local found = redis.call('GET', KEYS[1])
+
+-- A duplicate of what ended for good.
+if found and ARGV[6] ~= '1' then
+  local version, flags, replaced = string.byte(found, 1, 3)
+  local state = flags and flags % 4
+  if version == 1 and (state == 1 or (state == 2 and flags % 16 < 8)) then
+    local outcome, same = 38 + 16 * replaced, true
+    if flags % 32 >= 16 then
+      outcome = outcome + 16
+      same = ARGV[2] == '' or string.sub(found, 39, 54) == ARGV[2]
+    end
+    if same and #found > outcome then
+      return {'finished', found, redis.call('PTTL', KEYS[1])}
+    end
+  end
+end
+
+-- A key that nobody has used.
+if not found and KEYS[2] and ARGV[5] == '0' then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000000 + time[2]
+  local lease, keep = tonumber(ARGV[3]), tonumber(ARGV[4])
+  local ends, millis = string.format('%.0f', now + lease), math.floor(now / 1000)
+  local flags = ARGV[2] == '' and 0 or 16
+  redis.call('SET', KEYS[1],
+    struct.pack('>BBBI4I7I6I6', 1, flags, 0, 1, now, millis, millis) .. ARGV[1] .. ARGV[2]
+      .. struct.pack('>I7I6', now + lease, keep),
+    'PX', string.format('%.0f', math.max(1, keep + math.ceil(lease / 1000))))
+  redis.call('ZADD', KEYS[2], ends, string.sub(KEYS[1], string.find(KEYS[1], '}', 1, true) + 1))
+  return {'claimed', 1, now, 0}
+end
