@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 _current: ContextVar[Attempt | None] = ContextVar("semel_current_attempt", default=None)
 
+innermost = _current.get
+"""Give the attempt that this context entered last, which may have ended; mostly there is none."""
+
 
 class Attempt(Struct, eq=False):
     """One try at an operation; `replayed` says that it was done before and nothing runs."""

@@ -234,14 +234,12 @@ def rejection(error: IdempotencyError, identity: Identity) -> Event:
 class Announcer:
     """Tells every hook, and the `semel` logger; what a hook raises is logged and dropped."""
 
-    __slots__ = ("_hooks",)
+    __slots__ = ("_hooks", "reaches")
 
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
-
-    def reaches(self, kind: type[Event]) -> bool:
-        """Whether anybody hears of such an event; for those that every call would make."""
-        return bool(self._hooks) or logger.isEnabledFor(kind.level)
+        self.reaches: Callable[[int], bool] = (lambda _: True) if hooks else logger.isEnabledFor
+        """Whether anybody hears of an event so loud; for those that every call would make."""
 
     def __call__(self, event: Event) -> None:
         """Tell of one event."""

@@ -103,10 +103,7 @@ class Flights:
 
     def __init__(self, seats: Seats[Seat]) -> None:
         self._seats = seats
-
-    def lead(self, place: Hashable) -> bool:
-        """Lead, when nobody does."""
-        return self._seats.lead(place)
+        self.lead = seats.lead
 
     def join(self, place: Hashable, timeout: float | None) -> Given:
         """Wait for the leader's answer; lead when there is none any more."""

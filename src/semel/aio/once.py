@@ -60,7 +60,8 @@ class AsyncOnce(Generic[P, R]):
         plan, arguments = self._plan, (*self._bound_to, *args)
         call = self._prepared(arguments, kwargs)
         attempt = await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
-        return cast("R", attempt.result)
+        result: R = attempt.result
+        return result
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar, TypeVarTuple, Unpack, assert_never
 
 from semel._mirror.seats import LATE
 from semel._mirror.tasks import (
@@ -40,6 +40,7 @@ from semel.events import logger
 from semel.stores.base import AsyncNotifying, AsyncWatch
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class AsyncRunner(AsyncKeeper):
@@ -89,9 +90,7 @@ class AsyncRunner(AsyncKeeper):
             raise
         if isinstance(answer, Attempt):
             return answer
-        self._share(call, answer)
-        self._remember(call, answer)
-        return self._answered(call, answer, waited=waited)
+        return self._found(call, place, answer, waited=waited)
 
     async def _join(self, call: Call, place: Hashable, patience: float | None) -> Attempt | None:
         """Wait for the execution that runs in this process; None = this call leads now."""
@@ -164,7 +163,7 @@ class AsyncRunner(AsyncKeeper):
         if attempt.lease is None:
             return value
         lease = attempt.lease
-        return await self._to_the_end(lambda: self._save(call, attempt, lease, value))
+        return await self._to_the_end(self._save, call, attempt, lease, value)
 
     async def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
@@ -172,19 +171,21 @@ class AsyncRunner(AsyncKeeper):
             return
         lease = attempt.lease
         if isinstance(error, Exception):
-            await self._to_the_end(lambda: self._record_failure(call, lease, error))
+            await self._to_the_end(self._record_failure, call, lease, error)
         else:
             # Cancelled or interrupted: the caller is freed at once.
             background(self._tasks, lambda: self._record_failure(call, lease, error))
 
-    async def _to_the_end(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _to_the_end(
+        self, step: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], *given: *Ts
+    ) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
         before = cancellations(self._home)
         try:
-            ended = await step()
+            ended = await step(*given)
         except BaseException as error:
             if not isinstance(error, Exception):
-                background(self._tasks, lambda: self._quietly(step))
+                background(self._tasks, lambda: self._quietly(partial(step, *given)))
             raise
         heed(before)
         return ended

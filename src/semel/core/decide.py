@@ -62,6 +62,8 @@ def decide(claim: Claim, rules: Rules) -> Step:
         case Claimed():
             return claim
         case Finished():
+            if claim.state is State.SUCCEEDED and rules.replays:
+                return claim
             return _after_the_end(claim, rules)
         case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
@@ -87,9 +89,9 @@ def _after_the_end(claim: Finished, rules: Rules) -> Step:
         outcome = claim.outcome
         described = ("Unknown", "") if outcome is None else decode_failure(outcome)
         return Refuse(PreviousFailure(*described))
-    if rules.duplicate == "reject":
-        return Refuse(DuplicateRequest(rules.message or ""))
-    return claim
+    if rules.replays:
+        return claim
+    return Refuse(DuplicateRequest(rules.message or ""))
 
 
 def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:

@@ -118,9 +118,11 @@ def renew(stored: Record | None, ask: RenewRequest, now: float) -> Record | None
 def complete(stored: Record | None, ask: CompleteRequest, now: float) -> Record | None:
     """Store the owner's success. None = refused; an unchanged record = it was stored before."""
     record = present(stored, now)
-    if record is not None and record.state is State.SUCCEEDED and record.owner == ask.owner:
+    if record is None or record.owner != ask.owner:
+        return None
+    if record.state is State.SUCCEEDED:
         return record
-    if not _running(record, ask.owner):
+    if record.state is not State.PROCESSING:
         return None
     return _ended(record, State.SUCCEEDED, ask.result, ask.ttl, now)
 

@@ -47,8 +47,15 @@ class KeyRules:
 
     def check(self, key: object) -> None:
         """Raise `InvalidKey` unless `key` may be used."""
-        text = _checked("key", key, self.max_length)
-        if self.pattern is not None and self.pattern.fullmatch(text) is None:
+        # As in `_checked`, which a call for each key is too dear for.
+        if not (
+            isinstance(key, str)
+            and 0 < len(key) <= self.max_length
+            and key.isprintable()
+            and " " not in key
+        ):
+            raise InvalidKey(_fault("key", key, self.max_length))
+        if self.pattern is not None and self.pattern.fullmatch(key) is None:
             raise InvalidKey(
                 f"the key does not match the pattern {self.pattern.pattern!r} of this application"
             )

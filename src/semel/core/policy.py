@@ -158,6 +158,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     """Another payload replaces the finished one (loose)."""
     waits: bool = True
     """A duplicate waits for the attempt that runs."""
+    replays: bool = True
+    """A duplicate gets the result."""
 
 
 def resolve(*levels: Policy | None) -> Rules:
@@ -181,6 +183,7 @@ def resolve(*levels: Policy | None) -> Rules:
         hold=rules.abandoned == "hold",
         replace=rules.mismatch == "replace",
         waits=rules.concurrent == "wait",
+        replays=rules.duplicate == "replay",
     )
 
 

@@ -32,7 +32,7 @@ class Kept(Struct, Generic[T], frozen=True, gc=False):
 
 def keep(value: T, codec: Codec, identity: Identity, hint: object, limit: int) -> Kept[T]:
     """Encode a value and read it back."""
-    context = identity.encoded
+    context = identity.encoded if getattr(codec, "binds", True) else b""
     try:
         data = codec.encode(value, context, hint)
         if len(data) > limit:
@@ -66,7 +66,8 @@ def read(
     try:
         if stored.codec != codec.name:
             codec = decoder_for(stored.codec, others)
-        return codec.decode(stored.data, identity.encoded, hint)
+        context = identity.encoded if getattr(codec, "binds", True) else b""
+        return codec.decode(stored.data, context, hint)
     except SerializationError as error:
         raise ResultUnavailable(str(error)) from error
     except Exception as error:

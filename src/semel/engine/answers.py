@@ -5,6 +5,7 @@ This module answers. It never waits and never touches the store.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -52,6 +53,14 @@ class Answers(Setup[S]):
             self._refuse(call, step.error)
         return self._answered(call, finished, waited=waited)
 
+    def _found(self, call: Call, place: Hashable, finished: Finished, *, waited: bool) -> Attempt:
+        """Answer with what the store has, and tell it to whoever waits here for the same."""
+        if place is not None:
+            self._flights.share(place, finished)
+        if self._cache is not None:
+            self._remember(call, finished)
+        return self._answered(call, finished, waited=waited)
+
     def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Give the result of a finished operation, which the rules permit."""
         value = (
@@ -59,7 +68,7 @@ class Answers(Setup[S]):
             if call.keeps_value
             else None
         )
-        if self._announce.reaches(events.Replayed):
+        if self._announce.reaches(events.Replayed.level):
             self._announce(
                 events.Replayed(identity=call.identity, number=finished.number, waited=waited)
             )
@@ -119,7 +128,7 @@ class Answers(Setup[S]):
         finished = Finished(State.SUCCEEDED, result, attempt.number, attempt.fence, rules.ttl)
         self._remember(call, finished)
         self._share(call, finished)
-        if self._announce.reaches(events.Ran):
+        if self._announce.reaches(events.Ran.level):
             self._announce(
                 events.Ran(
                     identity=call.identity,

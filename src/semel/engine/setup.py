@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from semel import events
 from semel._mirror.seats import forget_flights
-from semel.attempts import Attempt, current_attempt, is_nested
+from semel.attempts import Attempt, current_attempt, innermost, is_nested
 from semel.core.cache import FinishedCache
 from semel.core.fingerprint import fingerprint
 from semel.core.keys import KeyRules, OwnerIds
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 RULES_CACHED = 256
+SCOPES_CACHED = 1024
 
 
 class Opening(TypedDict):
@@ -87,6 +88,7 @@ class Setup(ABC, Generic[S]):
             for scope in {*(scopes or {}), *settings.scopes}
         }
         self._rules_of: dict[tuple[object, ...], Rules] = {}
+        self._known_scopes: set[str] = set()
         self._key_rules = KeyRules(settings.key_pattern)
         self._disabled = settings.disabled
         if self._disabled:
@@ -191,11 +193,19 @@ class Setup(ABC, Generic[S]):
 
     def _identity(self, key: str, scope: str) -> Identity:
         self._key_rules.check(key)
-        self._key_rules.check_scope(scope)
         if type(key) is str and type(scope) is str:
+            if scope not in self._known_scopes:
+                self._check_scope(scope)
             return Identity(scope, key)
+        self._check_scope(scope)
         # A text enum formats as its member's name: the key is its plain text.
         return Identity(str.__str__(scope), str.__str__(key))
+
+    def _check_scope(self, scope: str) -> None:
+        """Refuse a scope that cannot be used; those that can are few, and not looked at again."""
+        self._key_rules.check_scope(scope)
+        if len(self._known_scopes) < SCOPES_CACHED:
+            self._known_scopes.add(scope)
 
     # --- before the claim ----------------------------------------------------------------
 
@@ -221,8 +231,10 @@ class Setup(ABC, Generic[S]):
 
     def _patience(self, call: Call) -> float | None:
         """How long a usable call may wait in all; None = as long as its caller does."""
-        around, limit = self._refuse_unusable(call), call.rules.wait_timeout
-        if around is None:
+        limit = call.rules.wait_timeout
+        if not self._closed and innermost() is None:
+            return limit
+        if self._refuse_unusable(call) is None:
             return limit
         warn_inside(self._store)
         # Two attempts that wait for each other's keys must not hang for ever.

@@ -139,6 +139,7 @@ class AnswerCodec:
     """Stores the packed bytes as they are: any other codec would only wrap them."""
 
     name = "http/1"
+    binds = False
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:  # noqa: ARG002
         """Give the bytes as they are."""

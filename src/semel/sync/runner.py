@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import TypeVar, assert_never
+from typing import TypeVar, TypeVarTuple, Unpack, assert_never
 
 from semel._mirror.seats import LATE
 from semel._mirror.threads import (
@@ -39,6 +39,7 @@ from semel.stores.base import Notifying, Watch
 from semel.sync.keeping import Keeper
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Runner(Keeper):
@@ -88,9 +89,7 @@ class Runner(Keeper):
             raise
         if isinstance(answer, Attempt):
             return answer
-        self._share(call, answer)
-        self._remember(call, answer)
-        return self._answered(call, answer, waited=waited)
+        return self._found(call, place, answer, waited=waited)
 
     def _join(self, call: Call, place: Hashable, patience: float | None) -> Attempt | None:
         """Wait for the execution that runs in this process; None = this call leads now."""
@@ -163,7 +162,7 @@ class Runner(Keeper):
         if attempt.lease is None:
             return value
         lease = attempt.lease
-        return self._to_the_end(lambda: self._save(call, attempt, lease, value))
+        return self._to_the_end(self._save, call, attempt, lease, value)
 
     def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
@@ -171,19 +170,19 @@ class Runner(Keeper):
             return
         lease = attempt.lease
         if isinstance(error, Exception):
-            self._to_the_end(lambda: self._record_failure(call, lease, error))
+            self._to_the_end(self._record_failure, call, lease, error)
         else:
             # Cancelled or interrupted: the caller is freed at once.
             background(self._tasks, lambda: self._record_failure(call, lease, error))
 
-    def _to_the_end(self, step: Callable[[], T]) -> T:
+    def _to_the_end(self, step: Callable[[Unpack[Ts]], T], *given: *Ts) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
         before = cancellations(self._home)
         try:
-            ended = step()
+            ended = step(*given)
         except BaseException as error:
             if not isinstance(error, Exception):
-                background(self._tasks, lambda: self._quietly(step))
+                background(self._tasks, lambda: self._quietly(partial(step, *given)))
             raise
         heed(before)
         return ended

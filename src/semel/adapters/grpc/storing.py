@@ -71,6 +71,7 @@ class MessageCodec(AnswerCodec):
     """Stores the packed bytes as they are."""
 
     name = "grpc/1"
+    binds = False
 
 
 def no_other_code(_: StatusCode) -> bool:

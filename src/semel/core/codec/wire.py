@@ -18,7 +18,10 @@ from semel.errors import ConfigError, SerializationError
 
 
 class Codec(Protocol):
-    """Turns results into bytes and back; `name` is stored with the bytes and includes a version."""
+    """Turns results into bytes and back; `name` is stored with the bytes and includes a version.
+
+    One that has no use for the context may say so by an attribute `binds = False`, and gets none.
+    """
 
     @property
     def name(self) -> str:
@@ -48,11 +51,13 @@ class _TreeCodec:
     """What the plain codecs share: all but the bytes of a tree."""
 
     name: ClassVar[str]
+    binds: ClassVar[bool] = False
+    """Plain bytes can be read anywhere."""
     _wire: ClassVar[_Wire]
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
         """Encode a result, or say which part of it cannot be stored."""
-        del context  # plain bytes can be read anywhere
+        del context
         try:
             if value is None:
                 return self._wire.pack(None)
