@@ -58,16 +58,18 @@ class AsyncOnce(Generic[P, R]):
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once per key; a duplicate gets the first result."""
         plan, arguments = self._plan, (*self._bound_to, *args)
-        call = self._prepared(arguments, kwargs)
-        attempt = await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        engine = self._engine()
+        call = self._prepared(engine, arguments, kwargs)
+        attempt = await engine._run(call, functools.partial(plan.fn, *arguments, **kwargs))
         result: R = attempt.result
         return result
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""
         plan, arguments = self._plan, (*self._bound_to, *args)
-        call = self._prepared(arguments, kwargs)
-        attempt = await self._engine()._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        engine = self._engine()
+        call = self._prepared(engine, arguments, kwargs)
+        attempt = await engine._run(call, functools.partial(plan.fn, *arguments, **kwargs))
         return Outcome.of(attempt)
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -114,8 +116,10 @@ class AsyncOnce(Generic[P, R]):
         """A pickle names a decorated function, as it names any function."""
         return self._plan.name
 
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        plan, engine = self._plan, self._engine()
+    def _prepared(
+        self, engine: AsyncIdempotency, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        plan = self._plan
         arrived = plan.arrived(args, kwargs)
         return engine._call(
             plan.key_of(arrived),

@@ -79,8 +79,9 @@ class AsyncRunner(AsyncKeeper):
                 return shared
         try:
             answer = await self._ask(call)
-            waited = isinstance(answer, Wait)
+            waited = False
             if isinstance(answer, Wait):
+                waited = True
                 answer = await self._wait(call, answer, end)
         except StoreError as error:
             self._share(call, error)
@@ -127,12 +128,12 @@ class AsyncRunner(AsyncKeeper):
                 raise
             step = decide(answer, call.rules)
             match step:
+                case Finished() | Wait():
+                    return step
                 case Claimed():
                     return self._started(call, ask.owner, step, sent)
                 case Refuse(error=error):
                     self._refuse(call, error)
-                case Finished() | Wait():
-                    return step
                 case _:
                     assert_never(step)
 

@@ -20,6 +20,7 @@ from semel.engine.setup import Setup
 from semel.errors import IdempotencyError, LeaseLost, StoreError
 
 if TYPE_CHECKING:
+    from semel.core.cache import FinishedCache
     from semel.core.policy import Failure
 
 S = TypeVar("S")
@@ -58,7 +59,7 @@ class Answers(Setup[S]):
         if place is not None:
             self._flights.share(place, finished)
         if self._cache is not None:
-            self._remember(call, finished)
+            _remember(self._cache, call, finished)
         return self._answered(call, finished, waited=waited)
 
     def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
@@ -124,9 +125,10 @@ class Answers(Setup[S]):
 
     def _ran(self, call: Call, attempt: Attempt, lease: Lease, result: Encoded) -> None:
         """The result is stored: share it with whoever waits here, in the form a store tells it."""
-        rules = call.rules
-        finished = Finished(State.SUCCEEDED, result, attempt.number, attempt.fence, rules.ttl)
-        self._remember(call, finished)
+        ttl = call.rules.ttl
+        finished = Finished(State.SUCCEEDED, result, attempt.number, attempt.fence, ttl)
+        if self._cache is not None:
+            _remember(self._cache, call, finished)
         self._share(call, finished)
         if self._announce.reaches(events.Ran.level):
             self._announce(
@@ -229,14 +231,15 @@ class Answers(Setup[S]):
             return None
         return self._cache.get(call.identity, call.fingerprint, monotonic())
 
-    def _remember(self, call: Call, finished: Finished) -> None:
-        """Keep an answer that just came from the store; one from the cache is no younger."""
-        if call.rules.replace:
-            self._forgotten(call.identity)
-        elif self._cache is not None:
-            self._cache.add(call.identity, call.fingerprint, finished, monotonic())
-
     def _forgotten(self, identity: Identity) -> None:
         """Drop it from the cache, once the store was told: a replay meanwhile may add it."""
         if self._cache is not None:
             self._cache.drop(identity)
+
+
+def _remember(cache: FinishedCache, call: Call, finished: Finished) -> None:
+    """Keep an answer that just came from the store; one from the cache is no younger."""
+    if call.rules.replace:
+        cache.drop(call.identity)
+    else:
+        cache.add(call.identity, call.fingerprint, finished, monotonic())

@@ -78,8 +78,9 @@ class Runner(Keeper):
                 return shared
         try:
             answer = self._ask(call)
-            waited = isinstance(answer, Wait)
+            waited = False
             if isinstance(answer, Wait):
+                waited = True
                 answer = self._wait(call, answer, end)
         except StoreError as error:
             self._share(call, error)
@@ -126,12 +127,12 @@ class Runner(Keeper):
                 raise
             step = decide(answer, call.rules)
             match step:
+                case Finished() | Wait():
+                    return step
                 case Claimed():
                     return self._started(call, ask.owner, step, sent)
                 case Refuse(error=error):
                     self._refuse(call, error)
-                case Finished() | Wait():
-                    return step
                 case _:
                     assert_never(step)
 

@@ -29,6 +29,8 @@ class Shelf:
     def __init__(self, room: int) -> None:
         self.room = room
         self._records: dict[Identity, Record] = {}
+        self.find = self._records.get
+        """Look a record up as it was stored last, expired or not."""
         self._ttls: dict[Identity, float] = {}
         """What the claim of a running record asked for; it counts once the lease has ended."""
         self._finished: OrderedDict[Identity, None] = OrderedDict()
@@ -43,10 +45,6 @@ class Shelf:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records.values())
-
-    def find(self, identity: Identity) -> Record | None:
-        """Look a record up as it was stored last, expired or not."""
-        return self._records.get(identity)
 
     def has_room(self, now: float) -> bool:
         """Whether one more record fits, after a few that may go by now have gone."""
