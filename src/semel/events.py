@@ -238,6 +238,7 @@ class Announcer:
 
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
+        # The logger's own answer, without a function of ours around it: every call asks.
         self.reaches: Callable[[int], bool] = (lambda _: True) if hooks else logger.isEnabledFor
         """Whether anybody hears of an event so loud; for those that every call would make."""
 

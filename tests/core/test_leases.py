@@ -194,3 +194,11 @@ def test_doubtful_claims_are_bounded(monkeypatch):
     first, second = (ClaimRequest(KEY, owner, None, 30.0, 60.0) for owner in (b"anna", b"bert"))
     assert running.doubt(first, SENT) == running.doubt(second, SENT) == SENT + 1.0
     assert running.doubtful(SENT + 1.0) == [first]
+
+
+def test_a_lease_in_a_traceback_tells_neither_key_nor_result():
+    one = Lease(Identity("cards", "card-of-anna"), b"anna", 2, 30.0, SENT)
+    one.unsaved = CompleteRequest(one.identity, b"anna", Encoded("json/1", b'"secret"'), 60.0)
+    assert "card-of-anna" not in repr(one)
+    assert "secret" not in repr(one)
+    assert "attempt 2" in repr(one)

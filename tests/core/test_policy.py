@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.policy import (
@@ -242,3 +243,10 @@ def test_a_start_above_the_longest_interval_moves_it():
     assert resolve(Policy(wait_interval=3)).wait_interval_max == 3.0
     rules = resolve(Policy(wait_interval=3), Policy(wait_interval_max=1))
     assert (rules.wait_interval, rules.wait_interval_max) == (3.0, 3.0)
+
+
+def test_what_follows_from_the_rules_follows_from_changed_ones_too():
+    rules = replace(Rules(), abandoned="hold", mismatch="replace", concurrent="reject")
+    assert (rules.hold, rules.replace, rules.waits, rules.replays) == (True, True, False, True)
+    rules = replace(rules, abandoned="takeover", duplicate="reject", hold=True)
+    assert (rules.hold, rules.replays) == (False, False)

@@ -118,3 +118,22 @@ def test_a_result_of_another_record_cannot_be_read_where_the_codec_binds_it():
     assert b"4242" not in kept.encoded.data
     with pytest.raises(ResultUnavailable, match="could not be decrypted"):
         read(kept.encoded, Identity("orders", "43"), None, SEALED, {})
+
+
+@pytest.mark.parametrize("plain", [JsonCodec, MsgpackCodec])
+def test_a_codec_made_of_a_plain_one_gets_the_context_again(plain):
+    seen = []
+
+    class Sealing(plain):
+        def encode(self, value, context, hint=None):
+            seen.append(context)
+            return super().encode(value, context, hint)
+
+        def decode(self, data, context, hint=None):
+            seen.append(context)
+            return super().decode(data, context, hint)
+
+    codec = Sealing()
+    kept = keep("v", codec, KEY, None, LIMIT)
+    assert read(kept.encoded, KEY, None, codec, {}) == "v"
+    assert seen == [KEY.encoded] * 3

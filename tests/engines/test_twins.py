@@ -39,8 +39,11 @@ PROMISES = {"Awaitable": 0, "Coroutine": 2}
 KIND = {"asynchronous", "_asynchronous"}
 """Names whose True or False says which of the twins it is."""
 
-ONLY_ASYNC = {"mark_coroutine_function"}
-"""Calls that have no meaning for plain functions."""
+ONLY_ASYNC = {"mark_coroutine_function", "heed", "cancellations", "Home"}
+"""Calls that have no meaning for plain functions: threads cannot be cancelled, and have no loop."""
+
+HOME = "_home"
+"""The loop of an asynchronous engine."""
 
 MIRROR = "semel._mirror"
 
@@ -97,12 +100,21 @@ class Plain(ast.NodeTransformer):
         match node.value:
             case ast.Call(func=ast.Name(id=name)) if name in ONLY_ASYNC:
                 return None
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name))) if name == HOME:
+                return None
+        return self.generic_visit(node)
+
+    def visit_Call(self, node):
+        node.args = [one for one in node.args if getattr(one, "attr", None) != HOME]
         return self.generic_visit(node)
 
     def visit_keyword(self, node):
         return self.generic_visit(without_kind(node, node.arg))
 
     def visit_Assign(self, node):
+        match node.value:
+            case ast.Call(func=ast.Name(id=name)) if name in ONLY_ASYNC:
+                return None
         return self.generic_visit(without_kind(node, ast.unparse(node.targets[0])))
 
     def generic_visit(self, node):

@@ -158,6 +158,9 @@ GARBAGE = {
     "header only": b"\x01" + b"\x00" * 37,
     "cut inside the header": b"\x01" + b"\x00" * 10,
     "finished without an outcome": b"\x01\x01" + b"\x00" * 36,
+    "a byte": b"\x01",
+    "two bytes, succeeded": b"\x01\x01",
+    "two bytes, failed": b"\x01\x02",
 }
 
 

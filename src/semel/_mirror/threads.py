@@ -1,4 +1,4 @@
-"""The primitives for threads; `tasks` has the same names."""
+"""The primitives for threads; `tasks` has the same names, and those that only a loop needs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ sleep = time.sleep
 def background(tasks: set[Any], step: Callable[[], object]) -> None:
     """Do this to the end; a thread does it at once."""
     step()
-
-
-def cancellations(home: Home) -> int:
-    """Nobody can cancel a thread."""
-    return 0
-
-
-def heed(before: int) -> None:
-    """Nothing to heed."""
 
 
 def drain(tasks: set[Any], timeout: float) -> None:
@@ -67,13 +58,6 @@ class Polling:
         sleep(seconds)
 
 
-class Home:
-    """Threads are at home everywhere."""
-
-    def check(self) -> None:
-        """Nothing to check."""
-
-
 class Seat:
     """Where one thread waits for the execution it shares."""
 
@@ -103,7 +87,7 @@ class Flights:
 
     def __init__(self, seats: Seats[Seat]) -> None:
         self._seats = seats
-        self.lead = seats.lead
+        self.lead = seats.lead  # no function of ours around it: every call asks
 
     def join(self, place: Hashable, timeout: float | None) -> Given:
         """Wait for the leader's answer; lead when there is none any more."""
@@ -188,6 +172,6 @@ class Timer:
                 self._next = min(self._next, following)
 
 
-def flights_of(store: object, home: Home) -> Flights:
+def flights_of(store: object) -> Flights:
     """Engines on the same store share its running executions."""
     return Flights(one_for(store, Seats))

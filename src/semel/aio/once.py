@@ -60,7 +60,7 @@ class AsyncOnce(Generic[P, R]):
         plan, arguments = self._plan, (*self._bound_to, *args)
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
-        attempt = await engine._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        attempt = await engine._run(call, plan.fn, *arguments, **kwargs)
         result: R = attempt.result
         return result
 
@@ -69,7 +69,7 @@ class AsyncOnce(Generic[P, R]):
         plan, arguments = self._plan, (*self._bound_to, *args)
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
-        attempt = await engine._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        attempt = await engine._run(call, plan.fn, *arguments, **kwargs)
         return Outcome.of(attempt)
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:

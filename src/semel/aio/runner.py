@@ -48,14 +48,16 @@ class AsyncRunner(AsyncKeeper):
 
     # --- the way of one call -------------------------------------------------------------
 
-    async def _run(self, call: Call, fn: Callable[[], Awaitable[T]]) -> Attempt:
+    async def _run(
+        self, call: Call, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
+    ) -> Attempt:
         """Run once per key; the attempt has the result."""
         attempt = await self._begin(call)
         if attempt.replayed:
             return attempt
         try:
             with attempt:
-                value = await finished(fn())
+                value = await finished(fn(*args, **kwargs))
         except BaseException as error:
             await self._failed(call, attempt, error)
             raise

@@ -47,7 +47,7 @@ class KeyRules:
 
     def check(self, key: object) -> None:
         """Raise `InvalidKey` unless `key` may be used."""
-        # As in `_checked`, which a call for each key is too dear for.
+        # The same as `_check`, written out: this is asked for every call.
         if not (
             isinstance(key, str)
             and 0 < len(key) <= self.max_length
@@ -62,19 +62,18 @@ class KeyRules:
 
     def check_scope(self, scope: object) -> None:
         """Raise `InvalidKey` unless `scope` may be used; the pattern is for keys alone."""
-        _checked("scope", scope, MAX_KEY_LENGTH)
+        _check("scope", scope, MAX_KEY_LENGTH)
 
 
-def _checked(what: str, text: object, max_length: int) -> str:
+def _check(what: str, text: object, max_length: int) -> None:
     # isprintable() refuses every control character and every whitespace but the plain space.
-    if (
+    if not (
         isinstance(text, str)
         and 0 < len(text) <= max_length
         and text.isprintable()
         and " " not in text
     ):
-        return text
-    raise InvalidKey(_fault(what, text, max_length))
+        raise InvalidKey(_fault(what, text, max_length))
 
 
 def _fault(what: str, text: object, max_length: int) -> str:
@@ -109,8 +108,8 @@ def derive_key(key: str, part: str) -> str:
 
     `%` and `:` inside the part are escaped, so that two different pairs never give the same key.
     """
-    _checked("key", key, MAX_KEY_LENGTH)
-    _checked("part of a derived key", part, MAX_KEY_LENGTH)
+    _check("key", key, MAX_KEY_LENGTH)
+    _check("part of a derived key", part, MAX_KEY_LENGTH)
     whole = f"{key}:{part.translate(_ESCAPED_PART)}"
     if len(whole) <= MAX_KEY_LENGTH:
         return whole
@@ -120,7 +119,7 @@ def derive_key(key: str, part: str) -> str:
 
 def derived(identity: Identity, part: str) -> str:
     """Make the key of a downstream call: the same on every attempt, another in every scope."""
-    _checked("part of a derived key", part, MAX_KEY_LENGTH)
+    _check("part of a derived key", part, MAX_KEY_LENGTH)
     # The identity's digest has a fixed length, so the part cannot run into it.
     tail = "-" + _hex_digest(identity.digest + part.encode())
     return part[: MAX_KEY_LENGTH - len(tail)] + tail
@@ -150,7 +149,7 @@ class KeyGenerator:
 
     def __init__(self, app: str | None = None, style: KeyStyle = "time") -> None:
         if app is not None:
-            _checked("app name", app, MAX_KEY_LENGTH - _UUID_LENGTH - len("-"))
+            _check("app name", app, MAX_KEY_LENGTH - _UUID_LENGTH - len("-"))
         makers = {"time": self._time_ordered, "uuid": uuid.uuid4}
         if style not in makers:
             raise ConfigError(f"the style of new keys is one of {', '.join(makers)}, not {style!r}")

@@ -51,6 +51,10 @@ class Lease(Struct, eq=False):
     def __post_init__(self) -> None:
         self.begin(self.began)
 
+    def __repr__(self) -> str:
+        # Neither the key nor a result has any business in a traceback.
+        return f"<Lease of attempt {self.number} of {self.identity.digest.hex()}>"
+
     def begin(self, sent: float) -> None:
         """Count from `sent`: the store's lease cannot end before ours."""
         self.told_lost = False

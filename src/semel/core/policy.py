@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import asdict, force_setattr, replace
+from msgspec.structs import asdict, force_setattr
 
 from semel.core.codec import Codec, codec_named
 from semel.errors import ConfigError
@@ -151,7 +151,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     not_done: tuple[type[BaseException], ...] = ()
     payload_required: bool = False
 
-    # What follows from the fields above; decided once, because every call asks.
+    # What follows from the fields above, whatever is given here: every call asks, so it is decided
+    # once.
     hold: bool = False
     """An abandoned attempt waits for a resolver or a person."""
     replace: bool = False
@@ -160,6 +161,12 @@ class Rules(Struct, frozen=True, kw_only=True):
     """A duplicate waits for the attempt that runs."""
     replays: bool = True
     """A duplicate gets the result."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "hold", self.abandoned == "hold")
+        force_setattr(self, "replace", self.mismatch == "replace")
+        force_setattr(self, "waits", self.concurrent == "wait")
+        force_setattr(self, "replays", self.duplicate == "replay")
 
 
 def resolve(*levels: Policy | None) -> Rules:
@@ -177,14 +184,7 @@ def resolve(*levels: Policy | None) -> Rules:
     # A bound set at one level and a start set at another must still make sense together.
     interval = fields.get("wait_interval", 0.0)
     fields["wait_interval_max"] = max(interval, fields.get("wait_interval_max", 0.5))
-    rules = Rules(**fields)
-    return replace(
-        rules,
-        hold=rules.abandoned == "hold",
-        replace=rules.mismatch == "replace",
-        waits=rules.concurrent == "wait",
-        replays=rules.duplicate == "replay",
-    )
+    return Rules(**fields)
 
 
 def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of field

@@ -32,7 +32,7 @@ class Kept(Struct, Generic[T], frozen=True, gc=False):
 
 def keep(value: T, codec: Codec, identity: Identity, hint: object, limit: int) -> Kept[T]:
     """Encode a value and read it back."""
-    context = identity.encoded if getattr(codec, "binds", True) else b""
+    context = identity.encoded if vars(type(codec)).get("binds", True) else b""
     try:
         data = codec.encode(value, context, hint)
         if len(data) > limit:
@@ -66,7 +66,7 @@ def read(
     try:
         if stored.codec != codec.name:
             codec = decoder_for(stored.codec, others)
-        context = identity.encoded if getattr(codec, "binds", True) else b""
+        context = identity.encoded if vars(type(codec)).get("binds", True) else b""
         return codec.decode(stored.data, context, hint)
     except SerializationError as error:
         raise ResultUnavailable(str(error)) from error

@@ -133,14 +133,12 @@ class Idempotency(TransactionRunner):
 
     def peek(self, key: str, *, scope: str = "default") -> Record | None:
         """Read the record of a key, without changing anything."""
-        self._home.check()
         return self._store.get(self._identity(key, scope))
 
     def records(
         self, *, scope: str | None = None, prefix: str = "", state: State | None = None
     ) -> Iterator[Record]:
         """List records, page by page; `prefix` is the beginning of the key."""
-        self._home.check()
         if not isinstance(self._store, Scannable):
             raise ConfigError(f"{type(self._store).__name__} cannot list its records")
         cursor: str | None = None
@@ -154,7 +152,6 @@ class Idempotency(TransactionRunner):
 
     def forget(self, key: str, *, scope: str = "default") -> bool:
         """Remove the record of a key: the next call runs again. False when there was none."""
-        self._home.check()
         identity = self._identity(key, scope)
         try:
             return self._store.forget(identity)

@@ -10,7 +10,6 @@ from time import monotonic
 from semel import events
 from semel._mirror.threads import (
     Flights,
-    Home,
     Timer,
     flights_of,
 )
@@ -41,8 +40,7 @@ class Keeper(Answers[Store]):
 
     def _reset(self) -> None:
         super()._reset()
-        self._home = Home()
-        self._flights = flights_of(self._store, self._home)
+        self._flights = flights_of(self._store)
         self._timer = Timer(self._tick)
         self._watch = Timer(self._look)
 

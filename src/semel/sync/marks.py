@@ -172,7 +172,6 @@ class Marks:
     def _store(self) -> Store:
         if self._engine._bypassing():
             return open_store("memory://")  # where nothing is marked, and nothing stays
-        self._engine._home.check()
         warn_inside(self._engine._store)
         return self._engine._store
 

@@ -58,7 +58,7 @@ class Once(Generic[P, R]):
         plan, arguments = self._plan, (*self._bound_to, *args)
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
-        attempt = engine._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        attempt = engine._run(call, plan.fn, *arguments, **kwargs)
         result: R = attempt.result
         return result
 
@@ -67,7 +67,7 @@ class Once(Generic[P, R]):
         plan, arguments = self._plan, (*self._bound_to, *args)
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
-        attempt = engine._run(call, functools.partial(plan.fn, *arguments, **kwargs))
+        attempt = engine._run(call, plan.fn, *arguments, **kwargs)
         return Outcome.of(attempt)
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import TypeVar, TypeVarTuple, Unpack, assert_never
+from typing import Any, TypeVar, TypeVarTuple, Unpack, assert_never
 
 from semel._mirror.seats import LATE
 from semel._mirror.threads import (
     Polling,
     background,
-    cancellations,
     finished,
-    heed,
     sleep,
 )
 from semel.attempts import Attempt
@@ -47,14 +45,14 @@ class Runner(Keeper):
 
     # --- the way of one call -------------------------------------------------------------
 
-    def _run(self, call: Call, fn: Callable[[], T]) -> Attempt:
+    def _run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt:
         """Run once per key; the attempt has the result."""
         attempt = self._begin(call)
         if attempt.replayed:
             return attempt
         try:
             with attempt:
-                value = finished(fn())
+                value = finished(fn(*args, **kwargs))
         except BaseException as error:
             self._failed(call, attempt, error)
             raise
@@ -65,7 +63,6 @@ class Runner(Keeper):
         """Become the one that runs, or get the answer of the one that did."""
         if self._bypassing():
             return self._unprotected(call)
-        self._home.check()
         patience = self._patience(call)
         remembered = None if self._cache is None else self._remembered(call)
         if remembered is not None:
@@ -106,7 +103,6 @@ class Runner(Keeper):
     def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
-        before = cancellations(self._home)
         while True:
             sent = monotonic()
             try:
@@ -117,7 +113,6 @@ class Runner(Keeper):
                     if not self._store.renew(ask.identity, ask.owner, ask.lease):
                         ask = call.ask(self._owners.next())
                         continue
-                heed(before)
             except BaseException as interruption:
                 if isinstance(interruption, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
@@ -178,14 +173,12 @@ class Runner(Keeper):
 
     def _to_the_end(self, step: Callable[[Unpack[Ts]], T], *given: *Ts) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
-        before = cancellations(self._home)
         try:
             ended = step(*given)
         except BaseException as error:
             if not isinstance(error, Exception):
                 background(self._tasks, lambda: self._quietly(partial(step, *given)))
             raise
-        heed(before)
         return ended
 
     def _quietly(self, step: Callable[[], object]) -> None:

@@ -138,7 +138,6 @@ class TransactionContext:
         if engine._bypassing():
             self._attempt = engine._unprotected(call)
             return self._attempt
-        engine._home.check()
         engine._refuse_unusable(call)
         self._began = monotonic()
         self._link = link_to(self._connection, asynchronous=False)

@@ -20,7 +20,8 @@ from semel.errors import ConfigError, SerializationError
 class Codec(Protocol):
     """Turns results into bytes and back; `name` is stored with the bytes and includes a version.
 
-    One that has no use for the context may say so by an attribute `binds = False`, and gets none.
+    A class that has no use for the context may say so by `binds = False` in its own body, and gets
+    none; a subclass of it, which may have, does not inherit that.
     """
 
     @property
@@ -51,13 +52,11 @@ class _TreeCodec:
     """What the plain codecs share: all but the bytes of a tree."""
 
     name: ClassVar[str]
-    binds: ClassVar[bool] = False
-    """Plain bytes can be read anywhere."""
     _wire: ClassVar[_Wire]
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
         """Encode a result, or say which part of it cannot be stored."""
-        del context
+        del context  # plain bytes can be read anywhere
         try:
             if value is None:
                 return self._wire.pack(None)
@@ -92,6 +91,7 @@ class JsonCodec(_TreeCodec):
     """JSON that other tools can read; the default."""
 
     name = "json/1"
+    binds = False
     _wire = _Wire(
         writers=formats.JSON_WRITERS | {object: kinds.write_object},
         pack=msgspec.json.Encoder().encode,
@@ -104,6 +104,7 @@ class MsgpackCodec(_TreeCodec):
     """MessagePack: smaller, and bytes as they are."""
 
     name = "msgpack/1"
+    binds = False
     _wire = _Wire(
         writers=formats.MSGPACK_WRITERS | {object: kinds.write_object},
         pack=msgspec.msgpack.Encoder().encode,

@@ -29,7 +29,7 @@ class Shelf:
     def __init__(self, room: int) -> None:
         self.room = room
         self._records: dict[Identity, Record] = {}
-        self.find = self._records.get
+        self.find = self._records.get  # no function of ours around it: every verb begins with it
         """Look a record up as it was stored last, expired or not."""
         self._ttls: dict[Identity, float] = {}
         """What the claim of a running record asked for; it counts once the lease has ended."""

@@ -90,7 +90,7 @@ class MemoryStore:
 
     def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
-        with self._lock:  # as `_change` does, which a call for each end is too dear for
+        with self._lock:  # the same as `_change`, written out: every first execution ends here
             now, stored = self._clock(), self._shelf.find(identity)
             ask = CompleteRequest(identity, owner, result, ttl)
             record = judge.complete(stored, ask, now)

@@ -4,13 +4,13 @@
 
 local found = redis.call('GET', KEYS[1])
 
--- A duplicate of what ended for good.
-if found and ARGV[6] ~= '1' then
+-- A duplicate of what ended for good: SUCCEEDED, or FAILED and not to be retried.
+if found and #found > 38 and ARGV[6] ~= '1' then
   local version, flags, replaced = string.byte(found, 1, 3)
-  local state = flags and flags % 4
-  if version == 1 and (state == 1 or (state == 2 and flags % 16 < 8)) then
+  local state, retryable, has_fingerprint = flags % 4, flags % 16 >= 8, flags % 32 >= 16
+  if version == 1 and (state == 1 or (state == 2 and not retryable)) then
     local outcome, same = 38 + 16 * replaced, true
-    if flags % 32 >= 16 then
+    if has_fingerprint then
       outcome = outcome + 16
       same = ARGV[2] == '' or string.sub(found, 39, 54) == ARGV[2]
     end

@@ -5,9 +5,11 @@
 local found = redis.call('GET', KEYS[1])
 if not found then return 0 end
 local version, flags, replaced = string.byte(found, 1, 3)
-if KEYS[2] and version == 1 and flags % 4 == 0 and flags % 64 < 32
-  and ARGV[4] ~= '0' and ARGV[6] == '1' and string.sub(found, 27, 38) == ARGV[1] then
-  local tail = 38 + 16 * (flags % 32 >= 16 and replaced + 1 or replaced)
+-- PROCESSING, with hold and a fingerprint or without, and no other flag: neither retryable, which
+-- only an end can be, nor waited for.
+if KEYS[2] and #found > 38 and version == 1 and flags % 4 == 0 and flags % 16 < 8 and flags < 32
+  and tonumber(ARGV[4]) > 0 and ARGV[6] == '1' and string.sub(found, 27, 38) == ARGV[1] then
+  local tail = 38 + 16 * (flags >= 16 and replaced + 1 or replaced)
   if #found == tail + 13 then
     local time = redis.call('TIME')
     local ended = flags + tonumber(ARGV[3]) + (ARGV[5] == '1' and 8 or 0)
