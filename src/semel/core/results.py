@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from msgspec import Struct
 
-from semel.core.codec import decoder_for, omission_reason, omitted
+from semel.core.codec import UNBOUND, decoder_for, omission_reason, omitted
 from semel.core.records import OMITTED, Encoded, Identity
 from semel.errors import ResultUnavailable, SerializationError
 
@@ -32,7 +32,7 @@ class Kept(Struct, Generic[T], frozen=True, gc=False):
 
 def keep(value: T, codec: Codec, identity: Identity, hint: object, limit: int) -> Kept[T]:
     """Encode a value and read it back."""
-    context = identity.encoded if vars(type(codec)).get("binds", True) else b""
+    context = b"" if type(codec) in UNBOUND else identity.encoded
     try:
         data = codec.encode(value, context, hint)
         if len(data) > limit:
@@ -66,7 +66,7 @@ def read(
     try:
         if stored.codec != codec.name:
             codec = decoder_for(stored.codec, others)
-        context = identity.encoded if vars(type(codec)).get("binds", True) else b""
+        context = b"" if type(codec) in UNBOUND else identity.encoded
         return codec.decode(stored.data, context, hint)
     except SerializationError as error:
         raise ResultUnavailable(str(error)) from error

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from semel.core.codec import unbound
 from semel.errors import SerializationError
 from semel.events import logger
 from semel.http.messages import Answer, HeaderLine
@@ -135,11 +136,11 @@ def unpacked(data: object) -> Stored:
     return Stored(status, headers, body)
 
 
+@unbound
 class AnswerCodec:
     """Stores the packed bytes as they are: any other codec would only wrap them."""
 
     name = "http/1"
-    binds = False
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:  # noqa: ARG002
         """Give the bytes as they are."""

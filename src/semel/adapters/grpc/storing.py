@@ -14,6 +14,7 @@ import grpc
 import msgspec
 from grpc import StatusCode
 
+from semel.core.codec import unbound
 from semel.core.decide import Undone
 from semel.errors import SerializationError
 from semel.events import logger
@@ -67,11 +68,11 @@ class Stored(msgspec.Struct, frozen=True):
     status_details: bytes | None = None
 
 
+@unbound
 class MessageCodec(AnswerCodec):
     """Stores the packed bytes as they are."""
 
     name = "grpc/1"
-    binds = False
 
 
 def no_other_code(_: StatusCode) -> bool:

@@ -11,9 +11,18 @@ outcomes     failures, and successes without a value
 from semel.core.codec.hints import returned_by
 from semel.core.codec.outcomes import decode_failure, encode_failure, omission_reason, omitted
 from semel.core.codec.registering import register_type
-from semel.core.codec.wire import Codec, JsonCodec, MsgpackCodec, codec_named, decoder_for
+from semel.core.codec.wire import (
+    UNBOUND,
+    Codec,
+    JsonCodec,
+    MsgpackCodec,
+    codec_named,
+    decoder_for,
+    unbound,
+)
 
 __all__ = [
+    "UNBOUND",
     "Codec",
     "JsonCodec",
     "MsgpackCodec",
@@ -25,4 +34,5 @@ __all__ = [
     "omitted",
     "register_type",
     "returned_by",
+    "unbound",
 ]

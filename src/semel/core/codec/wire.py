@@ -7,7 +7,7 @@ content never causes an import. Every failure is a `SerializationError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -18,11 +18,7 @@ from semel.errors import ConfigError, SerializationError
 
 
 class Codec(Protocol):
-    """Turns results into bytes and back; `name` is stored with the bytes and includes a version.
-
-    A class that has no use for the context may say so by `binds = False` in its own body, and gets
-    none; a subclass of it, which may have, does not inherit that.
-    """
+    """Turns results into bytes and back; `name` is stored with the bytes and includes a version."""
 
     @property
     def name(self) -> str:
@@ -36,6 +32,18 @@ class Codec(Protocol):
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
         """Read a result back, equal in value and type."""
         ...
+
+
+UNBOUND: Final[set[type]] = set()
+"""Classes of codecs that have no use for the context, and get none: it is made for each call."""
+
+C = TypeVar("C", bound=type)
+
+
+def unbound(codec: C) -> C:
+    """Say that a class has no use for the context. That is not inherited: a subclass may have."""
+    UNBOUND.add(codec)
+    return codec
 
 
 class _Wire(NamedTuple):
@@ -87,11 +95,11 @@ def _refuse_extension(code: int, _: memoryview) -> NoReturn:
 _READERS: Final[Mapping[str, ReadTree]] = formats.READERS | kinds.READERS
 
 
+@unbound
 class JsonCodec(_TreeCodec):
     """JSON that other tools can read; the default."""
 
     name = "json/1"
-    binds = False
     _wire = _Wire(
         writers=formats.JSON_WRITERS | {object: kinds.write_object},
         pack=msgspec.json.Encoder().encode,
@@ -100,11 +108,11 @@ class JsonCodec(_TreeCodec):
     )
 
 
+@unbound
 class MsgpackCodec(_TreeCodec):
     """MessagePack: smaller, and bytes as they are."""
 
     name = "msgpack/1"
-    binds = False
     _wire = _Wire(
         writers=formats.MSGPACK_WRITERS | {object: kinds.write_object},
         pack=msgspec.msgpack.Encoder().encode,
