@@ -57,7 +57,7 @@ class AsyncOnce(Generic[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once per key; a duplicate gets the first result."""
-        plan, arguments = self._plan, (*self._bound_to, *args)
+        plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
         attempt = await engine._run(call, plan.fn, *arguments, **kwargs)
@@ -66,7 +66,7 @@ class AsyncOnce(Generic[P, R]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""
-        plan, arguments = self._plan, (*self._bound_to, *args)
+        plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
         attempt = await engine._run(call, plan.fn, *arguments, **kwargs)

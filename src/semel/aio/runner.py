@@ -29,6 +29,7 @@ from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.leases import Lease
 from semel.core.records import Claimed, Finished
+from semel.core.switch import BYPASSED
 from semel.engine.call import (
     Call,
     SavePatience,
@@ -66,7 +67,7 @@ class AsyncRunner(AsyncKeeper):
 
     async def _begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""
-        if self._bypassing():
+        if self._disabled or BYPASSED.get():
             return self._unprotected(call)
         self._home.check()
         patience = self._patience(call)

@@ -55,7 +55,7 @@ class Once(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once per key; a duplicate gets the first result."""
-        plan, arguments = self._plan, (*self._bound_to, *args)
+        plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
         attempt = engine._run(call, plan.fn, *arguments, **kwargs)
@@ -64,7 +64,7 @@ class Once(Generic[P, R]):
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""
-        plan, arguments = self._plan, (*self._bound_to, *args)
+        plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         engine = self._engine()
         call = self._prepared(engine, arguments, kwargs)
         attempt = engine._run(call, plan.fn, *arguments, **kwargs)

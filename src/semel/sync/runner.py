@@ -25,6 +25,7 @@ from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.leases import Lease
 from semel.core.records import Claimed, Finished
+from semel.core.switch import BYPASSED
 from semel.engine.call import (
     Call,
     SavePatience,
@@ -61,7 +62,7 @@ class Runner(Keeper):
 
     def _begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""
-        if self._bypassing():
+        if self._disabled or BYPASSED.get():
             return self._unprotected(call)
         patience = self._patience(call)
         remembered = None if self._cache is None else self._remembered(call)

@@ -51,7 +51,8 @@ class Wires:
         connection = self._take()
         try:
             connection.send_packed_command((command,))
-            reply = _reply(connection)
+            # By its parser: what redis-py does around that is for those who do not repeat.
+            reply: Reply = connection._parser.read_response(disable_decoding=True)  # noqa: SLF001
         except BaseException:
             self.drop(connection)
             raise
