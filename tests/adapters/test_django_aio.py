@@ -16,17 +16,20 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 import uuid
 from pathlib import Path
 from typing import ClassVar
 
 import httpx
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.asgi import get_asgi_application
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, AsyncRequestFactory, override_settings
+from django.utils.datastructures import MultiValueDict
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -42,6 +45,7 @@ from semel.adapters.django import (
     running,
 )
 from semel.adapters.django.engines import ENGINES
+from semel.adapters.django.responses import aread
 from semel.core.records import State
 from web.client import HOST, PATIENCE, Connection, head
 
@@ -195,6 +199,18 @@ async def test_a_plain_stream_beyond_the_cap_reaches_its_first_caller_whole(door
         first = await apost()
         assert await body_of(first) == b"x" * 30
         assert (await apost()).json()["code"] == "result_omitted"
+
+
+async def test_a_stream_beyond_the_cap_is_not_put_together():
+    chunk = bytes(1_000_000)
+    tracemalloc.start()
+    try:
+        told = await aread(StreamingHttpResponse(iter([chunk] * 32)), 12, None)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert told.body is None
+    assert most < 16 * len(chunk)
 
 
 async def test_a_whole_answer_beyond_the_cap_is_told_as_omitted(door):
@@ -498,6 +514,86 @@ async def test_a_cancelled_request_that_fails_frees_its_key(sqlite_url, error):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert state(sqlite_url) is State.FAILED
+
+
+async def test_a_client_who_leaves_as_its_answer_grows_too_large_ends_nothing(door):
+    runs, entered, go_on = [], asyncio.Event(), asyncio.Event()
+
+    async def growing():
+        yield b"x" * 10
+        entered.set()
+        await go_on.wait()
+        yield b"x" * 10
+
+    async def pay(request):
+        runs.append(1)
+        return StreamingHttpResponse(growing())
+
+    async with served(door(pay, MAX_RESPONSE=12)):
+        task = asyncio.create_task(apost())
+        await asyncio.wait_for(entered.wait(), PATIENCE)
+        go_on.set()
+        task.cancel()  # in the same turn: the stream goes on before the one who waits for it
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await apost()).json()["code"] == "result_omitted"
+    assert runs == [1]
+
+
+class Rows:
+    """A stream that asks a thread for all it gives, as one of a database does."""
+
+    def __init__(self, told):
+        self.told = told
+
+    async def __aiter__(self):
+        for number in range(6):
+            await sync_to_async(time.sleep)(0.01)
+            self.told.append(number)
+            yield b"%05d" % number
+
+    def close(self):
+        self.told.append("closed")
+
+
+async def sent_until(stopped, key="k"):
+    """Send a request by Django's own handler, to a client who waits at some message and leaves."""
+    stuck, never = asyncio.Event(), asyncio.Event()
+    messages = iter([{"type": "http.request", "body": b""}])
+
+    async def receive():
+        for message in messages:
+            return message
+        await stuck.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message["type"] == stopped:
+            stuck.set()
+            await never.wait()
+
+    headers = [(b"host", b"test"), (b"idempotency-key", key.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/pay/", "query_string": b""}
+    async with asyncio.timeout(PATIENCE):
+        await get_asgi_application()({**scope, "headers": headers}, receive, send)
+
+
+@pytest.mark.parametrize("stopped", ["http.response.start", "http.response.body"])
+async def test_what_a_stream_needs_is_closed_after_it_when_its_client_has_gone(door, stopped):
+    told = []
+
+    async def pay(request):
+        told.append("ran")
+        request._files = MultiValueDict({"upload": [Rows(told)]})  # closed with the request
+        return StreamingHttpResponse(Rows(told))
+
+    async with served(door(pay, MAX_RESPONSE=10)):
+        await sent_until(stopped)
+        async with asyncio.timeout(PATIENCE):
+            while (answer := await apost()).json()["code"] != "result_omitted":
+                assert answer.json()["code"] == "concurrent_request"
+                await asyncio.sleep(0.01)
+    assert told == ["ran", *range(6), "closed", "closed"]
 
 
 @pytest.fixture(scope="module", params=["", MIDDLEWARE])

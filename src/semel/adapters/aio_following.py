@@ -58,9 +58,8 @@ class Flow:
         try:
             await self._ready
         except asyncio.CancelledError:
-            self.leave()
             aside.leave(task)
-            await self._to_the_end()
+            await self.finished()
             raise
         if self._out is None:
             aside.end(task)
@@ -79,10 +78,11 @@ class Flow:
             if self._error is not None:
                 raise self._error
         finally:
-            self.leave()
-            await self._to_the_end()
+            await self.finished()
 
-    async def _to_the_end(self) -> None:
+    async def finished(self) -> None:
+        """Leave the request, and wait for its end."""
+        self.leave()
         with self._shield():
             await asyncio.wait((self._task,))
 
@@ -98,7 +98,8 @@ class Flow:
         """Take a chunk; beyond the limit `begun` makes the answer that is sent meanwhile."""
         self._size += len(chunk)
         if self._size > self.limit:
-            if self._out is None and not self._left:
+            # Whoever waits may be cancelled, and not yet have had the turn to leave.
+            if self._out is None and not (self._left or self._ready.done()):
                 await self._open(begun)
             # The newest one stays here: should it be the last, the end is recorded before.
             await self._put(b"".join(self._held))

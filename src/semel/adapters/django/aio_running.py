@@ -1,6 +1,7 @@
 """One protected request on asyncio.
 
-Twin of `semel.adapters.django.running`: the same names in the same order, with the waiting awaited.
+Twin of `semel.adapters.django.running`: the same names in the same order, with the waiting awaited;
+`_recorded` differs, as is told there.
 Under WSGI an async view has a loop for its request alone: there the door is the one for threads.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from copy import copy
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from semel.adapters.aio_following import Flow
 from semel.adapters.django.bodies import inner
+from semel.adapters.django.streaming import read_on
 from semel.adapters.following import up_to
 from semel.http.messages import Answer, HeaderLine
 from semel.http.rulebook import Rulebook
@@ -71,7 +71,7 @@ def mark_unprotected(response: Any) -> None:
 def read(response: Any, limit: int) -> Told:
     """Read a response on a thread, up to the limit; a stream gets what was read of it back."""
     if not response.streaming:
-        return _told(response, response.content, limit)
+        return _told(response, [response.content], limit)
     content = response.streaming_content
     if response.is_async:
         # Read whole, as Django itself does with such a stream on a thread.
@@ -84,20 +84,13 @@ def read(response: Any, limit: int) -> Told:
 async def aread(response: Any, limit: int, flow: Flow | None) -> Told:
     """Read a response on asyncio, to its end; a stream beyond the limit goes out by the flow."""
     if not response.streaming:
-        return _told(response, response.content, limit)
+        return _told(response, [response.content], limit)
     content = response.streaming_content
     if not response.is_async:  # read whole, as Django would
         return _replaced(response, await sync_to_async(_listed)(content), limit)
     if flow is None:
         return _replaced(response, await _all(content), limit)
-
-    def begun(chunks: AsyncIterator[bytes]) -> Any:
-        sent = copy(response)
-        sent.streaming_content = chunks
-        return sent
-
-    async for chunk in content:
-        await flow.take(chunk, begun)
+    await read_on(response, flow)
     if flow.body is not None:
         response.streaming_content = _again([flow.body])
     return Told(response.status_code, lines_of(response), flow.body)
@@ -110,14 +103,15 @@ def send_instead(response: Any, chunks: Any) -> None:
     closers.insert(0, closers.pop())
 
 
-def _told(response: Any, body: bytes, limit: int) -> Told:
-    return Told(response.status_code, lines_of(response), body if len(body) <= limit else None)
+def _told(response: Any, chunks: list[bytes], limit: int) -> Told:
+    fits = sum(map(len, chunks)) <= limit
+    return Told(response.status_code, lines_of(response), b"".join(chunks) if fits else None)
 
 
 def _replaced(response: Any, chunks: list[bytes], limit: int) -> Told:
     """Let a response that was read whole be sent."""
     response.streaming_content = _again(chunks)
-    return _told(response, b"".join(chunks), limit)
+    return _told(response, chunks, limit)
 
 
 def _listed(chunks: Iterable[bytes]) -> list[bytes]:

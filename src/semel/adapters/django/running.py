@@ -1,6 +1,8 @@
 """One protected request on a thread.
 
 Twin of `semel.adapters.django.aio_running`: the same names in the same order, without the awaiting.
+Only `_recorded` goes a way of its own: here the server reads what is too large to be kept as it
+sends it, and there the request's own task does, for a client who leaves would cancel the server's.
 """
 
 from __future__ import annotations
