@@ -396,6 +396,17 @@ def test_a_request_that_wsgi_s_middleware_protects_passes(sqlite_url, inside):
     assert answers[1].headers["Idempotent-Replayed"] == "true"
 
 
+def test_a_method_that_wsgi_s_middleware_protects_is_not_told_of(sqlite_url, caplog):
+    with project(sqlite_url, {"pay": idempotent(Counted())}):
+        door = wsgi.IdempotencyMiddleware(get_wsgi_application(), sqlite_url, methods=["PUT"])
+        transport = httpx.WSGITransport(door)
+        with httpx.Client(transport=transport, base_url="http://test") as client:
+            answers = [client.put("/pay/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+        door.close()
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+    assert "without protection" not in caplog.text
+
+
 def test_a_form_with_errors_is_refused_before_the_claim(sqlite_url):
     def broken(request):
         request._read_started = True  # as Django leaves it when the parser gave up

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from adapters.asgi_serving import keyed, replayed, served
 from semel import AsyncIdempotency, ConfigError, Idempotency, StoreUnavailable
+from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.fastapi import Idempotent
 
 
@@ -184,6 +185,45 @@ async def test_functions_that_are_decorated_for_some_of_their_routes_are_fine(en
     await started(app)
 
 
+async def test_a_function_that_is_decorated_beneath_another_decorator_is_fine(engine):
+    app, idempotent = FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    decorated = idempotent(pay)
+
+    @wraps(decorated)
+    async def wrapped(**values: Any) -> Any:
+        return await decorated(**values)
+
+    app.post("/v1")(pay)
+    app.post("/v2")(wrapped)
+    await started(app)
+
+
+async def test_a_function_that_is_decorated_for_a_mounted_application_is_fine(engine):
+    app, mounted, idempotent = FastAPI(), FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    app.post("/v1")(pay)
+    mounted.post("/pay")(idempotent(pay))
+    app.mount("/v2", mounted)
+    await started(app)
+
+
+async def test_a_decorator_above_a_route_of_a_mounted_application_is_refused(engine):
+    app, mounted, idempotent = FastAPI(), FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    idempotent(mounted.post("/pay")(pay))
+    app.mount("/v2", mounted)
+    with pytest.raises(ConfigError, match="pay is not protected: its route took it before"):
+        await started(app)
+
+
+async def test_a_decorated_endpoint_that_only_reads_is_fine(engine):
+    app, idempotent = FastAPI(), Idempotent(engine)
+    idempotent.init_app(app)
+    app.get("/pay")(idempotent(pay))
+    await started(app)
+
+
 async def test_that_a_method_is_not_protected_is_told_once(engine, caplog):
     app = FastAPI()
     app.put("/pay")(Idempotent(engine)(pay))
@@ -193,6 +233,16 @@ async def test_that_a_method_is_not_protected_is_told_once(engine, caplog):
                 await client.put("/pay", json={"amount": 3}, headers=keyed())
             ).status_code == 200
     assert caplog.text.count("answers PUT without protection") == 1
+
+
+async def test_a_method_that_a_middleware_protects_is_not_told_of(engine, caplog):
+    app = FastAPI()
+    app.put("/pay")(Idempotent(engine)(pay))
+    async with served(IdempotencyMiddleware(app, engine, methods=["PUT"])) as client:
+        for _ in range(2):
+            answer = await client.put("/pay", json={"amount": 3}, headers=keyed())
+    assert replayed(answer)
+    assert "without protection" not in caplog.text
 
 
 async def test_older_versions_of_fastapi_list_all_their_routes(engine, monkeypatch):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import io
 import threading
+from typing import ClassVar
 
 import flask
 import pytest
 from flask import Flask, Response, abort, g, jsonify, request
+from flask.views import MethodView
 from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.serving import make_server
 
 from semel import ConfigError, Idempotency, Policy, current_attempt
 from semel.adapters.flask import Idempotent
+from semel.adapters.wsgi import IdempotencyMiddleware
 from semel.core.records import State
 from semel.http import Route
 from web.client import HOST, PATIENCE, Connection, head
@@ -692,6 +695,36 @@ def test_a_decorator_on_a_route_of_other_methods_is_refused_at_the_first_request
     app.put("/", endpoint="view")(idempotent(lambda: "x"))
     with pytest.raises(ConfigError, match="it answers OPTIONS, PUT, and methods= names none"):
         app.test_client().put("/", headers=KEY)
+
+
+def test_classes_of_views_may_have_some_that_only_read(app, idem):
+    app.testing = True
+    idempotent = Idempotent(idem)
+    idempotent.init_app(app)
+
+    class Api(MethodView):
+        decorators: ClassVar = [idempotent]
+
+    class Prices(Api):
+        def get(self):
+            return "7"
+
+    class Orders(Api):
+        def post(self):
+            return {"attempt": current_attempt() is not None}
+
+    app.add_url_rule("/prices", view_func=Prices.as_view("prices"))
+    app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
+    assert app.test_client().get("/prices").text == "7"
+    assert app.test_client().post("/orders", headers=KEY).json == {"attempt": True}
+
+
+def test_a_method_that_a_middleware_protects_is_not_told_of(app, idem, caplog):
+    app.put("/", endpoint="view")(Idempotent(idem)(lambda: "x"))
+    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, idem, methods=["PUT"])
+    answers = [app.test_client().put("/", headers=KEY) for _ in range(2)]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+    assert "without protection" not in caplog.text
 
 
 def test_that_a_method_is_not_protected_is_told_once(app, idem, caplog):

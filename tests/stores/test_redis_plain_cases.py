@@ -63,13 +63,15 @@ def record(dice: random.Random) -> bytes | None:
 
 
 def claim(dice: random.Random):
+    lease = dice.choice([0.0, 30.0])
+    ttl = dice.choice([0.0, 60.0]) if lease else 60.0  # else it is gone before it can be looked at
     return VERBS.claim(
         ClaimRequest(
             IDENTITY,
             dice.choice(OWNERS),
             dice.choice(SOMETIMES),
-            dice.choice([0.0, 30.0]),
-            dice.choice([0.0, 60.0]),
+            lease,
+            ttl,
             dice.random() < 0.3,
             dice.random() < 0.3,
             dice.choice([None, None, 1, 9]),

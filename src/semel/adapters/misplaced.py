@@ -5,10 +5,11 @@ Nobody hears of them otherwise: the application answers as if all were well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from semel.errors import ConfigError
+from semel.http.options import CHANGING
 
 
 class Decorated(NamedTuple):
@@ -28,21 +29,32 @@ class Routed(NamedTuple):
 
 
 def refuse_unprotected(decorated: Iterable[Decorated], routes: Iterable[Routed]) -> None:
-    """Refuse a decorator above that of its route, and one on a route of other methods."""
-    served: dict[int, set[str]] = {}  # by id: a function need not have a hash
+    """Refuse a decorator above that of its route, and one on a route of other changes."""
+    taken: set[int] = set()  # by id: a function need not have a hash
+    served: dict[int, set[str]] = {}
     for route in routes:
-        served.setdefault(id(route.function), set()).update(route.methods)
+        taken.add(id(route.function))
+        for layer in _layers(route.function):
+            served.setdefault(id(layer), set()).update(route.methods)
     for each in decorated:
         name = getattr(each.given, "__name__", repr(each.given))
         methods = served.get(id(each.protected))
         if methods is None:
-            if id(each.given) in served:
+            if id(each.given) in taken:
                 raise ConfigError(
                     f"{name} is not protected: its route took it before it was decorated; "
                     "the route's own decorator goes above @idempotent"
                 )
-        elif methods.isdisjoint(each.methods):
+        # A class whose views are all decorated may have some that only read.
+        elif methods.isdisjoint(each.methods) and not CHANGING.isdisjoint(methods):
             told = ", ".join(sorted(methods))
             raise ConfigError(
                 f"{name} is not protected: it answers {told}, and methods= names none of them"
             )
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Give a function, and those that other decorators have wrapped in it."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)

@@ -24,6 +24,7 @@ Payload: TypeAlias = Sequence[str] | Callable[[Request, bytes], object]
 
 MIB: Final = 1024 * 1024
 SOURCES: Final[tuple[KeySource, ...]] = ("header", "query", "field", "function")
+CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _NEVER_INTERCEPTED: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 

@@ -29,7 +29,7 @@ from semel.http.bodies import MISSING, document_of, field_of, key_in_field
 from semel.http.fingerprints import digest, fingerprint, place
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
-from semel.http.options import Choices
+from semel.http.options import CHANGING, Choices
 from semel.http.policies import rules_of
 from semel.http.problems import problem, problem_of
 from semel.http.storing import (
@@ -46,7 +46,6 @@ from semel.http.storing import (
 _ENVELOPE: Final = 1024 * 1024
 """Room for the header lines of a stored answer; the body has a limit of its own."""
 
-_CHANGING: Final = ("POST", "PUT", "PATCH", "DELETE")
 _ANSWER_CODEC: Final = AnswerCodec()
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -92,7 +91,7 @@ class Rulebook:
         self._sources = tuple(
             source for name in choices.order if (source := self._source(name)) is not None
         )
-        self._silent = {*_CHANGING} - choices.methods
+        self._silent = {*CHANGING} - choices.methods
         self._marker = choices.replayed_header.encode()
         self._lower_marker = self._marker.lower()
         self._forbidden = choices.never_stored | {self._lower_marker}

@@ -164,7 +164,7 @@ def _door(idempotency: Any) -> Door | AsyncDoor:
 
 
 def _concerns(book: Rulebook, request: Any) -> bool:
-    return book.concerns(request.method) and not is_protected(request)
+    return not is_protected(request) and book.concerns(request.method)
 
 
 def _request_in(args: tuple[Any, ...]) -> Any:

@@ -26,7 +26,8 @@ from semel.adapters.fastapi.answers import (
 )
 from semel.adapters.fastapi.bodies import Body
 from semel.adapters.fastapi.endpoints import Endpoint
-from semel.adapters.fastapi.openapi import MARK, document, routes_of
+from semel.adapters.fastapi.openapi import MARK, document
+from semel.adapters.fastapi.routes import all_routes_of
 from semel.adapters.misplaced import Decorated, Routed, refuse_unprotected
 from semel.adapters.nesting import PROTECTED
 from semel.aio import AsyncIdempotency
@@ -71,8 +72,14 @@ class Idempotent:
 
         @asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[Any]:
-            routes = (Routed(route.endpoint, route.methods) for route in routes_of(app))
-            refuse_unprotected(self._decorated, routes)
+            refuse_unprotected(
+                self._decorated,
+                (
+                    # What is mounted need not be of Starlette, and its routes have other names then.
+                    Routed(getattr(route, "endpoint", None), route.methods)
+                    for route in all_routes_of(app.routes)
+                ),
+            )
             try:
                 async with around(app) as state:
                     yield state
@@ -108,7 +115,7 @@ class Idempotent:
         return cast("F", protected)
 
     async def _begun(self, book: Rulebook, request: Request) -> AsyncExchange | Answer | None:
-        if not book.concerns(request.method) or PROTECTED in request.scope:
+        if PROTECTED in request.scope or not book.concerns(request.method):
             return None
         body = Body(request, book.max_body)
         return await self._door.begin(book, body.request, body.read)

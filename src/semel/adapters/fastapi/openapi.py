@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-import fastapi.routing
 from fastapi import FastAPI
 
+from semel.adapters.fastapi.routes import routes_of
 from semel.http.keys import key_pattern, line_pattern
 from semel.http.options import Choices
 from semel.http.problems import PROBLEMS
@@ -50,7 +50,7 @@ def document(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = made()
-        for route in routes_of(app):
+        for route in routes_of(app.routes):
             choices: Choices | None = getattr(route.endpoint, MARK, None)
             if choices is None:
                 continue
@@ -63,13 +63,6 @@ def document(app: FastAPI) -> None:
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
-
-
-def routes_of(app: FastAPI) -> Iterable[Any]:
-    """Give the routes of endpoints, those of included routers with their whole paths."""
-    whole = getattr(fastapi.routing, "iter_route_contexts", None)
-    routes = app.routes if whole is None else whole(app.routes)
-    return (route for route in routes if getattr(route, "methods", None) is not None)
 
 
 def _describe(operation: dict[str, Any], choices: Choices) -> None:
