@@ -7,8 +7,8 @@
 #   CI=true             a server that cannot be had is a failure, not a skipped test
 
 VENV ?= .venv
-# Half of its time a test waits, for a lease to end or a server to start: three share two cores well.
-JOBS ?= 3
+# Half of its time a test waits, for a lease to end or a server to start: four share two cores well.
+JOBS ?= 4
 ARGS ?=
 # What only a race would reach has a test that brings the race about: no run depends on luck.
 COVERAGE_MIN ?= 100
