@@ -7,6 +7,7 @@ that closes is the one of which a stream asks its rows.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from copy import copy
@@ -21,6 +22,7 @@ from semel.adapters.aio_following import Flow
 async def read_on(response: Any, flow: Flow) -> None:
     """Read the stream of a response to its end; beyond the flow's limit it goes out meanwhile."""
     ended: Future[None] = Future()
+    loop = asyncio.get_running_loop()
 
     def begun(chunks: AsyncIterator[bytes]) -> Any:
         sent = copy(response)
@@ -28,7 +30,7 @@ async def read_on(response: Any, flow: Flow) -> None:
         sent.semel_flow = flow
         sent.streaming_content = chunks
         # The list is the same one: what belongs to the response is closed when this one is.
-        _put_off(response._resource_closers, ended)
+        _put_off(response._resource_closers, ended, partial(loop.call_soon_threadsafe, flow.leave))
         return sent
 
     try:
@@ -56,7 +58,9 @@ def _waiting(kind: Any) -> type:
     return Sent
 
 
-def _put_off(closers: list[Callable[[], object]], ended: Future[None]) -> None:
+def _put_off(
+    closers: list[Callable[[], object]], ended: Future[None], leave: Callable[[], object]
+) -> None:
     """Let none of the closers run before the end of the reading.
 
     It has come already, unless the client has gone before the first chunk: nobody waits then.
@@ -67,6 +71,7 @@ def _put_off(closers: list[Callable[[], object]], ended: Future[None]) -> None:
         del closers[1:]  # Django, which goes through the list, goes no further
         for closer in waiting:
             ended.add_done_callback(partial(_close, closer))
+        leave()
 
     closers.insert(0, first)
 
