@@ -397,6 +397,7 @@ def test_a_request_that_wsgi_s_middleware_protects_passes(sqlite_url, inside):
 
 
 def test_a_method_that_wsgi_s_middleware_protects_is_not_told_of(sqlite_url, caplog):
+    logging.disable(logging.NOTSET)
     with project(sqlite_url, {"pay": idempotent(Counted())}):
         door = wsgi.IdempotencyMiddleware(get_wsgi_application(), sqlite_url, methods=["PUT"])
         transport = httpx.WSGITransport(door)

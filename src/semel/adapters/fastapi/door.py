@@ -75,7 +75,7 @@ class Idempotent:
             refuse_unprotected(
                 self._decorated,
                 (
-                    # What is mounted need not be of Starlette, and its routes have other names then.
+                    # A mounted application need not be of Starlette: its routes have other names.
                     Routed(getattr(route, "endpoint", None), route.methods)
                     for route in all_routes_of(app.routes)
                 ),
