@@ -75,6 +75,16 @@ def test_it_keeps_no_engine_of_a_loop_that_is_closed(sqlite_url):
     assert runs == ["/"]
 
 
+def test_it_keeps_the_engine_of_a_loop_that_is_only_paused(sqlite_url):
+    app = IdempotencyMiddleware(application, sqlite_url)
+    with asyncio.Runner() as paused:
+        paused.run(asked(app, b"k"))
+        engine = app._door._places[paused.get_loop()].engine
+        assert asyncio.run(asked(app, b"k")) == (200, b"true")
+        assert app._door._places[paused.get_loop()].engine is engine
+        assert paused.run(asked(app, b"k")) == (200, b"true")
+
+
 def test_loops_that_begin_at_the_same_time_have_engines_of_their_own(sqlite_url, monkeypatch):
     app = IdempotencyMiddleware(application, sqlite_url)
     made = asyncio.Semaphore
