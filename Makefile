@@ -46,15 +46,18 @@ demo: $(READY)  ## see it work, in a few seconds
 servers: $(READY)  ## find or install the servers that the tests talk to
 	$(VENV)/bin/python scripts/servers.py
 
-# A file is the unit that the workers share: its servers are then started once.
+# A file is the unit that the workers share: its servers are then started once. Files come in their
+# order: by the number of their tests, the longest of all would begin last, and alone.
+SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 test: servers  ## run every test, and insist on the coverage of the core, engines and stores
 	$(RUN) coverage erase
-	$(RUN) coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(RUN) coverage run -m pytest $(SHARED) $(ARGS)
 	$(RUN) coverage combine --quiet
 	$(RUN) coverage report --include='$(COVERED)' --omit='src/semel/testing/*' --precision=2 --fail-under=$(COVERAGE_MIN)
 
 quick: $(READY)  ## run the tests without coverage, stopping at the first failure
-	$(RUN) pytest -x -n $(JOBS) --dist loadfile $(ARGS)
+	$(RUN) pytest -x $(SHARED) $(ARGS)
 
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
