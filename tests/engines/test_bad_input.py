@@ -422,3 +422,14 @@ def test_a_store_that_is_down_never_hides_a_known_answer_behind_a_guess(kind, tm
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     nothing_runs(kind, f"sqlite:///{path}", StoreUnavailable, str(path))
+
+
+def test_scopes_beyond_those_that_are_remembered_are_checked_each_time(monkeypatch):
+    monkeypatch.setattr("semel.engine.setup.SCOPES_CACHED", 1)
+    with Idempotency("memory://") as idem:
+        for scope in ("one", "two", "three", "two"):
+            assert idem.execute("k", lambda at=scope: at, scope=scope) == scope
+        assert idem._known_scopes == {"one"}
+        for bad in ("", "a b", "x" * 256):
+            with pytest.raises(InvalidKey, match="scope"):
+                idem.execute("k", lambda: 1, scope=bad)

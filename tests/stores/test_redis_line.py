@@ -190,6 +190,12 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
         assert writes == [1, FULL, FULL, 3]
 
 
+async def test_a_line_that_is_open_is_given_again(server):
+    async with opened_async(server.url) as store:
+        lane = store._transport._lanes._calls
+        assert await lane.open() is await lane.open()
+
+
 async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server):
     async with opened_async(server.url) as store:
         leaves, stays = (asyncio.create_task(store.get(IDENTITY)) for _ in range(2))

@@ -64,7 +64,7 @@ def decide(claim: Claim, rules: Rules) -> Step:
         case Finished():
             if claim.state is State.SUCCEEDED and rules.replays:
                 return claim
-            return _after_the_end(claim, rules)
+            return Refuse(_no_replay(claim, rules))
         case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
                 return Refuse(ConcurrentRequest(rules.message or "", retry_after=retry_after))
@@ -84,14 +84,13 @@ def decide(claim: Claim, rules: Rules) -> Step:
             assert_never(claim)
 
 
-def _after_the_end(claim: Finished, rules: Rules) -> Step:
-    if claim.state is State.FAILED:
-        outcome = claim.outcome
-        described = ("Unknown", "") if outcome is None else decode_failure(outcome)
-        return Refuse(PreviousFailure(*described))
-    if rules.replays:
-        return claim
-    return Refuse(DuplicateRequest(rules.message or ""))
+def _no_replay(claim: Finished, rules: Rules) -> IdempotencyError:
+    """Why a duplicate gets no result: there is none, or the rules keep it."""
+    if claim.state is not State.FAILED:
+        return DuplicateRequest(rules.message or "")
+    outcome = claim.outcome
+    described = ("Unknown", "") if outcome is None else decode_failure(outcome)
+    return PreviousFailure(*described)
 
 
 def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:
