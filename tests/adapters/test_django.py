@@ -9,6 +9,7 @@ from adapters.django_project import MIDDLEWARE, post, project, state, urls
 import io
 import logging
 import os
+import re
 
 import httpx
 import pytest
@@ -406,6 +407,36 @@ def test_a_method_that_wsgi_s_middleware_protects_is_not_told_of(sqlite_url, cap
         door.close()
     assert answers[1].headers["Idempotent-Replayed"] == "true"
     assert "without protection" not in caplog.text
+
+
+def test_that_a_method_is_not_protected_is_told_once_of_each_view(sqlite_url, caplog):
+    logging.disable(logging.NOTSET)
+
+    def rename(request):
+        return HttpResponse("renamed")
+
+    class Orders(View):
+        @idempotent
+        def put(self, request):
+            return HttpResponse("moved")
+
+    class Prices(View):
+        def put(self, request):
+            return HttpResponse("set")
+
+    views = {
+        "names": idempotent(rename),
+        "orders": Orders.as_view(),
+        "prices": idempotent(Prices.as_view()),
+        "object": idempotent(Counted()),
+    }
+    with project(sqlite_url, views):
+        for path in views:
+            for _ in range(2):
+                Client().put(f"/{path}/", headers={"Idempotency-Key": "k"})
+    for name in ("rename", "Orders.put", "Prices", "Counted object at .*>"):
+        assert len(re.findall(rf"{name} answers PUT without protection", caplog.text)) == 1
+    assert caplog.text.count("methods=['PATCH', 'POST', 'PUT']") == len(views)
 
 
 def test_a_form_with_errors_is_refused_before_the_claim(sqlite_url):

@@ -45,6 +45,8 @@ async def test_a_bad_option_is_told_of_when_the_door_is_made(engine):
         Idempotent(engine)(methods=["GET"])(pay)
     with pytest.raises(ConfigError, match="AsyncIdempotency"), Idempotency("memory://") as wrong:
         Idempotent(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"where records are kept: .*goes by semel's settings"):
+        Idempotent()
     with pytest.raises(ConfigError, match="an endpoint is needed, not str"):
         Idempotent(engine)("/pay")  # type: ignore[type-var]
 
@@ -224,15 +226,26 @@ async def test_a_decorated_endpoint_that_only_reads_is_fine(engine):
     await started(app)
 
 
-async def test_that_a_method_is_not_protected_is_told_once(engine, caplog):
-    app = FastAPI()
-    app.put("/pay")(Idempotent(engine)(pay))
+async def test_that_a_method_is_not_protected_is_told_once_of_each_endpoint(engine, caplog):
+    app, protect = FastAPI(), Idempotent(engine)(required=True)
+    app.put("/pay")(protect(pay))
+    app.put("/pay/{order}")(protect(pay_for))
     async with served(app) as client:
-        for _ in range(2):
-            assert (
-                await client.put("/pay", json={"amount": 3}, headers=keyed())
-            ).status_code == 200
-    assert caplog.text.count("answers PUT without protection") == 1
+        for path in ("/pay", "/pay", "/pay/1", "/pay/2"):
+            answer = await client.put(path, json={"amount": 3}, headers=keyed())
+            assert answer.status_code == 200
+    assert caplog.text.count(" pay answers PUT without protection") == 1
+    assert caplog.text.count(" pay_for answers PUT without protection") == 1
+    assert caplog.text.count("methods=['PATCH', 'POST', 'PUT']") == 2
+
+
+async def test_an_endpoint_that_fastapi_does_not_call_says_what_it_needs(engine):
+    decorated = Idempotent(engine)(pay)
+    told = r"functools\.wraps.* the undecorated function"
+    with pytest.raises(ConfigError, match=told):
+        await decorated(Payment(amount=3))  # as a test calls it
+    with pytest.raises(ConfigError, match=told):
+        await decorated(payment=Payment(amount=3))  # as a decorator that hides the signature
 
 
 async def test_a_method_that_a_middleware_protects_is_not_told_of(engine, caplog):

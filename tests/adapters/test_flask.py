@@ -656,6 +656,12 @@ def test_options_in_the_code_go_before_the_configuration(idem):
     assert app.test_client().post("/").status_code == 200
 
 
+def test_a_mistyped_option_in_the_configuration_is_told_with_those_that_exist(app, sqlite_url):
+    app.config.update(SEMEL_WIAT=5)
+    with pytest.raises(ConfigError, match=r"SEMEL_WIAT in .* known: SEMEL_URL, .*SEMEL_WAIT"):
+        Idempotent(sqlite_url).init_app(app)
+
+
 def test_one_decorator_serves_several_applications(tmp_path):
     idempotent = Idempotent()
     urls = [f"sqlite:///{tmp_path / name}" for name in ("a.db", "b.db")]
@@ -693,7 +699,7 @@ def test_a_decorator_on_a_route_of_other_methods_is_refused_at_the_first_request
     idempotent = Idempotent(idem)
     idempotent.init_app(app)
     app.put("/", endpoint="view")(idempotent(lambda: "x"))
-    with pytest.raises(ConfigError, match="it answers OPTIONS, PUT, and methods= names none"):
+    with pytest.raises(ConfigError, match="it answers PUT, and methods= names none"):
         app.test_client().put("/", headers=KEY)
 
 
@@ -727,11 +733,15 @@ def test_a_method_that_a_middleware_protects_is_not_told_of(app, idem, caplog):
     assert "without protection" not in caplog.text
 
 
-def test_that_a_method_is_not_protected_is_told_once(app, idem, caplog):
-    app.put("/", endpoint="view")(Idempotent(idem)(lambda: "x"))
-    for _ in range(2):
-        assert app.test_client().put("/", headers=KEY).status_code == 200
-    assert caplog.text.count("answers PUT without protection") == 1
+def test_that_a_method_is_not_protected_is_told_once_of_each_view(app, idem, caplog):
+    protect = Idempotent(idem)(required=True)
+    app.put("/", endpoint="rename")(protect(lambda: "x"))
+    app.put("/other", endpoint="move")(protect(lambda: "x"))
+    for path in ("/", "/", "/other", "/other"):
+        assert app.test_client().put(path, headers=KEY).status_code == 200
+    assert caplog.text.count("rename answers PUT without protection") == 1
+    assert caplog.text.count("move answers PUT without protection") == 1
+    assert caplog.text.count("methods=['PATCH', 'POST', 'PUT']") == 2
 
 
 def test_an_unknown_application_is_refused(app):

@@ -63,6 +63,12 @@ def test_a_malformed_key_is_refused_and_never_repeated(line):
     assert len(shown) < 4 or shown not in str(refused.value)
 
 
+def test_a_key_with_spaces_is_told_to_come_in_double_quotes():
+    with pytest.raises(InvalidKey, match='in double quotes, as in "my key"'):
+        key_of_lines(["order 1"])
+    assert key_of_lines(['"my key"']) == "my key"
+
+
 def test_two_lines_are_refused_even_if_they_agree():
     with pytest.raises(InvalidKey, match="once only"):
         key_of_lines(["a", "a"])

@@ -37,7 +37,7 @@ def refuse_unprotected(decorated: Iterable[Decorated], routes: Iterable[Routed])
         for layer in _layers(route.function):
             served.setdefault(id(layer), set()).update(route.methods)
     for each in decorated:
-        name = getattr(each.given, "__name__", repr(each.given))
+        name = name_of(each.given)
         methods = served.get(id(each.protected))
         if methods is None:
             if id(each.given) in taken:
@@ -47,10 +47,16 @@ def refuse_unprotected(decorated: Iterable[Decorated], routes: Iterable[Routed])
                 )
         # A class whose views are all decorated may have some that only read.
         elif methods.isdisjoint(each.methods) and not CHANGING.isdisjoint(methods):
-            told = ", ".join(sorted(methods))
+            told = ", ".join(sorted(CHANGING & methods))
             raise ConfigError(
                 f"{name} is not protected: it answers {told}, and methods= names none of them"
             )
+
+
+def name_of(function: Any) -> str:
+    """Name a function for its author."""
+    name: str = getattr(function, "__name__", repr(function))
+    return name
 
 
 def _layers(function: Any) -> Iterator[Any]:

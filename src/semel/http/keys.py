@@ -54,7 +54,8 @@ def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
         raise InvalidKey('the key must be a quoted string, as in "k" (RFC 9651)')
     if line and _RAW.fullmatch(line) is None:
         raise InvalidKey(
-            "the key is neither a quoted string (RFC 9651) nor one plain word of ASCII"
+            "the key is neither a quoted string (RFC 9651) nor one plain word of ASCII: "
+            'put one with spaces or commas in double quotes, as in "my key"'
         )
     return checked(line)
 

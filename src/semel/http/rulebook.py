@@ -91,25 +91,29 @@ class Rulebook:
         self._sources = tuple(
             source for name in choices.order if (source := self._source(name)) is not None
         )
-        self._silent = {*CHANGING} - choices.methods
+        self._unprotected = CHANGING - choices.methods
+        self._told: set[tuple[str, str]] = set()
         self._marker = choices.replayed_header.encode()
         self._lower_marker = self._marker.lower()
         self._forbidden = choices.never_stored | {self._lower_marker}
 
     # --- before the handler ----------------------------------------------------------------
 
-    def concerns(self, method: str) -> bool:
+    def concerns(self, method: str, endpoint: str) -> bool:
         """Tell, for a decorator, whether requests of a method are protected.
 
-        That changes made by another method are not is told in the log, once.
+        That changes made by another method are not is told in the log, once for each endpoint.
         """
         if method in self.choices.methods:
             return True
-        if method in self._silent:
-            self._silent.discard(method)
+        if method in self._unprotected and (endpoint, method) not in self._told:
+            self._told.add((endpoint, method))
             logger.warning(
-                "a decorated endpoint answers %s without protection: methods= does not name it",
+                "%s answers %s without protection: methods= does not name it; "
+                "@idempotent(methods=%s) protects it",
+                endpoint,
                 method,
+                sorted({*self.choices.methods, method}),
             )
         return False
 

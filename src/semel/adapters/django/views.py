@@ -80,13 +80,14 @@ class Idempotent:
     def _plain(self, view: F) -> F:
         if isinstance(self._door, AsyncDoor):
             raise ConfigError("a plain view needs an Idempotency, not an AsyncIdempotency")
+        name = _name_of(view)
 
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
             request, run = _request_in(args), partial(view, *args, **kwargs)
             door = ENGINES.door() if self._door is None else cast("Door", self._door)
             book = self._book(door)
-            if not _concerns(book, request):
+            if not _concerns(book, request, name):
                 return run()
             if self._atomic is not None:
                 return atomic.protected(door, book, request, run, self._atomic)
@@ -97,6 +98,7 @@ class Idempotent:
     def _awaiting(self, view: F) -> F:
         if self._atomic is not None:
             raise ConfigError("atomic= is for plain views: Django's transactions are not async")
+        name = _name_of(view)
 
         @wraps(view)
         async def protected(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +109,7 @@ class Idempotent:
             elif on_loop and isinstance(door, Door):
                 raise ConfigError("an async view under ASGI needs an AsyncIdempotency")
             book = self._book(door)
-            if not _concerns(book, request):
+            if not _concerns(book, request, name):
                 return await run()
             return await aio_running.protected(door, book, request, run)
 
@@ -134,13 +136,18 @@ def is_left_alone(callback: Any, method: str) -> bool:
 
 def _parts(callback: Any, method: str) -> Iterator[Any]:
     yield callback
-    view_class = getattr(callback, "view_class", getattr(callback, "cls", None))
+    view_class = _class_of(callback)
     if view_class is not None:
         yield view_class
         # A viewset of REST framework has names of its own for what a method does.
         yield getattr(
             view_class, (getattr(callback, "actions", None) or {}).get(method, method), None
         )
+
+
+def _class_of(callback: Any) -> Any:
+    """Give the class of what `as_view` made, of Django or of REST framework; None = a function."""
+    return getattr(callback, "view_class", getattr(callback, "cls", None))
 
 
 def _alias(given: Any) -> str | None:
@@ -163,8 +170,15 @@ def _door(idempotency: Any) -> Door | AsyncDoor:
     )
 
 
-def _concerns(book: Rulebook, request: Any) -> bool:
-    return not is_protected(request) and book.concerns(request.method)
+def _concerns(book: Rulebook, request: Any, name: str) -> bool:
+    return not is_protected(request) and book.concerns(request.method, name)
+
+
+def _name_of(view: Any) -> str:
+    """Name a view for its author: a method with its class, and what `as_view` gave by its class."""
+    named = _class_of(view) or view
+    name: str = getattr(named, "__qualname__", repr(named))
+    return name
 
 
 def _request_in(args: tuple[Any, ...]) -> Any:

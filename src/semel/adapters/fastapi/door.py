@@ -28,9 +28,10 @@ from semel.adapters.fastapi.bodies import Body
 from semel.adapters.fastapi.endpoints import Endpoint
 from semel.adapters.fastapi.openapi import MARK, document
 from semel.adapters.fastapi.routes import all_routes_of
-from semel.adapters.misplaced import Decorated, Routed, refuse_unprotected
+from semel.adapters.misplaced import Decorated, Routed, name_of, refuse_unprotected
 from semel.adapters.nesting import PROTECTED
 from semel.aio import AsyncIdempotency
+from semel.errors import ConfigError
 from semel.http.messages import Answer
 from semel.http.options import DoorOptions
 from semel.http.rulebook import Rulebook
@@ -45,7 +46,14 @@ _shield: Final = partial(CancelScope, shield=True)
 class Idempotent:
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options."""
 
-    def __init__(self, idempotency: AsyncIdempotency | str, **options: Unpack[DoorOptions]) -> None:
+    def __init__(
+        self, idempotency: AsyncIdempotency | str | None = None, **options: Unpack[DoorOptions]
+    ) -> None:
+        if idempotency is None:
+            raise ConfigError(
+                'it is not said where records are kept: Idempotent("sqlite:///semel.db"), say, '
+                "or Idempotent(AsyncIdempotency()), which goes by semel's settings"
+            )
         self._options: dict[str, Any] = {**options}
         self._door = AsyncDoor(idempotency, {})
         self._door.book(self._options)  # a bad option is told of here, not at the first endpoint
@@ -91,13 +99,13 @@ class Idempotent:
 
     def _protect(self, options: dict[str, Any], function: F) -> F:
         book = self._door.book({**self._options, **options})
-        endpoint = Endpoint(function)
+        endpoint, name = Endpoint(function), name_of(function)
         routes: dict[int, tuple[Any, Responses]] = {}
 
         @wraps(function)
-        async def protected(**values: Any) -> Any:
-            request, beginnings = endpoint.taken(values)
-            begun = await self._begun(book, request)
+        async def protected(*misplaced: Any, **values: Any) -> Any:
+            request, beginnings = endpoint.taken(misplaced, values)
+            begun = await self._begun(book, request, name)
             if begun is None:
                 return await endpoint.call(values)
             if isinstance(begun, Answer):
@@ -114,8 +122,10 @@ class Idempotent:
         self._decorated.append(Decorated(function, protected, book.choices.methods))
         return cast("F", protected)
 
-    async def _begun(self, book: Rulebook, request: Request) -> AsyncExchange | Answer | None:
-        if PROTECTED in request.scope or not book.concerns(request.method):
+    async def _begun(
+        self, book: Rulebook, request: Request, name: str
+    ) -> AsyncExchange | Answer | None:
+        if PROTECTED in request.scope or not book.concerns(request.method, name):
             return None
         body = Body(request, book.max_body)
         return await self._door.begin(book, body.request, body.read)

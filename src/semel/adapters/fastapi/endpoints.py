@@ -19,6 +19,11 @@ from semel.errors import ConfigError
 
 _REQUEST: Final = "semel_request"
 _RESPONSE: Final = "semel_response"
+_NOT_CALLED_BY_FASTAPI: Final = (
+    "a decorated endpoint was called without what FastAPI gives to it: a decorator above "
+    "@idempotent needs functools.wraps, and a test that calls an endpoint itself has to call the "
+    "undecorated function"
+)
 
 
 class Endpoint:
@@ -57,10 +62,15 @@ class Endpoint:
             added.append(_parameter(_RESPONSE, Response))
         return added
 
-    def taken(self, values: dict[str, Any]) -> tuple[Request, Response]:
+    def taken(self, misplaced: tuple[Any, ...], values: dict[str, Any]) -> tuple[Request, Response]:
         """Take out of what FastAPI gives what is ours: the request and the answer's beginnings."""
-        request = values.pop(_REQUEST) if self._request is None else values[self._request]
-        response = values.pop(_RESPONSE) if self._response is None else values[self._response]
+        if misplaced:
+            raise ConfigError(_NOT_CALLED_BY_FASTAPI)
+        try:
+            request = values.pop(_REQUEST) if self._request is None else values[self._request]
+            response = values.pop(_RESPONSE) if self._response is None else values[self._response]
+        except KeyError:
+            raise ConfigError(_NOT_CALLED_BY_FASTAPI) from None
         return request, response
 
     def call(self, values: dict[str, Any]) -> Awaitable[Any]:

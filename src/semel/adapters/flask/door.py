@@ -167,7 +167,11 @@ def _configured(app: Flask) -> tuple[str | None, dict[str, Any]]:
         if name.startswith(_PREFIX)
     }
     url = found.pop("url", None)
-    unknown = found.keys() - MiddlewareOptions.__annotations__.keys()
+    known = MiddlewareOptions.__annotations__
+    unknown = found.keys() - known.keys()
     if unknown:
-        raise ConfigError(f"{_PREFIX}{min(unknown).upper()} in the configuration is no option")
+        told = ", ".join(f"{_PREFIX}{name.upper()}" for name in ("url", *known))
+        raise ConfigError(
+            f"{_PREFIX}{min(unknown).upper()} in the configuration is no option; known: {told}"
+        )
     return url, found

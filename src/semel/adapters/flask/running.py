@@ -25,7 +25,7 @@ from semel.http.storing import UNPROTECTED, is_event_stream
 
 def answered(door: Door, book: Rulebook, view: Callable[[], Any]) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
-    if PROTECTED in request.environ or not book.concerns(request.method):
+    if PROTECTED in request.environ or not book.concerns(request.method, str(request.endpoint)):
         return view()
     body = Body(book.max_body)
     begun = door.begin(book, body.request, body.read)
