@@ -46,9 +46,8 @@ demo: $(READY)  ## see it work, in a few seconds
 servers: $(READY)  ## find or install the servers that the tests talk to
 	$(VENV)/bin/python scripts/servers.py
 
-# A file is the unit that the workers share: its servers are then started once. Files come in their
-# order: by the number of their tests, the longest of all would begin last, and alone.
-SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A file is the unit that the workers share: its servers are then started once.
+SHARED := -n $(JOBS) --dist loadfile
 
 test: servers  ## run every test, and insist on the coverage of the core, engines and stores
 	$(RUN) coverage erase

@@ -28,8 +28,18 @@ def path(tmp_path):
     return tmp_path / "semel.db"
 
 
+@pytest.fixture(autouse=True)
+def others():
+    """Threads of stores that other tests of this process have left."""
+    _others[:] = threading.enumerate()
+
+
+_others: list[threading.Thread] = []
+
+
 def writers():
-    return [thread for thread in threading.enumerate() if thread.name == "semel-sqlite"]
+    started = (thread for thread in threading.enumerate() if thread not in _others)
+    return [thread for thread in started if thread.name == "semel-sqlite"]
 
 
 async def test_tasks_share_commits_through_one_thread(path):
