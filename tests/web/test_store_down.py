@@ -65,7 +65,14 @@ def test_8_without_its_store_a_request_with_a_key_does_not_run(everywhere, down,
         assert b"127.0.0.1" not in answer.body
     assert sum(runs(folder, key)) == 0
     line.refusing = False
-    assert {answer.status for answer in answers(everywhere("/pay")).values()} == {201}
+
+    def all_paid():
+        # A claim whose answer was lost is given back first; for that moment the key is taken.
+        found = {answer.status for answer in answers(everywhere("/pay")).values()}
+        assert found <= {201, 409}
+        return found == {201}
+
+    eventually(all_paid, "the claims in doubt to be given back")
     assert runs(folder, key) == ONCE
 
 
