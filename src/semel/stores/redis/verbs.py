@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -36,6 +36,8 @@ from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import pack_outcome, unpack_finished, unpack_record
 from semel.stores.redis.scripts import Call, Script, bulk
 
+Answer = TypeVar("Answer")
+
 LONGEST = 100 * 365 * 86400.0
 """No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
 
@@ -54,27 +56,9 @@ class Verbs:
             fingerprint = b""
         else:
             _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
-        keys = record, index = self._keys.record_and_index(ask.identity)
         terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
-        return Call(
-            scripts.CLAIM,
-            keys,
-            (owner, fingerprint, *terms.arguments),
-            _read_claim,
-            terms.lease,
-            b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$12\r\n%b\r\n$%d\r\n%b\r\n%b"
-            % (
-                terms.opening,
-                len(record),
-                record,
-                len(index),
-                index,
-                owner,
-                len(fingerprint),
-                fingerprint,
-                terms.packed,
-            ),
-        )
+        keys = self._keys.record_and_index(ask.identity)
+        return terms.call(keys, owner, fingerprint, _read_claim)
 
     def renew(self, ask: RenewRequest) -> Call[bool]:
         """See `Store.renew`."""
@@ -90,7 +74,8 @@ class Verbs:
     def complete(self, ask: CompleteRequest) -> Call[bool]:
         """See `Store.complete`."""
         terms = _end_terms(State.SUCCEEDED, ask.ttl, False, True)
-        return self._end(ask.identity, ask.owner, ask.result, terms)
+        keys = self._keys.record_and_index(ask.identity)
+        return terms.call(keys, ask.owner, pack_outcome(ask.result), bool)
 
     def fail(
         self,
@@ -104,31 +89,8 @@ class Verbs:
     ) -> Call[bool]:
         """See `Store.fail`."""
         terms = _end_terms(State.FAILED, ttl, retryable, keep_fingerprint)
-        return self._end(identity, owner, error, terms)
-
-    def _end(self, identity: Identity, owner: bytes, result: Encoded, terms: _Terms) -> Call[bool]:
-        keys = record, index = self._keys.record_and_index(identity)
-        outcome = pack_outcome(result)
-        return Call(
-            scripts.END,
-            keys,
-            (owner, outcome, *terms.arguments),
-            bool,
-            None,
-            b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b"
-            % (
-                terms.opening,
-                len(record),
-                record,
-                len(index),
-                index,
-                len(owner),
-                owner,
-                len(outcome),
-                outcome,
-                terms.packed,
-            ),
-        )
+        keys = self._keys.record_and_index(identity)
+        return terms.call(keys, owner, pack_outcome(error), bool)
 
     def get(self, identity: Identity) -> Call[Record | None]:
         """See `Store.get`."""
@@ -205,6 +167,7 @@ _GRANTED = (b"claimed", b"adopted")
 class _Terms(Struct, frozen=True):
     """The part of a command that does not change from call to call."""
 
+    script: Script
     opening: bytes
     """What comes before the keys."""
     arguments: tuple[int | str, ...]
@@ -212,6 +175,26 @@ class _Terms(Struct, frozen=True):
     packed: bytes
     """The arguments as they are sent."""
     lease: int | None = None
+
+    def call(
+        self, keys: tuple[bytes, bytes], owner: bytes, content: bytes, read: Callable[[Any], Answer]
+    ) -> Call[Answer]:
+        """Write the command of one call: about these keys, for this owner, with these bytes."""
+        record, index = keys
+        written = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
+            self.opening,
+            len(record),
+            record,
+            len(index),
+            index,
+            len(owner),
+            owner,
+            len(content),
+            content,
+            self.packed,
+        )
+        arguments = (owner, content, *self.arguments)
+        return Call(self.script, keys, arguments, read, self.lease, written)
 
 
 @lru_cache(maxsize=256)
@@ -238,7 +221,8 @@ def _end_terms(state: State, ttl: float, retryable: bool, keep_fingerprint: bool
 def _terms_of(script: Script, arguments: tuple[int | str, ...], lease: int | None = None) -> _Terms:
     parts = len(("EVALSHA", "digest", "2", "record", "index", "owner", "bytes", *arguments))
     packed = b"".join(bulk(str(argument).encode()) for argument in arguments)
-    return _Terms(b"*%d\r\n%b" % (parts, script.opening), arguments, packed, lease)
+    opening = b"*%d\r\n%b" % (parts, script.opening)
+    return _Terms(script, opening, arguments, packed, lease)
 
 
 @lru_cache(maxsize=256)
