@@ -6,20 +6,19 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from semel.stores.sql.verbs import Operation
 
 PENDING: Final = object()
 """The outcome of an operation that has none yet."""
 
 
-class Member:
+class Member(Struct, gc=False):
     """One operation and, in the end, what became of it: its answer or its error."""
 
-    __slots__ = ("operation", "outcome")
-
-    def __init__(self, operation: Operation[Any]) -> None:
-        self.operation = operation
-        self.outcome: Any = PENDING
+    operation: Operation[Any]
+    outcome: Any = PENDING
 
 
 class Job:
@@ -28,7 +27,7 @@ class Job:
     __slots__ = ("_ticket", "members")
 
     def __init__(self, operations: Sequence[Operation[Any]]) -> None:
-        self.members = [Member(operation) for operation in operations]
+        self.members = list(map(Member, operations))
         self._ticket = threading.Lock()
 
     def take(self) -> bool:

@@ -51,7 +51,7 @@ def to_row(record: Record) -> Row:
         record.fingerprint,
         int(record.state),
         None if outcome is None else outcome.data,
-        _stamp(record.expires_at),
+        stamp_or_none(record.expires_at),
         stamp(record.created_at),
         stamp(record.updated_at),
         None if outcome is None else outcome.codec,
@@ -60,7 +60,7 @@ def to_row(record: Record) -> Row:
         record.number,
         record.fence,
         record.hold,
-        _stamp(record.lease_until),
+        stamp_or_none(record.lease_until),
         msgspec.msgpack.encode(record.superseded) if record.superseded else None,
         FORMAT,
     )
@@ -134,5 +134,6 @@ def seconds(stored: int) -> float:
     return stored / MICROSECONDS
 
 
-def _stamp(moment: float | None) -> int | None:
+def stamp_or_none(moment: float | None) -> int | None:
+    """`stamp`, for what may be missing."""
     return None if moment is None else stamp(moment)

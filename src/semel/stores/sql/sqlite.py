@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.errors import ConfigError
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
@@ -21,7 +22,7 @@ from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
 from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
 from semel.stores.sql.sqlite_verbs import SQLiteVerbs
-from semel.stores.sql.store import SQLStore
+from semel.stores.sql.store import SQLStore, all_or_error
 from semel.stores.sql.verbs import Operation
 from semel.stores.sql.writing import Writer
 from semel.stores.urls import merge_options, positive_seconds, split_url
@@ -103,11 +104,22 @@ class AsyncSQLiteStore(AsyncSQLStore):
     ) -> None:
         records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
-        super().__init__(
-            SQLiteVerbs(records),
-            Writer(Session(source), timeout),
-            Writer(Session(source.for_upkeep()), timeout),
-        )
+        verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
+        super().__init__(verbs, writer, Writer(Session(source.for_upkeep()), timeout))
+        self._ask = writer.asked
+
+    # The verbs of every call go straight to the writer: each coroutine on the way takes time.
+
+    async def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation."""
+        answer: Claim = all_or_error(await self._ask((self._verbs.claim(ask),)))[0]
+        return answer
+
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the owner's success."""
+        ask = CompleteRequest(identity, owner, result, ttl)
+        stored: bool = all_or_error(await self._ask((self._verbs.complete(ask),)))[0]
+        return stored
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from semel.errors import StoreUnavailable
+from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
+from semel.stores.sql.grouping import in_groups, joined
 from semel.stores.sql.jobs import PENDING, Job, Member
 from semel.stores.sql.sqlite_errors import VALUE_ERRORS, primary_code, translate
 from semel.stores.sql.verbs import Operation, Reply
@@ -60,10 +62,9 @@ class Session:
         try:
             with self._lock:
                 connection = self._ready()
-                self._peek(connection, waiting)
-                answered = [job for job in waiting if job.done]
-                waiting = [job for job in waiting if not job.done]
-                if answered:
+                if self._peek(connection, waiting):
+                    answered = [job for job in waiting if job.done]
+                    waiting = [job for job in waiting if not job.done]
                     answer(answered)
                 if waiting:
                     self._write(connection, waiting)
@@ -103,17 +104,21 @@ class Session:
             self._source.release(self._connection)
             self._connection = None
 
-    def _peek(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+    def _peek(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
         """Answer what needs no write without the write lock, up to the first that does.
+
+        Tells whether any was answered.
 
         An answer that writes nothing judges a state that was committed when it was read, so it
         is as good as one from a transaction, and does not wait for another process's commit.
         From the first write on the transaction has to come anyway: a look in advance at each of
         the others would cost a batch of first claims a quarter of its speed.
         """
-        for member in _pending(jobs):
+        members = _pending(jobs)
+        for member in members:
             if not self._peeked(connection, member):
-                return
+                return member is not members[0]
+        return True
 
     def _peeked(self, connection: sqlite3.Connection, member: Member) -> bool:
         if member.operation.peek:
@@ -147,8 +152,8 @@ class Session:
             self._begin(connection)
             # Only now: who lost patience while another process held the lock is not served.
             members.extend(_pending([job for job in jobs if job.take()]))
-            for member in members:
-                self._drive(connection, member, may_write=True)
+            for group in in_groups(members):
+                self._drive_group(connection, group)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             for member in members:
@@ -170,6 +175,19 @@ class Session:
                 time.sleep(BREATH)
             else:
                 return
+
+    def _drive_group(self, connection: sqlite3.Connection, group: Sequence[Member]) -> None:
+        outcomes = [ALONE] * len(group)
+        if len(group) > 1:
+            shared = Member(joined(group))
+            self._drive(connection, shared, may_write=True)
+            if not isinstance(shared.outcome, Exception):  # else whose it is shows alone
+                outcomes = shared.outcome
+        for member, outcome in zip(group, outcomes, strict=True):
+            if outcome is ALONE:
+                self._drive(connection, member, may_write=True)
+            else:
+                member.outcome = outcome
 
     def _drive(self, connection: sqlite3.Connection, member: Member, *, may_write: bool) -> None:
         try:

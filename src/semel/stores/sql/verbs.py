@@ -7,10 +7,12 @@ so that a verb that fails leaves nothing behind in a transaction it shares with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from semel.core import judge
 from semel.core.records import (
@@ -26,6 +28,7 @@ from semel.core.records import (
 )
 from semel.errors import RecordUnreadable
 from semel.stores.base import Counts, Page
+from semel.stores.batching import Alone
 from semel.stores.sql.rows import Row
 
 T = TypeVar("T")
@@ -49,12 +52,24 @@ class Reply(NamedTuple):
     rows: list[Row]
     changed: int
     """How many rows a writing statement touched."""
+    last_id: int = 0
+    """What an insert left in LAST_INSERT_ID(), where there is such a thing."""
 
 
 Verb: TypeAlias = Generator[Statement, Reply, T]
 
 
-class Operation(NamedTuple, Generic[T]):
+class Joint(Struct, Generic[T], frozen=True, gc=False):
+    """One of many operations that a single statement can carry out."""
+
+    identity: Identity
+    """Two of the same never share a statement."""
+    ask: Any
+    together: Callable[[Sequence[Any]], Verb[list[T | Alone]]]
+    """The same for everybody who may share it; it gets what each of them asks."""
+
+
+class Operation(Struct, Generic[T], frozen=True, gc=False):
     """A verb with its arguments, ready to be started (again, if its transaction is lost)."""
 
     start: Callable[[], Verb[T]]
@@ -62,6 +77,8 @@ class Operation(NamedTuple, Generic[T]):
     """Worth a try without a transaction: it often, or always, ends without writing."""
     look: Callable[[], Verb[T]] | None = None
     """What to try without a transaction, where `start` would begin with a write."""
+    joint: Joint[T] | None = None
+    """How it is carried out together with others, where the database gains by that."""
 
 
 def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Operation[T]]]:
@@ -117,9 +134,13 @@ class Verbs:
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    @operation(peek=True)  # a replay, the frequent case of a duplicate, needs no write lock
-    def claim(self, ask: ClaimRequest) -> Verb[Claim]:
+    def claim(self, ask: ClaimRequest) -> Operation[Claim]:
         """Ask to run the operation."""
+        # A replay, the frequent case of a duplicate, needs no write lock.
+        return Operation(partial(self.claiming, ask), peek=True)
+
+    def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
+        """Read, judge and write a claim."""
         stored, now = yield from self._table.read(ask.identity)
         answer, record = judge.claim(stored, ask, now)
         if record is not None:
@@ -132,9 +153,12 @@ class Verbs:
         stored, now = yield from self._table.read(ask.identity)
         return (yield from self._keep(stored, judge.renew(stored, ask, now)))
 
-    @operation(peek=False)
-    def complete(self, ask: CompleteRequest) -> Verb[bool]:
+    def complete(self, ask: CompleteRequest) -> Operation[bool]:
         """Store the owner's success."""
+        return Operation(partial(self.completing, ask), peek=False)
+
+    def completing(self, ask: CompleteRequest) -> Verb[bool]:
+        """Read, judge and write a success."""
         stored, now = yield from self._table.read(ask.identity)
         return (yield from self._keep(stored, judge.complete(stored, ask, now)))
 

@@ -34,7 +34,7 @@ class _Awaited(Job):
     def __init__(self, operations: Sequence[Operation[Any]]) -> None:
         super().__init__(operations)
         self.loop = asyncio.get_running_loop()
-        self.answered: asyncio.Future[None] = self.loop.create_future()
+        self.answered: asyncio.Future[list[Any]] = self.loop.create_future()
         self.asked = time.monotonic()
 
 
@@ -63,6 +63,10 @@ class Writer:
 
         A caller that is cancelled is freed at once; its operations are carried out all the same.
         """
+        return await self.asked(operations)
+
+    def asked(self, operations: Sequence[Operation[Any]]) -> asyncio.Future[list[Any]]:
+        """Ask the thread to run the operations."""
         job = _Awaited(operations)
         with self._mutex:
             if self._closed:
@@ -74,8 +78,7 @@ class Writer:
                 self._thread.start()
             self._queue.put(job)
         self._watch(job)
-        await job.answered
-        return job.outcomes
+        return job.answered
 
     async def close(self) -> None:
         """Finish what was asked for, then end the thread and close the session."""
@@ -160,4 +163,4 @@ def _tell(jobs: Sequence[_Awaited]) -> None:
 def _settle(jobs: Sequence[_Awaited]) -> None:
     for job in jobs:
         if not job.answered.done():  # cancelled, or out of patience
-            job.answered.set_result(None)
+            job.answered.set_result(job.outcomes)
