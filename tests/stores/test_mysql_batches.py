@@ -239,6 +239,38 @@ async def test_claims_in_a_batch_meet_every_state_of_a_record(store, server, mys
     assert records[-1].fence == answers[-1].fence
 
 
+def test_new_records_of_a_batch_are_known_by_the_insert_alone(server, mysql_url, kind):
+    def empty_answers():
+        ((_, count),) = server.execute("SHOW GLOBAL STATUS LIKE 'Empty_queries'")
+        return int(count)
+
+    with driven(kind, mysql_url) as store:
+        store.claim_many(asks(["warm"]))
+        before = empty_answers()
+        requests = asks(range(5))
+        claims = store.claim_many(requests)
+        assert empty_answers() - before == 1, "no row was read"
+        records = store.get_many([each.identity for each in requests])
+        assert [each.fence for each in claims] == [each.fence for each in records]
+        assert {each.fence for each in records} == {round(records[0].created_at * 1e6)}
+
+
+def test_a_batch_knows_its_records_in_a_table_that_counts_its_rows(server, mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        store.claim_many(asks(["warm"]))
+        server.execute(
+            "ALTER TABLE idempotent_record ADD COLUMN counted BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
+            database=database_of(mysql_url),
+        )
+        requests = asks(range(5))
+        claims = [*store.claim_many(requests), *store.claim_many(asks(range(5)))]
+        assert [type(each).__name__ for each in claims] == ["Claimed"] * 5 + ["Busy"] * 5
+        records = store.get_many([each.identity for each in requests])
+        assert [(each.number, each.fence) for each in claims[:5]] == [
+            (each.number, each.fence) for each in records
+        ]
+
+
 async def test_a_bad_member_fails_alone(store):
     good = asks(OTHERS)
     bad = [

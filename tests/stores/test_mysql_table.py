@@ -11,6 +11,8 @@ import pytest
 from semel.core.records import Busy, Claimed, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, migrating
+from semel.stores.sql.mysql.listing import Listing
+from semel.stores.sql.verbs import Reply
 from stores.mysql_given import (
     IDENTITY,
     KINDS,
@@ -290,6 +292,27 @@ def test_a_key_that_meets_another_row_of_the_unique_index_is_told(run, mysql_url
         run("UPDATE idempotent_record SET digest = UNHEX(MD5('x'))")
         with pytest.raises(StoreUnavailable, match="changed"):
             store.claim(ask())
+
+
+@pytest.mark.parametrize("verb", ["stuck", "purge_expired", "purge_abandoned"])
+def test_what_is_due_is_read_from_the_old_end_of_an_index(server, mysql_url, verb):
+    store = MySQLStore(mysql_url)
+    store.claim_many([ask(Identity("s", str(number))) for number in range(300)])
+    listing = Listing(TABLE)
+    asking = {
+        "stuck": listing.stuck(1.0, 10),
+        "purge_expired": listing.purge(10, None),
+        "purge_abandoned": listing.purge(10, 1.0),
+    }[verb]
+    statement = next(asking)
+    if verb == "purge_abandoned":
+        statement = asking.send(Reply([], 0))
+    ((*_, kind, _, key, _, _, _, more),) = server.execute(
+        f"EXPLAIN {statement.sql}", *statement.parameters, database=database_of(mysql_url)
+    )
+    assert (kind, key) == ("range", "due")
+    assert "filesort" not in more
+    store.close()
 
 
 # --- grants ---------------------------------------------------------------------------------

@@ -163,8 +163,7 @@ def _mysql(metadata: MetaData, name: str, collation: str) -> tuple[Table, Table]
         Column("superseded", mysql.VARBINARY(1024)),
         Column("format", Integer, nullable=False),
         UniqueConstraint("idem_key", "biz_type", "prefix", name="identity"),
-        Index("lease", "prefix", "lease_until"),
-        Index("expiry", "prefix", "expire_at"),
+        Index("due", "prefix", "lease_until", "expire_at"),
         mysql_engine="InnoDB",
         mysql_row_format="DYNAMIC",
     )

@@ -24,6 +24,17 @@ T = TypeVar("T")
 
 _RUNNING: Final = int(State.PROCESSING)
 
+ALL_NEW: Final = 1 << 61
+SOME_MET: Final = 1 << 62
+"""What an insert of many leaves in LAST_INSERT_ID(), added to its fence: that it made every row, or
+that it met one. Beyond what a counting column of the application's own would leave there; and not
+the count of rows, since connections differ in what they count."""
+
+_NOTE_FENCE: Final = f"LAST_INSERT_ID({ALL_NEW} + {READ_NOW}) - {ALL_NEW}"
+_NOTE_MET: Final = f"IF(LAST_INSERT_ID({SOME_MET} + {READ_NOW}), digest, digest)"
+_UNLESS_ALL_NEW: Final = f"LAST_INSERT_ID() NOT BETWEEN {ALL_NEW} AND {SOME_MET} AND "
+_MADE_HERE: Final = f"fence + {SOME_MET} = LAST_INSERT_ID()"
+
 
 class BatchStatements:
     """The statements for many, on one table. The members come by their digests."""
@@ -40,31 +51,34 @@ class BatchStatements:
         self._read = f"SELECT digest, {READ_COLUMNS}, {READ_NOW}, "
 
     def claim(self, asks: Mapping[bytes, ClaimRequest]) -> Statement:
-        """Insert what is new; either way, read what is there, and whether this insert made it."""
+        """Insert what is new; if that is not all, read what is there, and what this insert made."""
         rows: list[str] = []
         values: list[object] = []
+        fence = _NOTE_FENCE  # by the first row, before any can be met; it is the same for all
         for digest, ask in asks.items():
             rows.append(
                 f"({literal(digest)}, %s, %s, %s, {literal(ask.fingerprint)}, {_RUNNING}, "
-                f"{NOW}, {NOW}, {literal(ask.owner)}, 1, {self._table.new_fence}, {ask.hold:d}, "
+                f"{NOW}, {NOW}, {literal(ask.owner)}, 1, {fence}, {ask.hold:d}, "
                 f"{_later(str(stamp(ask.lease)))}, {FORMAT}{self._own})"
             )
             values += self._table.prefix, ask.identity.key, ask.identity.scope
             values += self._table.filled(ask).values()
+            fence = READ_NOW
         return Statement(
-            f"{self._insert}{', '.join(rows)} ON DUPLICATE KEY UPDATE digest = digest",
+            f"{self._insert}{', '.join(rows)} ON DUPLICATE KEY UPDATE digest = {_NOTE_MET}",
             tuple(values),
             writes=True,
-            then=self._look(asks, self._table.made_here),
+            then=self._look(asks, _MADE_HERE, _UNLESS_ALL_NEW),
         )
 
     def read(self, digests: Iterable[bytes]) -> Statement:
         """Read what is there, locking nothing."""
         return self._look(digests, "0")
 
-    def _look(self, digests: Iterable[bytes], made_here: str) -> Statement:
+    def _look(self, digests: Iterable[bytes], made_here: str, condition: str = "") -> Statement:
         return Statement(
-            f"{self._read}{made_here} FROM {self._table.name} WHERE digest IN ({_listed(digests)})",
+            f"{self._read}{made_here} FROM {self._table.name} "
+            f"WHERE {condition}digest IN ({_listed(digests)})",
             (),
             writes=False,
         )

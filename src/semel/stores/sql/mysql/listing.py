@@ -59,7 +59,7 @@ class Listing:
         return page_of(reply.rows, limit)
 
     def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
-        """Read the index of leases from its old end; a record that has ended has no lease."""
+        """Read the leases from the old end of their index; a record that has ended has none."""
         reply = yield Statement(
             f"{self._select} WHERE prefix = %s AND lease_until <= {_EARLIER} "
             "ORDER BY lease_until LIMIT %s",
@@ -70,7 +70,9 @@ class Listing:
 
     def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
         """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
-        removed = yield from self._remove(f"expire_at <= {NOW}", "expire_at", (), limit)
+        removed = yield from self._remove(
+            f"lease_until IS NULL AND expire_at <= {NOW}", "expire_at", (), limit
+        )
         if abandoned_after is not None and removed < limit:
             removed += yield from self._remove(
                 f"lease_until <= {_EARLIER} AND hold = 0",

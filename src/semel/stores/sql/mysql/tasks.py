@@ -239,6 +239,6 @@ async def send(connection: Connection, statement: Statement) -> Reply:
         await cursor.execute(statement.sql, statement.parameters)
         return Reply(list(await cursor.fetchall()), connection.affected_rows())
     await cursor.execute(f"{statement.sql}; {then.sql}", statement.parameters + then.parameters)
-    changed = connection.affected_rows()
+    changed, last_id = connection.affected_rows(), cursor.lastrowid
     await cursor.nextset()
-    return Reply(list(await cursor.fetchall()), changed)
+    return Reply(list(await cursor.fetchall()), changed, last_id)

@@ -229,12 +229,13 @@ def send(connection: Connection, statement: Statement) -> Reply:
         return Reply(list(cursor.fetchall()), cursor.rowcount)
     if connection.client_flag & MULTI_STATEMENTS:
         cursor.execute(f"{statement.sql}; {then.sql}", statement.parameters + then.parameters)
-        changed = cursor.rowcount
+        changed, last_id = cursor.rowcount, cursor.lastrowid
         cursor.nextset()
     else:
         changed = cursor.execute(statement.sql, statement.parameters)
+        last_id = cursor.lastrowid
         cursor.execute(then.sql, then.parameters)
-    return Reply(list(cursor.fetchall()), changed)
+    return Reply(list(cursor.fetchall()), changed, last_id)
 
 
 def _close(connection: Connection) -> None:

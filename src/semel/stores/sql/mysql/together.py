@@ -22,7 +22,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.sql.members import in_order
-from semel.stores.sql.mysql.batches import BatchStatements
+from semel.stores.sql.mysql.batches import ALL_NEW, SOME_MET, BatchStatements
 from semel.stores.sql.mysql.table import MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs, record_of
 from semel.stores.sql.rows import COLUMNS, Row, seconds
@@ -46,7 +46,11 @@ class MySQLBatchVerbs(MySQLVerbs):
     def claim_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
         """Claim what is new, and judge what is there."""
         ordered = in_order(asks, self._table.digest)
-        return _judged(ordered, (yield self._batches.claim(ordered)))
+        reply = yield self._batches.claim(ordered)
+        if ALL_NEW <= reply.last_id < SOME_MET:
+            claimed = Claimed(1, reply.last_id - ALL_NEW)
+            return dict.fromkeys((ask.identity for ask in asks), claimed)
+        return _judged(ordered, reply)
 
     @operation(peek=False)
     def look_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:

@@ -36,8 +36,9 @@ CREATE TABLE IF NOT EXISTS idempotent_record (
     superseded VARBINARY(1024),
     format INT NOT NULL,
     UNIQUE KEY identity (idem_key, biz_type, prefix),
-    KEY lease (prefix, lease_until),
-    KEY expiry (prefix, expire_at)
+    -- What is stuck, and what may be purged. One for both, since every end of an operation moves
+    -- a record in it: what runs has a lease, and what has ended has none and expires.
+    KEY due (prefix, lease_until, expire_at)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 
 INSERT INTO semel_schema (table_name, version) VALUES ('idempotent_record', 1)
