@@ -265,3 +265,23 @@ def test_a_cursor_of_something_else_is_refused(small, cursor):
 def test_a_page_of_no_records_cannot_be_asked_for(small):
     with pytest.raises(ConfigError, match="limit must be a whole number above 0"):
         small.scan(state=State.FAILED, limit=0)
+
+
+def test_who_is_overtaken_on_the_way_to_the_lock_is_told_so():
+    store = MemoryStore()
+
+    class Overtaken:
+        """Another thread is faster, once."""
+
+        def __enter__(self):
+            store._lock = lock
+            assert isinstance(store.claim(ask(1, b"faster")), Claimed)
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    lock, store._lock = store._lock, Overtaken()
+    answer = store.claim(ask(1, b"slower"))
+    assert isinstance(answer, Busy)
+    assert answer.owner == b"faster"

@@ -26,15 +26,17 @@ SLACK = 1000
 class Shelf:
     """At most `room` records, in any order, with an agenda of when each may go."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, *, evicts: bool = False) -> None:
+        """`evicts`: it will be asked to drop the oldest that has ended."""
         self.room = room
+        self._evicts = evicts
         self._records: dict[Identity, Record] = {}
         self.find = self._records.get  # no function of ours around it: every verb begins with it
         """Look a record up as it was stored last, expired or not."""
         self._ttls: dict[Identity, float] = {}
         """What the claim of a running record asked for; it counts once the lease has ended."""
         self._finished: OrderedDict[Identity, None] = OrderedDict()
-        """Oldest first. A plain dict finds its first key slowly once many were removed."""
+        """If it evicts, oldest first. A dict finds its first key slowly once many are gone."""
         self._due: dict[Identity, float] = {}
         """The agenda's one valid entry for each record that may go."""
         self._agenda: list[tuple[float, str, str]] = []
@@ -56,13 +58,18 @@ class Shelf:
         """Store a record; `ttl` comes with a claim."""
         identity = record.identity
         self._records[identity] = record
-        self._finished.pop(identity, None)
-        if record.state is not State.PROCESSING:
+        running = record.state is State.PROCESSING
+        if self._evicts:
+            self._finished.pop(identity, None)
+            if not running:
+                self._finished[identity] = None
+        if not running:
             self._ttls.pop(identity, None)
-            self._finished[identity] = None
-        elif ttl is not None:
-            self._ttls[identity] = ttl
-        self._schedule(identity, self._first_look_at(record))
+            self._schedule(identity, record.expires_at)
+        else:
+            if ttl is not None:
+                self._ttls[identity] = ttl
+            self._schedule(identity, self._first_look_at(record))
 
     def drop(self, identity: Identity) -> bool:
         """Remove a record, whatever its state."""
@@ -101,15 +108,14 @@ class Shelf:
         return record.lease_until + self._ttls[record.identity]
 
     def _first_look_at(self, record: Record) -> float | None:
-        """Tell when to see whether it may go: not after it may, and for a running one before.
+        """Tell when to see whether a running one may go: before it may.
 
         It will most likely end, and then go sooner than it may now: with one early look at it,
         its end needs no place of its own on the agenda.
         """
-        at = self._may_go_at(record)
-        if at is None or record.state is not State.PROCESSING:
-            return at
-        return min(at, record.updated_at + self._ttls[record.identity])
+        if record.hold or record.lease_until is None:
+            return None
+        return min(record.lease_until, record.updated_at) + self._ttls[record.identity]
 
     def _schedule(self, identity: Identity, at: float | None) -> None:
         planned = self._due.get(identity)

@@ -1,7 +1,7 @@
 """Records in the memory of one process, for threads.
 
-Every decision is `semel.core.judge`'s; this module holds the lock around each. The lock is
-never held while anything else of the application runs.
+Every decision is `semel.core.judge`'s; this module holds the lock around each that may change
+something. The lock is never held while anything else of the application runs.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class MemoryStore:
     ) -> None:
         if evict not in {None, "finished"}:
             raise ConfigError(f'evict must be "finished" or left out, not {evict!r}')
-        self._shelf = Shelf(whole_number("max_records", max_records))
         self._evict_finished = evict == "finished"
+        self._shelf = Shelf(whole_number("max_records", max_records), evicts=self._evict_finished)
+        self._find = self._shelf.find
         self._clock = steady_clock() if clock is None else clock
         self._lock = threading.Lock()
         follow_forks(self)
@@ -76,8 +77,15 @@ class MemoryStore:
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
+        known = self._find(ask.identity)
+        if known is not None:
+            # A duplicate mostly changes nothing, and then it needs no lock: what was found is a
+            # record as it was at that moment, whole and never changed in place.
+            answer, record = judge.claim(known, ask, self._clock())
+            if record is None:
+                return answer
         with self._lock:
-            now, stored = self._clock(), self._shelf.find(ask.identity)
+            now, stored = self._clock(), self._find(ask.identity)
             answer, record = judge.claim(stored, ask, now)
             if record is not None:
                 self._save(record, stored, now, ttl=ask.ttl)
@@ -91,7 +99,7 @@ class MemoryStore:
     def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
         with self._lock:  # the same as `_change`, written out: every first execution ends here
-            now, stored = self._clock(), self._shelf.find(identity)
+            now, stored = self._clock(), self._find(identity)
             ask = CompleteRequest(identity, owner, result, ttl)
             record = judge.complete(stored, ask, now)
             if record is None:
@@ -127,7 +135,7 @@ class MemoryStore:
         """Read the record; expired is absent."""
         with self._lock:
             now = self._clock()
-            record = judge.present(self._shelf.find(identity), now)
+            record = judge.present(self._find(identity), now)
             return None if record is None else replace(record, now=now)
 
     def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
@@ -142,7 +150,7 @@ class MemoryStore:
     def forget(self, identity: Identity) -> bool:
         """Remove the record, whatever its state."""
         with self._lock:
-            known = judge.present(self._shelf.find(identity), self._clock()) is not None
+            known = judge.present(self._find(identity), self._clock()) is not None
             self._shelf.drop(identity)
             return known
 
@@ -159,7 +167,7 @@ class MemoryStore:
 
     def _changed(self, identity: Identity, decide: Decision) -> Record | None:
         with self._lock:
-            now, stored = self._clock(), self._shelf.find(identity)
+            now, stored = self._clock(), self._find(identity)
             record = decide(stored, now)
             if record is not None:
                 self._save(record, stored, now)
