@@ -23,7 +23,7 @@ from semel.stores.batching import ALONE
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.together import lock_number
-from semel.stores.sql.verbs import Reply
+from semel.stores.sql.verbs import Reply, Statement
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction
 from stores.sqlite_helpers import RESULT, ask, finish, identity
@@ -157,6 +157,32 @@ def test_no_verb_about_some_records_reads_the_index_of_all_that_run(postgres_url
         plan = str(connection.execute(f"EXPLAIN EXECUTE planned ({nothing})").fetchall())
     assert "idempotent_record_lease" not in plan
     assert "Index Scan using" in plan or "Bitmap Index Scan on" in plan
+
+
+@pytest.mark.parametrize("verb", ["claim", "complete", "renew"])
+def test_a_plan_that_is_made_while_the_table_is_empty_serves_a_full_one(postgres_url, verb):
+    migrate(postgres_url)
+    store = PostgresStore(postgres_url)
+    one = {"claim": ask, "complete": complete, "renew": renew}[verb]("k")
+    together = getattr(store._postgres_verbs, f"{verb}_together")
+    statement = next(together([one]).start())
+    with store._postgres._source.lend(Patience(5.0)) as session:
+        connection = session.bounded
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        connection.execute(f"PREPARE planned AS {statement.sql}".encode())
+        nothing = ", ".join("NULL" for _ in statement.parameters)
+        plan = str(connection.execute(f"EXPLAIN EXECUTE planned ({nothing})").fetchall())
+    assert "Seq Scan on idempotent_record" not in plan
+    store.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"keepalives_idle": "5"}], ids=["asyncpg", "psycopg"])
+async def test_no_plan_of_asyncio_reads_a_whole_table_either(postgres_url, options):
+    store = AsyncPostgresStore(postgres_url, **options)
+    async with store._postgres._source.lend(Patience(5.0)) as session:
+        asked = await session.execute(Statement("SHOW enable_seqscan", (), writes=False))
+    assert asked.rows == [("off",)]
+    await store.close()
 
 
 # --- open transactions -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from semel.stores.sql.postgres import PostgresStore, quick
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.quick import QuickSession
 from semel.stores.sql.postgres.sessions import OwnPsycopgSession
-from semel.stores.sql.verbs import Statement
+from semel.stores.sql.verbs import Reply, Statement
 from servers.proxy import proxy_to
 from stores.postgres_given import migrate, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity
@@ -75,7 +75,7 @@ def test_values_of_other_types_go_through_a_cursor(session):
 def test_what_is_changed_is_counted(session):
     session.execute(Statement("CREATE TABLE t (n bigint)", (), writes=True))
     insert = Statement("INSERT INTO t SELECT generate_series(1, $1::bigint)", (5,), writes=True)
-    assert session.execute(insert) == ([], 5)
+    assert session.execute(insert) == Reply([], 5)
     delete = Statement("DELETE FROM t WHERE n > $1 RETURNING n", (3,), writes=True)
     assert session.execute(delete).changed == 2
     nothing = Statement("SELECT FROM t WHERE n = $1", (99,), writes=False)
