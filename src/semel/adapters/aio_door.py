@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -20,7 +22,7 @@ from semel.events import logger
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.routing import Routing
-from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
+from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
 
 LARGE: Final = 64 * 1024
 """Bytes from which on an answer is large: it is copied several times on its way to the store."""
@@ -67,7 +69,16 @@ class AsyncDoor:
         self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
-        ask = await _asked(book.ask(request), read)
+        waiting, given = book.ask(request), None
+        try:
+            while True:
+                need = waiting.send(given)
+                if need is BODY:
+                    given = await read()
+                else:
+                    given = await need if inspect.isawaitable(need) else need
+        except StopIteration as end:
+            ask: Ask | None = end.value
         return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
 
     async def begin(
@@ -114,20 +125,6 @@ class AsyncDoor:
             del self._places[asyncio.get_running_loop()]
 
 
-async def _asked(waiting: Waiting, read: Callable[[], Awaitable[bytes]]) -> Ask | None:
-    given: Any = None
-    try:
-        while True:
-            need = waiting.send(given)
-            if need is BODY:
-                given = await read()
-            else:
-                given = await need if inspect.isawaitable(need) else need
-    except StopIteration as end:
-        ask: Ask | None = end.value
-        return ask
-
-
 def refused(book: Rulebook, error: IdempotencyError | Refusal) -> Answer:
     """Answer with a problem; one that is our own or the application's mistake is logged."""
     answer = book.refusal(error)
@@ -136,21 +133,15 @@ def refused(book: Rulebook, error: IdempotencyError | Refusal) -> Answer:
     return answer
 
 
-class AsyncExchange:
+class AsyncExchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
-    def __init__(
-        self,
-        engine: AsyncIdempotency,
-        book: Rulebook,
-        call: Call,
-        attempt: Attempt,
-        large: asyncio.Semaphore,
-    ) -> None:
-        self.book = book
-        self._engine, self._call, self._attempt = engine, call, attempt
-        self._large = large
-        self.ended = False
+    _engine: AsyncIdempotency
+    book: Rulebook
+    _call: Call
+    _attempt: Attempt
+    _large: asyncio.Semaphore
+    ended: bool = False
 
     def enter(self) -> None:
         """Become the current attempt of this context."""
@@ -190,10 +181,10 @@ class AsyncExchange:
         finally:
             self._large.release()
 
-    async def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> None:
+    def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.book.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
-        await self._engine._succeeded(self._call, self._attempt, stored)
+        return self._engine._succeeded(self._call, self._attempt, stored)
 
     async def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""

@@ -22,14 +22,14 @@ from semel.adapters.asgi_requests import (
     Receive,
     Scope,
     Send,
+    request_of,
     send_answer,
 )
 from semel.adapters.aside import Aside
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.options import MiddlewareOptions
 from semel.aio import AsyncIdempotency
-from semel.http.messages import Answer, Headers, Request
-from semel.http.rulebook import Rulebook
+from semel.http.messages import Answer
 
 __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
 
@@ -49,29 +49,18 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "http":
-            book = self._door.routing.find(scope["method"], scope["path"])
-            if book is not None and PROTECTED not in scope:
-                await self._protect(book, scope, receive, send)
-                return
-        elif scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
-        await self.app(scope, receive, send)
-
-    # --- requests ----------------------------------------------------------------------------
-
-    async def _protect(self, book: Rulebook, scope: Scope, receive: Receive, send: Send) -> None:
+        book = None
+        if scope["type"] == "http" and PROTECTED not in scope:
+            book = self._door.routing.find(scope["method"], scope["path"])
+        if book is None:
+            await self.app(scope, receive, send)
+            return
         body = Body(receive, book.max_body)
-        request = Request(
-            scope["method"],
-            scope["path"],
-            scope.get("query_string", b""),
-            Headers(scope["headers"]),
-            scope,
-        )
         try:
-            begun = await self._door.begin(book, request, body.read)
+            begun = await self._door.begin(book, request_of(scope), body.read)
         except ClientGone:
             return
         if begun is None:
@@ -79,23 +68,25 @@ class IdempotencyMiddleware:
         elif isinstance(begun, Answer):
             await send_answer(send, begun)
         else:
-            await self._run(scope, Protected(begun, body, send))
+            protected = Protected(begun, body, send, asyncio.get_running_loop().create_future())
+            task = self._aside.begin(protected.run(self.app, scope))
+            try:
+                # Not the task itself: a cancelled request must neither strand its key nor lose its
+                # answer.
+                await protected.ended
+            except asyncio.CancelledError:
+                await self._leave(protected, task)
+                raise
+            self._aside.end(task)
+            task.result()  # it has ended, perhaps with an error
 
-    async def _run(self, scope: Scope, protected: Protected) -> None:
-        task = self._aside.begin(protected.run(self.app, scope))
-        try:
-            # Not the task itself: a cancelled request must neither strand its key nor lose its
-            # answer.
-            await protected.ended
-        except asyncio.CancelledError:
-            protected.client_gone = True
-            self._aside.leave(task)
-            if protected.over:
-                task.cancel()  # The save is done: the application learns of it as without us.
-                await asyncio.wait((task,))
-            raise
-        self._aside.end(task)
-        await task  # it has ended, perhaps with an error
+    async def _leave(self, protected: Protected, task: asyncio.Task[None]) -> None:
+        """Let a request run on for which nobody waits any more."""
+        protected.client_gone = True
+        self._aside.leave(task)
+        if protected.over:
+            task.cancel()  # The save is done: the application learns of it as without us.
+            await asyncio.wait((task,))
 
     # --- the server's life -------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
+
 from semel.adapters.aio_door import AsyncExchange
 from semel.adapters.nesting import PROTECTED
 from semel.core.decide import Undone
-from semel.http.messages import Answer
+from semel.http.messages import Answer, Headers, Request
 from semel.http.rulebook import Refusal
 from semel.http.storing import UNPROTECTED, is_event_stream
 
@@ -25,6 +27,17 @@ _UNBUFFERABLE: Final = frozenset(
 """Ways to answer that would go past us."""
 
 
+def request_of(scope: Scope) -> Request:
+    """Show a request to the rules."""
+    return Request(
+        scope["method"],
+        scope["path"],
+        scope.get("query_string", b""),
+        Headers(scope["headers"]),
+        scope,
+    )
+
+
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer that is ours, or a replay."""
     await send(
@@ -37,14 +50,12 @@ class ClientGone(Exception):
     """The client went away before its request was whole: nothing runs, nobody can be answered."""
 
 
-class Body:
+class Body(Struct, eq=False):
     """The body of a request, read once and given to the application again."""
 
-    __slots__ = ("_content", "_limit", "_receive")
-
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self._limit = receive, limit
-        self._content: bytes | None = None
+    _receive: Receive
+    _limit: int
+    _content: bytes | None = None
 
     async def read(self) -> bytes:
         """Read it whole; more than the limit is refused as soon as it is there."""
@@ -76,40 +87,32 @@ class Body:
         return await self._receive() if message is None else message
 
 
-class Protected:
-    """One request on its way through the application, its answer held back until it is saved."""
+class Protected(Struct, eq=False):
+    """One request on its way through the application, its answer held back until it is saved.
 
-    __slots__ = (
-        "_body",
-        "_exchange",
-        "_flows",
-        "_held",
-        "_listening",
-        "_room",
-        "_send",
-        "_start",
-        "_streams",
-        "client_gone",
-        "ended",
-        "over",
-    )
+    While it is being saved, the whole stack of the application waits in `send`. So there are few
+    coroutines and few objects here: with many requests at once, following them all is what the
+    garbage collector is busy with.
+    """
 
-    def __init__(self, exchange: AsyncExchange, body: Body, send: Send) -> None:
-        self._exchange, self._body, self._send = exchange, body, send
-        self._start: Message | None = None
-        self._held: list[bytes] = []
-        self._room = exchange.book.max_response
-        self._flows = False
-        """Too large to be kept: what was held is out, the rest follows as it comes."""
-        self._streams = False
-        """A stream of events, which passes as if we were not there."""
-        self.over = False
-        """There is nothing left to save."""
-        self._listening: list[asyncio.Future[None]] = []
-        """Whoever of the application wants to hear what the client does."""
-        self.client_gone = False
-        self.ended = asyncio.get_running_loop().create_future()
-        """The application has ended."""
+    _exchange: AsyncExchange
+    _body: Body
+    _send: Send
+    ended: asyncio.Future[None]
+    """The application has ended."""
+    over: bool = False
+    """There is nothing left to save."""
+    client_gone: bool = False
+    _start: Message | None = None
+    _held: list[bytes] | None = None
+    """The parts of the answer so far, if it has several."""
+    _size: int = 0
+    _flows: bool = False
+    """Too large to be kept: what was held is out, the rest follows as it comes."""
+    _streams: bool = False
+    """A stream of events, which passes as if we were not there."""
+    _listening: tuple[asyncio.Future[None], ...] = ()
+    """Whoever of the application wants to hear what the client does."""
 
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application to its end."""
@@ -136,8 +139,8 @@ class Protected:
 
     def _set_over(self) -> None:
         self.over = True
-        while self._listening:
-            listener = self._listening.pop()
+        listening, self._listening = self._listening, ()
+        for listener in listening:
             if not listener.done():
                 listener.set_result(None)
 
@@ -149,20 +152,24 @@ class Protected:
         # Whether the client is still there is not the handler's business: it runs to its end.
         if not self.over:
             listener = asyncio.get_running_loop().create_future()
-            self._listening.append(listener)
+            self._listening += (listener,)
             await listener
         return await self._body.receive() if self._streams else {"type": "http.disconnect"}
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Take what the application sends."""
+        kind, start = message["type"], self._start
         if self.over:
-            await self._send(message)
-        elif message["type"] == "http.response.body":
-            await self._collect(message)
-        elif message["type"] == "http.response.start":
-            await self._begin(message)
-        else:
-            await self._pass(message)
+            return self._send(message)
+        if kind == "http.response.start":
+            return self._begin(message)
+        if kind != "http.response.body":
+            return self._pass(message)
+        if start is None:
+            raise RuntimeError("the application sent a body before it began its answer")
+        if message.get("more_body", False):
+            return self._hold(start, message)
+        return self._finish(start, message)
 
     async def _begin(self, message: Message) -> None:
         lines = self._exchange.book.first(message.get("headers", ()))
@@ -174,48 +181,44 @@ class Protected:
             lines.append(UNPROTECTED)
             await self._send(message)
 
-    async def _collect(self, message: Message) -> None:
-        start, chunk = self._start, message.get("body", b"")
-        if start is None:
-            raise RuntimeError("the application sent a body before it began its answer")
-        self._room -= len(chunk)
-        if not message.get("more_body", False):
-            await self._finish(start, chunk)
-        elif self._flows:
+    async def _hold(self, start: Message, message: Message) -> None:
+        """Keep a part of the answer, or let it go if there are too many."""
+        chunk = message.get("body", b"")
+        self._size += len(chunk)
+        if self._flows:
             await self._pass(message)
-        else:
-            self._held.append(chunk)
-            if self._room < 0:
-                self._flows = True
-                await self._pass(start)
-                await self._pass(_part(self._all_held(), more=True))
+            return
+        self._held = held = [] if self._held is None else self._held
+        held.append(chunk)
+        if self._size > self._exchange.book.max_response:
+            self._held, self._flows = None, True
+            await self._pass(start, _part(b"".join(held), more=True))
 
-    async def _finish(self, start: Message, chunk: bytes) -> None:
-        self._held.append(chunk)
-        body = self._all_held()
+    async def _finish(self, start: Message, message: Message) -> None:
+        """Save the answer, then send it, or what has to go out in its place."""
+        body = bytes(message.get("body", b""))
+        self._size += len(body)
+        if self._held is not None:
+            body = b"".join((*self._held, body))
+            message, self._held = _part(body), None
+        fits = self._size <= self._exchange.book.max_response
         instead = await self._exchange.answered(
-            start["status"], start["headers"], body if self._room >= 0 else None
+            start["status"], start["headers"], body if fits else None
         )
         self._set_over()
         if self._flows:  # too late for another answer: the first part of this one is out
-            await self._pass(_part(body))
+            await self._pass(message)
         elif instead is not None:
             await send_answer(self._pass, instead)
         else:
-            await self._pass(start)
-            await self._pass(_part(body))
+            await self._pass(start, message)
 
-    def _all_held(self) -> bytes:
-        body = b"".join(self._held)
-        self._held.clear()
-        return body
-
-    async def _pass(self, message: Message) -> None:
+    async def _pass(self, *messages: Message) -> None:
         """Send on; a client who has gone is no reason to stop."""
-        if self.client_gone:
-            return
         try:
-            await self._send(message)
+            for message in messages:
+                if not self.client_gone:
+                    await self._send(message)
         except OSError:
             self.client_gone = True
 

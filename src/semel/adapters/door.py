@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
+
 from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -19,7 +21,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.routing import Routing
-from semel.http.rulebook import BODY, Ask, Refusal, Rulebook, Waiting
+from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
 from semel.sync import Idempotency
 
 
@@ -44,7 +46,18 @@ class Door:
 
     def called(self, book: Rulebook, request: Request, read: Callable[[], bytes]) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
-        ask = _asked(book.ask(request), read)
+        waiting, given = book.ask(request), None
+        try:
+            while True:
+                need = waiting.send(given)
+                if inspect.iscoroutine(need):
+                    need.close()
+                    raise ConfigError(
+                        "an async function needs a door for asyncio; this one is for threads"
+                    )
+                given = read() if need is BODY else need
+        except StopIteration as end:
+            ask: Ask | None = end.value
         return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
 
     def begin(
@@ -68,37 +81,15 @@ class Door:
             self.engine.close()
 
 
-def _asked(waiting: Waiting, read: Callable[[], bytes]) -> Ask | None:
-    given: Any = None
-    try:
-        while True:
-            need = waiting.send(given)
-            if inspect.iscoroutine(need):
-                need.close()
-                raise ConfigError(
-                    "an async function needs a door for asyncio; this one is for threads"
-                )
-            given = read() if need is BODY else need
-    except StopIteration as end:
-        ask: Ask | None = end.value
-        return ask
-
-
-class Exchange:
+class Exchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
-    def __init__(
-        self,
-        engine: Idempotency,
-        book: Rulebook,
-        call: Call,
-        attempt: Attempt,
-        large: threading.Semaphore,
-    ) -> None:
-        self.book = book
-        self._engine, self._call, self._attempt = engine, call, attempt
-        self._large = large
-        self.ended = False
+    _engine: Idempotency
+    book: Rulebook
+    _call: Call
+    _attempt: Attempt
+    _large: threading.Semaphore
+    ended: bool = False
 
     def enter(self) -> None:
         """Become the current attempt of this context."""
@@ -138,10 +129,10 @@ class Exchange:
         finally:
             self._large.release()
 
-    def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> None:
+    def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.book.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
-        self._engine._succeeded(self._call, self._attempt, stored)
+        return self._engine._succeeded(self._call, self._attempt, stored)
 
     def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""

@@ -27,7 +27,7 @@ from semel.errors import (
 from semel.events import logger
 from semel.http.bodies import MISSING, document_of, field_of, key_in_field
 from semel.http.fingerprints import digest, fingerprint, place
-from semel.http.keys import check_form, checked, key_of_lines, stored_key
+from semel.http.keys import check_form, checked, key_of_line, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import CHANGING, Choices
 from semel.http.policies import rules_of
@@ -130,14 +130,15 @@ class Rulebook:
             if self.choices.required:
                 raise Refusal("key_missing")
             return None
-        check_form(key, self._pattern)
-        tenant = None
-        if self.choices.tenant is not None:
-            tenant = known_tenant((yield self.choices.tenant(request)))
+        chosen, tenant = self.choices, None
+        if self._pattern is not None:
+            check_form(key, self._pattern)
+        if chosen.tenant is not None:
+            tenant = known_tenant((yield chosen.tenant(request)))
         if body is None:
             body = yield BODY
-        route = f"{request.method} {request.path}" if self.choices.separate_routes else None
-        identity = Identity(self.choices.scope, stored_key(key, tenant, route))
+        route = f"{request.method} {request.path}" if chosen.separate_routes else None
+        identity = Identity(chosen.scope, stored_key(key, tenant, route))
         return Ask(identity, self.fingerprint(request, body))
 
     def fingerprint(self, request: Request, body: bytes) -> bytes:
@@ -225,8 +226,10 @@ def known_tenant(tenant: object) -> str:
 
 
 def _from_header(name: bytes, strict: bool, request: Request, _: object) -> str | None:
-    lines = [line.decode("latin-1") for line in request.headers.values(name)]
-    return key_of_lines(lines, strict=strict)
+    lines = request.headers.values(name)
+    if len(lines) == 1:
+        return key_of_line(lines[0].decode("latin-1"), strict=strict)
+    return key_of_lines([line.decode("latin-1") for line in lines], strict=strict)
 
 
 def _from_query(name: str, request: Request, _: object) -> str | None:

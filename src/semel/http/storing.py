@@ -50,11 +50,7 @@ _EVENT_STREAM: Final = b"text/event-stream"
 UNPROTECTED: Final[HeaderLine] = (b"idempotent-unprotected", b"stream")
 """Marks a live stream: a retry of it runs again."""
 
-_VERSION: Final = 1
 _FIRST_SUCCESS, _FIRST_REDIRECTION, _FIRST_SERVER_ERROR = 200, 300, 500
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(tuple[int, int, tuple[HeaderLine, ...], bytes | None]).decode
 
 
 def is_success(status: int) -> bool:
@@ -94,13 +90,17 @@ def kept_lines(
     lines: Iterable[HeaderLine], also_forbidden: frozenset[bytes]
 ) -> tuple[HeaderLine, ...]:
     """Leave out the header lines that may not be stored."""
-    named = [(line[0].lower(), line) for line in lines]
-    for name, (_, value) in named:
+    kept: list[HeaderLine] = []
+    of_connection: set[bytes] = set()
+    for line in lines:
+        name = line[0].lower()
         if name == b"connection":  # it names others, which belong to the connection as well
-            also_forbidden |= {each.strip().lower() for each in value.split(b",")}
-    return tuple(
-        [line for name, line in named if name not in also_forbidden and not _is_forbidden(name)]
-    )
+            of_connection |= {each.strip().lower() for each in line[1].split(b",")}
+        elif name not in also_forbidden and not _is_forbidden(name):
+            kept.append(line)
+    if of_connection:
+        kept = [line for line in kept if line[0].lower() not in of_connection]
+    return tuple(kept)
 
 
 @lru_cache(maxsize=1024)
@@ -112,28 +112,27 @@ def _is_forbidden(name: bytes) -> bool:
     )
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False):
-    """An answer as it is stored; a body of None was too large."""
+class Stored(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1, forbid_unknown_fields=True
+):
+    """An answer as it is stored; a body of None was too large. The tag is the format's version."""
 
     status: int
     headers: tuple[HeaderLine, ...]
     body: bytes | None
 
 
-def packed(stored: Stored) -> bytes:
-    """Give the bytes that are stored."""
-    return _pack((_VERSION, stored.status, stored.headers, stored.body))
+packed = msgspec.msgpack.Encoder().encode
+"""Give the bytes that are stored: version, status, header lines, body."""
+_unpack = msgspec.msgpack.Decoder(Stored).decode
 
 
 def unpacked(data: object) -> Stored:
     """Read stored bytes; anything else in their place is a typed error, and runs nothing."""
     try:
-        version, status, headers, body = _unpack(data)  # type: ignore[arg-type]
+        return _unpack(data)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise SerializationError("the stored answer cannot be read") from error
-    if version != _VERSION:
-        raise SerializationError(f"the stored answer has the format {version}, not {_VERSION}")
-    return Stored(status, headers, body)
 
 
 @unbound
