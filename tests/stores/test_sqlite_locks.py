@@ -100,6 +100,6 @@ async def test_results_that_were_given_are_not_kept(path):
     store = open_async_store(f"sqlite:///{path}")
     for number in range(50):
         await store.get(identity(number))
-    [watched] = store._executor._watches.values()
-    assert len(watched) == 1
+    [desk] = store._executor._desks.values()
+    assert len(desk.waiting) == 1
     await store.close()

@@ -138,8 +138,9 @@ async def test_what_is_asked_of_one_record_stays_in_its_order(path):
         store.complete(identity(2), owner, RESULT, 60.0),
     ]
     tasks = [asyncio.create_task(step) for step in steps]
-    await asyncio.sleep(0)  # all have queued up now: one transaction takes them
-    assert store._executor._queue.qsize() == len(steps)
+    await asyncio.sleep(0)  # they have asked
+    await asyncio.sleep(0)  # and are handed over: one transaction takes them
+    assert store._executor._queue.qsize() == 1
     commits.release()
     first, second, stored, forgotten, replayed, taken, refused = await asyncio.gather(*tasks)
     assert isinstance(await opening, Claimed)

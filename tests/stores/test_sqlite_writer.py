@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from semel.core.records import Claimed
+from semel.errors import StoreUnavailable
 from semel.stores.sql import writing
 from semel.stores.sql.sqlite import AsyncSQLiteStore
-from stores.sqlite_helpers import ask
+from stores.sqlite_helpers import Statements, ask
 
 PATIENCE = 20.0
 
@@ -55,9 +58,37 @@ async def test_more_than_fits_into_one_transaction_goes_into_the_next(tmp_path, 
     claims = [asyncio.create_task(store.claim(ask(0)))]
     await commits.reached()
     claims += [asyncio.create_task(store.claim(ask(number))) for number in range(1, 4)]
-    await asyncio.sleep(0)
-    assert store._executor._queue.qsize() == 3
+    await asyncio.sleep(0)  # they have asked
+    await asyncio.sleep(0)  # and are handed over, as many at a time as one transaction takes
+    assert store._executor._queue.qsize() == 2
     commits.release()
     assert all(isinstance(answer, Claimed) for answer in await asyncio.gather(*claims))
     assert commits.count == 3
+    await store.close()
+
+
+async def test_what_was_asked_for_while_another_loop_closes_the_store_is_refused(tmp_path):
+    store = AsyncSQLiteStore(tmp_path / "semel.db")
+    late = asyncio.create_task(store.claim(ask(1)))
+    cancelled = asyncio.create_task(store.claim(ask(2)))
+    await asyncio.sleep(0)  # they have asked, and are not handed over yet
+    cancelled.cancel()
+    closing = threading.Thread(target=lambda: asyncio.run(store.close()))
+    closing.start()
+    closing.join()
+    with pytest.raises(StoreUnavailable, match="is closed"):
+        await late
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+
+
+async def test_those_who_ask_in_one_turn_of_the_loop_share_a_transaction(tmp_path):
+    statements = Statements()
+    store = AsyncSQLiteStore(tmp_path / "semel.db", trace=statements)
+    await store.counts()
+    assert all(
+        isinstance(answer, Claimed)
+        for answer in await asyncio.gather(*(store.claim(ask(number)) for number in range(100)))
+    )
+    assert statements.seen["COMMIT"] == 1
     await store.close()

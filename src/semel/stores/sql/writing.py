@@ -23,7 +23,8 @@ from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.verbs import Operation
 
 BATCH = 1024
-"""Jobs in one transaction. Their callers wait together, and the loop is not held up by them."""
+"""Jobs after which a transaction takes no more of those that came with others. Their callers wait
+together, and the loop is not held up by them."""
 
 
 class _Awaited(Job):
@@ -36,6 +37,18 @@ class _Awaited(Job):
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[list[Any]] = self.loop.create_future()
         self.asked = time.monotonic()
+
+
+class _Desk:
+    """What the tasks of one loop have asked for, in their order."""
+
+    __slots__ = ("new", "waiting")
+
+    def __init__(self) -> None:
+        self.new: list[_Awaited] = []
+        """Not handed to the thread yet."""
+        self.waiting: deque[_Awaited] = deque()
+        """All, while one of them may run out of patience."""
 
 
 class Writer:
@@ -51,12 +64,11 @@ class Writer:
 
     def _fresh(self) -> None:
         self._mutex = threading.Lock()
-        self._queue: SimpleQueue[_Awaited] = SimpleQueue()
+        self._queue: SimpleQueue[list[_Awaited]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._farewell: _Awaited | None = None
         """The last job, an empty one: `close` waits for it, and the thread ends with it."""
-        self._watches: dict[asyncio.AbstractEventLoop, deque[_Awaited]] = {}
-        """The jobs of each loop in their order, while one of them may run out of patience."""
+        self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them.
@@ -68,25 +80,52 @@ class Writer:
     def asked(self, operations: Sequence[Operation[Any]]) -> asyncio.Future[list[Any]]:
         """Ask the thread to run the operations."""
         job = _Awaited(operations)
+        if self._closed:
+            raise self._refusal()
+        desk = self._desks.get(job.loop)
+        if desk is None:
+            desk = self._desks[job.loop] = _Desk()
+            job.loop.call_later(self._patience, self._look, job.loop)
+        if not desk.new:
+            # When all who are awake now have asked: they go into one transaction, and the thread,
+            # which Python may let run at any moment, does not begin with a few of them.
+            job.loop.call_soon(self._hand_over, desk)
+        desk.new.append(job)
+        waiting = desk.waiting
+        while waiting and waiting[0].answered.done():
+            waiting.popleft()  # its results are not ours to keep
+        waiting.append(job)
+        return job.answered
+
+    def _hand_over(self, desk: _Desk) -> None:
+        jobs, desk.new = desk.new, []
         with self._mutex:
-            if self._closed:
-                raise StoreUnavailable(f"the store on {self._session.place} is closed")
+            if self._closed:  # by another loop
+                for job in jobs:
+                    if not job.answered.done():
+                        job.answered.set_exception(self._refusal())
+                return
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._serve, name="semel-sqlite", daemon=True
                 )
                 self._thread.start()
-            self._queue.put(job)
-        self._watch(job)
-        return job.answered
+            for begin in range(0, len(jobs), BATCH):
+                self._queue.put(jobs[begin : begin + BATCH])
+
+    def _refusal(self) -> StoreUnavailable:
+        return StoreUnavailable(f"the store on {self._session.place} is closed")
 
     async def close(self) -> None:
         """Finish what was asked for, then end the thread and close the session."""
+        desk = self._desks.get(asyncio.get_running_loop())
+        if desk is not None and not self._closed:
+            self._hand_over(desk)
         with self._mutex:
             self._closed = True
             if self._thread is not None and self._farewell is None:
                 self._farewell = _Awaited(())
-                self._queue.put(self._farewell)
+                self._queue.put([self._farewell])
         if self._thread is None or self._farewell is None:
             self._session.close()
         else:
@@ -104,30 +143,21 @@ class Writer:
         _tell([farewell])
 
     def _collect(self) -> list[_Awaited]:
-        batch = [self._queue.get()]
+        batch = list(self._queue.get())
         with suppress(Empty):
             while len(batch) < BATCH:
-                batch.append(self._queue.get_nowait())
+                batch += self._queue.get_nowait()
         return batch
 
-    def _watch(self, job: _Awaited) -> None:
-        """Jobs are served in their order: one alarm, for the oldest, is enough for a loop."""
-        jobs = self._watches.get(job.loop)
-        if jobs is None:
-            jobs = self._watches[job.loop] = deque()
-            job.loop.call_later(self._patience, self._look, job.loop)
-        while jobs and jobs[0].answered.done():
-            jobs.popleft()  # its results are not ours to keep
-        jobs.append(job)
-
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        jobs, now = self._watches.get(loop, deque()), time.monotonic()
+        """Jobs are served in their order: one alarm, for the oldest, is enough for a loop."""
+        jobs, now = self._desks.get(loop, _Desk()).waiting, time.monotonic()
         while jobs and (jobs[0].answered.done() or now >= jobs[0].asked + self._patience):
             self._give_up(jobs.popleft())
         if jobs:
             loop.call_later(jobs[0].asked + self._patience - now, self._look, loop)
         else:
-            self._watches.pop(loop, None)
+            self._desks.pop(loop, None)
 
     def _give_up(self, job: _Awaited) -> None:
         if not job.answered.done():
