@@ -133,7 +133,8 @@ class Protected(Struct, eq=False):
                 await self._exchange.raised(error)
             raise
         finally:
-            self._set_over()
+            if not self.over:
+                self._set_over()
             if not self.ended.done():
                 self.ended.set_result(None)
 

@@ -50,11 +50,15 @@ def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
 
 def content(content_type: bytes, body: bytes) -> list[bytes]:
     """Give the parts that stand for a body: first its kind, then what it says."""
-    if content_type == _JSON:  # as most are
-        return [_JSON, _json(body)]
-    media_type = content_type.partition(b";")[0].strip().lower()
+    media_type = content_type
+    if content_type != _JSON:  # as most are
+        media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == _JSON or media_type.endswith(b"+json"):
-        return [media_type, _json(body)]
+        try:
+            return [media_type, _encode(_decode(body))]
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            # Not JSON, whatever it says: only the very same bytes are the same.
+            return [media_type, body]
     boundary = _BOUNDARY.search(content_type) if media_type.startswith(b"multipart/") else None
     parts = None if boundary is None else _multipart(body, boundary[1] or boundary[2])
     if parts is None:
@@ -69,13 +73,6 @@ def _as_written(number: str) -> msgspec.Raw:
 
 _decode = msgspec.json.Decoder(float_hook=_as_written).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
-
-
-def _json(body: bytes) -> bytes:
-    try:
-        return _encode(_decode(body))
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return body  # not JSON, whatever it says: only the very same bytes are the same
 
 
 def _multipart(body: bytes, boundary: bytes) -> list[bytes] | None:

@@ -33,9 +33,11 @@ from semel.http.options import CHANGING, Choices
 from semel.http.policies import rules_of
 from semel.http.problems import problem, problem_of
 from semel.http.storing import (
+    SUCCESSES,
     AnswerCodec,
     Keeping,
     Stored,
+    is_success,
     keeping,
     kept_lines,
     packed,
@@ -91,6 +93,7 @@ class Rulebook:
         self._sources = tuple(
             source for name in choices.order if (source := self._source(name)) is not None
         )
+        self._plainly_stored = SUCCESSES if choices.stored is is_success else ()
         self._unprotected = CHANGING - choices.methods
         self._told: set[tuple[str, str]] = set()
         self._marker = choices.replayed_header.encode()
@@ -198,6 +201,8 @@ class Rulebook:
 
     def keeping(self, status: int) -> Keeping:
         """Say what becomes of the key after an answer with this status."""
+        if status in self._plainly_stored:
+            return "store"
         kept = keeping(status, self.choices.stored)
         if kept == "unknown" and not self.rules.hold:
             logger.warning(
@@ -212,8 +217,11 @@ class Rulebook:
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
         """Give the header lines of a first answer: all of them, but no false mark of a replay."""
-        marker = self._lower_marker
-        return [line for line in lines if line[0].lower() != marker]
+        marker, given = self._lower_marker, list(lines)
+        for name, _ in given:
+            if name.lower() == marker:
+                return [line for line in given if line[0].lower() != marker]
+        return given
 
 
 def known_tenant(tenant: object) -> str:

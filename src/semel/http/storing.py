@@ -50,12 +50,13 @@ _EVENT_STREAM: Final = b"text/event-stream"
 UNPROTECTED: Final[HeaderLine] = (b"idempotent-unprotected", b"stream")
 """Marks a live stream: a retry of it runs again."""
 
-_FIRST_SUCCESS, _FIRST_REDIRECTION, _FIRST_SERVER_ERROR = 200, 300, 500
+SUCCESSES: Final = range(200, 300)
+_FIRST_SERVER_ERROR: Final = 500
 
 
 def is_success(status: int) -> bool:
     """The default: 2xx is stored."""
-    return _FIRST_SUCCESS <= status < _FIRST_REDIRECTION
+    return status in SUCCESSES
 
 
 def keeping(status: int, stored: StoredStatuses = is_success) -> Keeping:
@@ -164,4 +165,4 @@ def replay(stored: Stored, marker: bytes) -> Answer:
 
 def has_body(status: int) -> bool:
     """Tell whether an answer with this status may have a body."""
-    return status not in {204, 304} and status >= _FIRST_SUCCESS
+    return status not in {204, 304} and status >= SUCCESSES.start
