@@ -102,7 +102,7 @@ class Attempt(Struct, eq=False):
 
     def __enter__(self) -> None:
         """Become the current attempt of this context (for the engines)."""
-        self.outer = current_attempt()
+        self.outer = None if innermost() is None else current_attempt()
         self.running = True
         self._token = _current.set(self)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from engines.facade import PATIENCE
 from semel._mirror import tasks, threads
-from semel._mirror.seats import LEAD, Seats
+from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
 
 FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)
@@ -23,10 +21,38 @@ def test_a_thread_that_comes_to_wait_for_a_leader_who_has_left_leads():
 
 async def test_so_does_a_task():
     home = tasks.Home()
+    flights = tasks.Flights(SeatsOfLoops(), home)
     home.check()
-    flights = tasks.Flights(Seats[asyncio.Future[object]](), home)
     assert flights.lead("place")
     assert not flights.lead("place")
     flights.share("place", FINISHED)
     assert await flights.join("place", PATIENCE) is LEAD
     assert not flights.lead("place")
+
+
+class LeavingLeader(Seats[object]):
+    """The leader leaves right after somebody has seen that there is one."""
+
+    def lead(self, place):
+        leads = super().lead(place)
+        if not leads:
+            self.end(place)
+        return leads
+
+
+def test_who_sits_down_as_the_leader_leaves_leads():
+    seats = LeavingLeader()
+    assert seats.lead("place")
+    assert seats.take_lead("place", object) is None
+
+
+def test_a_seat_in_a_row_that_is_gone_by_then_is_none():
+    seats: Seats[object] = Seats()
+    assert seats.lead("place")
+
+    def sit_down_slowly() -> object:
+        assert seats.end("place") == ()  # the leader has seen nobody
+        return object()
+
+    assert seats.take_lead("place", sit_down_slowly) is None
+    assert not seats.lead("place")

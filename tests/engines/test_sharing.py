@@ -23,7 +23,7 @@ from semel import (
     events,
 )
 from semel._mirror import tasks, threads
-from semel._mirror.seats import LEAD, Seats
+from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import Refuse
@@ -346,17 +346,33 @@ def test_engines_on_two_loops_do_not_share_though_they_have_one_store():
 # --- the seats themselves ------------------------------------------------------------------
 
 
+class Loop:
+    """Stands for an event loop."""
+
+
 @pytest.mark.parametrize("module", [threads, tasks])
 def test_flights_belong_to_a_store(module):
+    loop = Loop()
+
     def seats(store):
-        home = [module.Home()] if module is tasks else []
-        return module.flights_of(store, *home)._seats
+        if module is threads:
+            return threads.flights_of(store)._seats
+        home = tasks.Home()
+        flights = tasks.flights_of(store, home)
+        home.settle(loop)
+        return flights._seats
 
     store = MemoryStore()
     assert seats(store) is seats(store)
     assert seats(store) is not seats(MemoryStore())
     unreferable = ("a tuple", "cannot be referenced weakly")
     assert seats(unreferable) is not seats(unreferable)
+
+
+def test_each_loop_has_flights_of_its_own():
+    seats, loop = SeatsOfLoops(), Loop()
+    assert seats.of(loop) is seats.of(loop)
+    assert seats.of(loop) is not seats.of(Loop())
 
 
 FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)

@@ -124,7 +124,7 @@ async def test_an_interrupted_exchange_gives_up_all_its_places(server):
             exchange.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await exchange
-            assert all(answer.cancelled() for answer, _ in line.waiting)
+            assert all(answer.cancelled() for answer, *_ in line.waiting)
             assert await line.ask(packed(("ECHO", "next"))) == b"next"
 
 

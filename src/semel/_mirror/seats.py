@@ -42,16 +42,23 @@ class Seats(Generic[T]):
     def take_lead(self, place: Hashable, seat: Callable[[], T]) -> T | None:
         """Lead when nobody does (None), else take a seat."""
         with self._lock:
-            if self.lead(place):
-                return None
-            mine = seat()
-            self._waiting[place][mine] = None
-            return mine
+            while not self.lead(place):
+                row, mine = self._waiting.get(place), seat()
+                if row is None:
+                    continue  # its leader has just left
+                row[mine] = None
+                if self._waiting.get(place) is row:
+                    return mine
+                del row[mine]  # the leader left meanwhile, and may have seen an empty row
+            return None
 
     def end(self, place: Hashable) -> Iterable[T]:
         """Nobody leads any more; gives those who waited."""
-        with self._lock:
-            return self._waiting.pop(place, ())
+        row = self._waiting.pop(place, None)  # one step: mostly nobody waits, and no lock is needed
+        if not row:
+            return ()
+        with self._lock:  # whoever is just taking a seat sees that the row is gone
+            return tuple(row)
 
     def next_leader(self, place: Hashable) -> T | None:
         """Take the first who waits out of the row; the execution ends when there is none."""
@@ -76,11 +83,26 @@ _of_stores: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
 def one_for(store: object, kind: type[T]) -> T:
     """Give the one object of this kind that belongs to a store."""
+    return _one_of(_of_stores, store, kind)
+
+
+def _one_of(known: WeakKeyDictionary[object, Any], owner: object, kind: type[T]) -> T:
     try:
-        found = _of_stores.setdefault(store, kind())
+        found = known.setdefault(owner, kind())
     except TypeError:
-        return kind()  # A store that cannot be referenced weakly: each engine for itself.
+        return kind()  # An owner that cannot be referenced weakly: each engine for itself.
     return found if isinstance(found, kind) else kind()
+
+
+class SeatsOfLoops:
+    """The seats of each event loop that uses a store: what waits belongs to its loop."""
+
+    def __init__(self) -> None:
+        self._of_loops: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+
+    def of(self, loop: object) -> Seats[Any]:
+        """Give those of one loop."""
+        return _one_of(self._of_loops, loop, Seats)
 
 
 def forget_flights() -> None:

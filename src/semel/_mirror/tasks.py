@@ -12,7 +12,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from types import CoroutineType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
-from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
+from semel._mirror.seats import (
+    AFTER_TROUBLE,
+    LATE,
+    LEAD,
+    Answer,
+    Given,
+    Seats,
+    SeatsOfLoops,
+    logger,
+    one_for,
+)
 from semel.errors import ConfigError
 
 T = TypeVar("T")
@@ -63,10 +73,11 @@ def finished(given: Awaitable[T]) -> Awaitable[T]:
     """Give what is to be awaited; a plain function, against its type, has given its value."""
     if isinstance(given, CoroutineType) or inspect.isawaitable(given):
         return given
-    return _ready(cast("T", given))
+    return ready(cast("T", given))
 
 
-async def _ready(value: T) -> T:
+async def ready(value: T) -> T:
+    """Give what can be given at once."""
     return value
 
 
@@ -91,10 +102,12 @@ class Polling:
 class Home:
     """The event loop that an engine belongs to: the first one that uses it."""
 
-    __slots__ = ("_thread", "loop")
+    __slots__ = ("_thread", "loop", "settle")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.settle: Callable[[asyncio.AbstractEventLoop], None] | None = None
+        """Told of the loop, when it is known."""
         self._thread = 0
 
     def check(self) -> None:
@@ -106,6 +119,8 @@ class Home:
         if self.loop is None:
             self.loop = running
             self._thread = get_ident()
+            if self.settle is not None:
+                self.settle(running)
         elif self.loop is not running:
             raise ConfigError(
                 "this AsyncIdempotency belongs to another event loop: make one for each loop"
@@ -118,18 +133,18 @@ class Flights:
     Several loops may use one store: each has places of its own, for a future belongs to its loop.
     """
 
-    def __init__(self, seats: Seats[asyncio.Future[Given]], home: Home) -> None:
-        self._seats = seats
+    def __init__(self, seats: SeatsOfLoops, home: Home) -> None:
         self._home = home
+        self._take(Seats())  # until the loop is known nobody waits
+        home.settle = lambda loop: self._take(seats.of(loop))
 
-    def lead(self, place: Hashable) -> bool:
-        """Lead, when nobody does."""
-        return self._seats.lead((self._home.loop, place))
+    def _take(self, seats: Seats[asyncio.Future[Given]]) -> None:
+        self._seats = seats
+        self.lead = seats.lead  # no function of ours around it: every call asks
 
     async def join(self, place: Hashable, timeout: float | None) -> Given:
         """Wait for the leader's answer; lead when there is none any more."""
-        loop = asyncio.get_running_loop()
-        seat = self._seats.take_lead((loop, place), loop.create_future)
+        seat = self._seats.take_lead(place, asyncio.get_running_loop().create_future)
         if seat is None:
             return LEAD
         try:
@@ -137,28 +152,27 @@ class Flights:
                 return await seat
             await asyncio.wait((seat,), timeout=timeout)
         except BaseException:
-            self._seats.leave((loop, place), seat)
+            self._seats.leave(place, seat)
             if seat.done() and not seat.cancelled() and seat.result() is LEAD:
                 self.pass_on(place)  # The lead was given to a call that is cancelled.
             raise
         if not seat.done():
-            self._seats.leave((loop, place), seat)
+            self._seats.leave(place, seat)
             return LATE
         return seat.result()
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end((self._home.loop, place)):
+        for seat in self._seats.end(place):
             if not seat.done():
                 seat.set_result(answer)
 
     def pass_on(self, place: Hashable) -> None:
         """Let the next call lead; nothing was stored that could be shared."""
-        try:
-            here = (asyncio.get_running_loop(), place)
-        except RuntimeError:
+        loop = self._home.loop
+        if loop is None or not loop.is_running():
             return  # The loop was torn down under the call, and under those that wait.
-        while (seat := self._seats.next_leader(here)) is not None:
+        while (seat := self._seats.next_leader(place)) is not None:
             if not seat.done():  # A cancelled call keeps its seat until its task is told.
                 seat.set_result(LEAD)
                 return
@@ -226,4 +240,4 @@ def mark_coroutine_function(function: Any) -> None:
 
 def flights_of(store: object, home: Home) -> Flights:
     """Engines on the same store share its running executions."""
-    return Flights(one_for(store, Seats), home)
+    return Flights(one_for(store, SeatsOfLoops), home)

@@ -40,6 +40,11 @@ def finished(value: T) -> T:
     return value
 
 
+def ready(value: T) -> T:
+    """Give what can be given at once."""
+    return value
+
+
 class Polling:
     """How to wait for a store that cannot tell: sleep, and ask again."""
 

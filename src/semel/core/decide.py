@@ -5,7 +5,7 @@ This module decides. It never waits, reads a clock or touches a store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never, final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from semel.core.codec import decode_failure
 from semel.core.policy import CHOICES, Failure
 from semel.core.records import (
+    FAILED,
+    SUCCEEDED,
     Abandoned,
     Busy,
     Claim,
@@ -20,7 +22,6 @@ from semel.core.records import (
     Exhausted,
     Finished,
     Mismatch,
-    State,
 )
 from semel.errors import (
     AttemptsExhausted,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from semel.core.policy import Rules
 
 
+@final
 class Wait(Struct, frozen=True, gc=False):
     """Ask again, at the latest when the running attempt's lease ends."""
 
@@ -46,6 +48,7 @@ class Wait(Struct, frozen=True, gc=False):
     """Whose end is waited for, where that is known."""
 
 
+@final
 class Refuse(Struct, frozen=True):
     """Tell the caller why it gets nothing; nothing runs."""
 
@@ -58,13 +61,15 @@ Step: TypeAlias = Claimed | Finished | Wait | Refuse
 
 def decide(claim: Claim, rules: Rules) -> Step:
     """Turn the store's answer into the next step under these rules."""
-    match claim:
-        case Claimed():
+    # The two of every call first, by their very type: to be told that a value is none of a
+    # struct's instances takes Python longer than all the rest.
+    if type(claim) is Claimed:
+        return claim
+    if type(claim) is Finished:
+        if claim.state is SUCCEEDED and rules.replays:
             return claim
-        case Finished():
-            if claim.state is State.SUCCEEDED and rules.replays:
-                return claim
-            return Refuse(_no_replay(claim, rules))
+        return Refuse(_no_replay(claim, rules))
+    match claim:
         case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
                 return Refuse(ConcurrentRequest(rules.message or "", retry_after=retry_after))
@@ -86,7 +91,7 @@ def decide(claim: Claim, rules: Rules) -> Step:
 
 def _no_replay(claim: Finished, rules: Rules) -> IdempotencyError:
     """Why a duplicate gets no result: there is none, or the rules keep it."""
-    if claim.state is not State.FAILED:
+    if claim.state is not FAILED:
         return DuplicateRequest(rules.message or "")
     outcome = claim.outcome
     described = ("Unknown", "") if outcome is None else decode_failure(outcome)

@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, TypeGuard
 from msgspec.structs import replace
 
 from semel.core.records import (
+    FAILED,
+    PROCESSING,
+    SUCCEEDED,
     SUPERSEDED_LIMIT,
     Abandoned,
     Busy,
@@ -40,28 +43,28 @@ if TYPE_CHECKING:
     from semel.core.records import ClaimRequest, CompleteRequest, Encoded, PutRequest, RenewRequest
 
 NEXT: dict[State | None, dict[str, State | None]] = {
-    None: {"claim": State.PROCESSING, "put": State.SUCCEEDED},
-    State.PROCESSING: {
-        "claim": State.PROCESSING,  # again by its owner, or taken over when abandoned
-        "renew": State.PROCESSING,
-        "complete": State.SUCCEEDED,
-        "fail": State.FAILED,
-        "put": State.SUCCEEDED,  # only when abandoned and not held
-        "adopt": State.PROCESSING,  # only when abandoned
+    None: {"claim": PROCESSING, "put": SUCCEEDED},
+    PROCESSING: {
+        "claim": PROCESSING,  # again by its owner, or taken over when abandoned
+        "renew": PROCESSING,
+        "complete": SUCCEEDED,
+        "fail": FAILED,
+        "put": SUCCEEDED,  # only when abandoned and not held
+        "adopt": PROCESSING,  # only when abandoned
         "forget": None,
     },
-    State.SUCCEEDED: {
-        "claim": State.PROCESSING,  # only by another payload under mismatch="replace"
-        "complete": State.SUCCEEDED,  # the same owner, sent twice: the same answer
-        "put": State.SUCCEEDED,  # the same owner, sent twice: the same answer
-        "touch": State.SUCCEEDED,
+    SUCCEEDED: {
+        "claim": PROCESSING,  # only by another payload under mismatch="replace"
+        "complete": SUCCEEDED,  # the same owner, sent twice: the same answer
+        "put": SUCCEEDED,  # the same owner, sent twice: the same answer
+        "touch": SUCCEEDED,
         "forget": None,
     },
-    State.FAILED: {
-        "claim": State.PROCESSING,  # retryable, or another payload under mismatch="replace"
-        "fail": State.FAILED,  # the same owner, sent twice: the same answer
-        "put": State.SUCCEEDED,  # only when retryable
-        "touch": State.FAILED,
+    FAILED: {
+        "claim": PROCESSING,  # retryable, or another payload under mismatch="replace"
+        "fail": FAILED,  # the same owner, sent twice: the same answer
+        "put": SUCCEEDED,  # only when retryable
+        "touch": FAILED,
         "forget": None,
     },
 }
@@ -93,7 +96,7 @@ def claim(  # noqa: C901 - one line of the law is one branch
         return Mismatch(superseded=True), None
     if _ended_for_good(record) and not replacing:
         return _finished(record, now), None
-    if record.state is State.PROCESSING:
+    if record.state is PROCESSING:
         if record.lease_until is not None and record.lease_until > now:
             return Busy(record.lease_until - now, record.owner), None
         if record.hold or ask.hold:
@@ -120,11 +123,11 @@ def complete(stored: Record | None, ask: CompleteRequest, now: float) -> Record 
     record = present(stored, now)
     if record is None or record.owner != ask.owner:
         return None
-    if record.state is State.SUCCEEDED:
+    if record.state is SUCCEEDED:
         return record
-    if record.state is not State.PROCESSING:
+    if record.state is not PROCESSING:
         return None
-    return _ended(record, State.SUCCEEDED, ask.result, ask.ttl, now)
+    return _ended(record, SUCCEEDED, ask.result, ask.ttl, now)
 
 
 def fail(
@@ -139,11 +142,11 @@ def fail(
 ) -> Record | None:
     """Store the owner's failure. None = refused; an unchanged record = it was stored before."""
     record = present(stored, now)
-    if record is not None and record.state is State.FAILED and record.owner == owner:
+    if record is not None and record.state is FAILED and record.owner == owner:
         return record
     if not _running(record, owner):
         return None
-    ended = _ended(record, State.FAILED, error, ttl, now)
+    ended = _ended(record, FAILED, error, ttl, now)
     return replace(
         ended,
         retryable=retryable,
@@ -157,10 +160,10 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
     if record is None:
         fence_after, number, created_at = (stored.fence if stored else 0), 1, now
         superseded: tuple[bytes, ...] = ()
-    elif record.owner == ask.owner and record.state is State.SUCCEEDED:
+    elif record.owner == ask.owner and record.state is SUCCEEDED:
         return record
     elif _ended_for_good(record) or (
-        record.state is State.PROCESSING
+        record.state is PROCESSING
         and (record.hold or (record.lease_until is not None and record.lease_until > now))
     ):
         return None
@@ -169,7 +172,7 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
         superseded = record.superseded
     return Record(
         identity=ask.identity,
-        state=State.SUCCEEDED,
+        state=SUCCEEDED,
         owner=ask.owner,
         number=number,
         fence=_next_fence(fence_after, now),
@@ -190,7 +193,7 @@ def adopt(stored: Record | None, ask: RenewRequest, now: float) -> Record | None
     a resolver finds out what an attempt did and makes none of its own.
     """
     record = present(stored, now)
-    if record is None or record.state is not State.PROCESSING:
+    if record is None or record.state is not PROCESSING:
         return None
     if record.owner != ask.owner and record.lease_until is not None and record.lease_until > now:
         return None
@@ -208,13 +211,13 @@ def adopt(stored: Record | None, ask: RenewRequest, now: float) -> Record | None
 def touch(stored: Record | None, ttl: float, now: float) -> Record | None:
     """Keep a finished record for `ttl` from now. None = there is none."""
     record = present(stored, now)
-    if record is None or record.state is State.PROCESSING:
+    if record is None or record.state is PROCESSING:
         return None
     return replace(record, expires_at=now + ttl, now=now)
 
 
 def _own(record: Record, ask: ClaimRequest, now: float) -> tuple[Claim, Record | None]:
-    if record.state is not State.PROCESSING:
+    if record.state is not PROCESSING:
         # A repeated command of an attempt that has ended: its caller is gone.
         return _finished(record, now), None
     refreshed = replace(record, lease_until=now + ask.lease, updated_at=now, now=now)
@@ -232,7 +235,7 @@ def _claimed(
         superseded = (*superseded, previous)[-SUPERSEDED_LIMIT:]
     claimed = Record(
         identity=ask.identity,
-        state=State.PROCESSING,
+        state=PROCESSING,
         owner=ask.owner,
         number=number,
         fence=fence,
@@ -245,7 +248,7 @@ def _claimed(
         lease_until=now + ask.lease,
         now=now,
     )
-    takeover = record is not None and record.state is State.PROCESSING
+    takeover = record is not None and record.state is PROCESSING
     return Claimed(number, fence, takeover), claimed
 
 
@@ -269,13 +272,11 @@ def _ended(record: Record, state: State, outcome: Encoded, ttl: float, now: floa
 
 
 def _running(record: Record | None, owner: bytes) -> TypeGuard[Record]:
-    return record is not None and record.state is State.PROCESSING and record.owner == owner
+    return record is not None and record.state is PROCESSING and record.owner == owner
 
 
 def _ended_for_good(record: Record) -> bool:
-    return record.state is State.SUCCEEDED or (
-        record.state is State.FAILED and not record.retryable
-    )
+    return record.state is SUCCEEDED or (record.state is FAILED and not record.retryable)
 
 
 def _differ(one: bytes | None, other: bytes | None) -> bool:

@@ -49,7 +49,8 @@ class Lease(Struct, eq=False):
     """A result that the store could not be told yet."""
 
     def __post_init__(self) -> None:
-        self.begin(self.began)
+        self.until = self.began + self.seconds
+        self.due = self.began + self.seconds / RENEWALS_PER_LEASE
 
     def __repr__(self) -> str:
         # Neither the key nor a result has any business in a traceback.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from msgspec import Struct
 
@@ -28,6 +28,10 @@ class State(enum.IntEnum):
     PROCESSING = 0
     SUCCEEDED = 1
     FAILED = 2
+
+
+# By these names on the way of every call: until Python 3.12 an enum looks its members up slowly.
+PROCESSING, SUCCEEDED, FAILED = State
 
 
 class Identity(Struct, frozen=True, gc=False):
@@ -107,6 +111,7 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
 # --- what `claim` may answer -------------------------------------------------------------
 
 
+@final
 class Claimed(Struct, frozen=True, gc=False):
     """The caller owns the operation now and is the only one to run it."""
 
@@ -116,6 +121,7 @@ class Claimed(Struct, frozen=True, gc=False):
     """True when the previous attempt was abandoned."""
 
 
+@final
 class Finished(Struct, frozen=True, gc=False):
     """The operation has ended: SUCCEEDED, or FAILED for good."""
 

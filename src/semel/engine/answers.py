@@ -13,7 +13,14 @@ from semel import events
 from semel.attempts import Attempt
 from semel.core.decide import Refuse, Wait, decide, out_of_patience, verdict
 from semel.core.leases import Lease
-from semel.core.records import Claimed, CompleteRequest, Encoded, Finished, Identity, State
+from semel.core.records import (
+    SUCCEEDED,
+    Claimed,
+    CompleteRequest,
+    Encoded,
+    Finished,
+    Identity,
+)
 from semel.core.results import Kept, keep, read
 from semel.engine.call import Call
 from semel.engine.setup import Setup
@@ -123,10 +130,15 @@ class Answers(Setup[S]):
             )
         return kept
 
-    def _ran(self, call: Call, attempt: Attempt, lease: Lease, result: Encoded) -> None:
-        """The result is stored: share it with whoever waits here, in the form a store tells it."""
+    def _saved(
+        self, call: Call, attempt: Attempt, lease: Lease, result: Encoded, *, saved: bool
+    ) -> None:
+        """The store knows the result: share it with whoever waits here, as the store tells it."""
+        self._leases.drop(lease)
+        if not saved:
+            self._lost(call, lease)
         ttl = call.rules.ttl
-        finished = Finished(State.SUCCEEDED, result, attempt.number, attempt.fence, ttl)
+        finished = Finished(SUCCEEDED, result, attempt.number, attempt.fence, ttl)
         if self._cache is not None:
             _remember(self._cache, call, finished)
         self._share(call, finished)

@@ -15,9 +15,9 @@ Optional capabilities are small Protocols of their own; the engines use what a s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -92,14 +92,14 @@ class Store(Protocol):
 class AsyncStore(Protocol):
     """A store for asyncio: the same verbs, awaited.
 
-    The two of every call may also be plain functions that hand on a coroutine.
+    The two of every call may also be plain functions that give something to await.
     """
 
-    def claim(self, ask: ClaimRequest) -> Coroutine[Any, Any, Claim]: ...
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]: ...
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool: ...
     def complete(
         self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Coroutine[Any, Any, bool]: ...
+    ) -> Awaitable[bool]: ...
     async def fail(
         self,
         identity: Identity,

@@ -11,20 +11,21 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, TypeVarTuple, Unpack, assert_never
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from semel._mirror.seats import LATE
 from semel._mirror.threads import (
     Polling,
     background,
     finished,
+    ready,
     sleep,
 )
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.leases import Lease
-from semel.core.records import Claimed, Finished
+from semel.core.records import Claimed, Encoded, Finished
 from semel.core.switch import BYPASSED
 from semel.engine.call import (
     Call,
@@ -63,21 +64,34 @@ class Runner(Keeper):
     def _begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""
         if self._disabled or BYPASSED.get():
-            return self._unprotected(call)
+            return ready(self._unprotected(call))
         patience = self._patience(call)
         remembered = None if self._cache is None else self._remembered(call)
         if remembered is not None:
-            return self._replayed(call, remembered, waited=False)
+            return ready(self._replayed(call, remembered, waited=False))
         end = math.inf if patience is None else monotonic() + patience
         place = call.place
-        if place is not None and not self._flights.lead(place):
-            shared = self._join(call, place, patience)
-            if shared is not None:
-                return shared
+        if place is None or self._flights.lead(place):
+            return self._lead(call, place, end)
+        return self._follow(call, place, patience, end)
+
+    def _follow(self, call: Call, place: Hashable, patience: float | None, end: float) -> Attempt:
+        """Wait for the execution that runs in this process; lead if it ends without an answer."""
+        given = self._flights.join(place, patience)
+        if given == LATE:
+            self._out_of_patience(call, 0.0)
+        if isinstance(given, Finished):
+            return self._replayed(call, given, waited=True)
+        if isinstance(given, StoreError):
+            return self._without_store(call, given)
+        return self._lead(call, place, end)
+
+    def _lead(self, call: Call, place: Hashable | None, end: float) -> Attempt:
+        """Ask the store, and do what it says; those who follow are told, too."""
+        waited = False
         try:
             answer = self._ask(call)
-            waited = False
-            if isinstance(answer, Wait):
+            if type(answer) is Wait:
                 waited = True
                 answer = self._wait(call, answer, end)
         except StoreError as error:
@@ -86,20 +100,9 @@ class Runner(Keeper):
         except BaseException:
             self._pass_on(call)
             raise
-        if isinstance(answer, Attempt):
-            return answer
-        return self._found(call, place, answer, waited=waited)
-
-    def _join(self, call: Call, place: Hashable, patience: float | None) -> Attempt | None:
-        """Wait for the execution that runs in this process; None = this call leads now."""
-        given = self._flights.join(place, patience)
-        if given == LATE:
-            self._out_of_patience(call, 0.0)
-        if isinstance(given, Finished):
-            return self._replayed(call, given, waited=True)
-        if isinstance(given, StoreError):
-            return self._without_store(call, given)
-        return None
+        if type(answer) is Finished:
+            return self._found(call, place, answer, waited=waited)
+        return answer
 
     def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
@@ -108,7 +111,7 @@ class Runner(Keeper):
             sent = monotonic()
             try:
                 answer = self._store.claim(ask)
-                if isinstance(answer, Claimed) and monotonic() - sent > ask.lease / 3:
+                if type(answer) is Claimed and monotonic() - sent > ask.lease / 3:
                     # The answer was slow and the lease is partly used up: begin it anew.
                     sent = monotonic()
                     if not self._store.renew(ask.identity, ask.owner, ask.lease):
@@ -122,15 +125,11 @@ class Runner(Keeper):
                     background(self._tasks, partial(self._disown, ask))
                 raise
             step = decide(answer, call.rules)
-            match step:
-                case Finished() | Wait():
-                    return step
-                case Claimed():
-                    return self._started(call, ask.owner, step, sent)
-                case Refuse(error=error):
-                    self._refuse(call, error)
-                case _:
-                    assert_never(step)
+            if type(step) is Claimed:
+                return self._started(call, ask.owner, step, sent)
+            if type(step) is Refuse:
+                self._refuse(call, step.error)
+            return step
 
     def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""
@@ -144,7 +143,7 @@ class Runner(Keeper):
                 if known is not None:
                     return self._judged(call, known)
                 answer = self._ask(call)
-                if not isinstance(answer, Wait):
+                if type(answer) is not Wait:
                     return answer
                 busy, left = answer, self._left(call, answer, end)
 
@@ -156,10 +155,28 @@ class Runner(Keeper):
     # --- the end of one call -------------------------------------------------------------
 
     def _succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
-        if attempt.lease is None:
-            return value
+        """Tell the store the result; the caller gets it even if the store cannot be told yet."""
         lease = attempt.lease
-        return self._to_the_end(self._save, call, attempt, lease, value)
+        if lease is None:
+            return value
+        kept = self._kept(call, attempt, value)
+        if lease not in self._leases:
+            # Refused by the store already, or inherited through a fork: not ours to save.
+            self._lost(call, lease)
+        result = kept.encoded
+        try:
+            saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
+        except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
+            self._to_the_end(self._save, call, attempt, lease, result, error)
+        except BaseException:
+            background(
+                self._tasks,
+                lambda: self._quietly(partial(self._save, call, attempt, lease, result)),
+            )
+            raise
+        else:
+            self._saved(call, attempt, lease, result, saved=saved)
+        return kept.value
 
     def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
@@ -189,32 +206,31 @@ class Runner(Keeper):
         except IdempotencyError:
             logger.debug("a step that was done again ended with an error", exc_info=True)
 
-    def _save(self, call: Call, attempt: Attempt, lease: Lease, value: T) -> T:
-        """Tell the store the result; the caller gets it even if the store cannot be told yet."""
-        kept = self._kept(call, attempt, value)
-        if lease not in self._leases:
-            # Refused by the store already, or inherited through a fork: not ours to save.
-            self._lost(call, lease)
-        patience = None
+    def _save(
+        self,
+        call: Call,
+        attempt: Attempt,
+        lease: Lease,
+        result: Encoded,
+        error: Exception | None = None,
+    ) -> None:
+        """Tell the store the result once more, until it knows or the timer takes over."""
+        patience = SavePatience(call.rules, monotonic())
         while True:
-            try:
-                saved = self._store.complete(
-                    call.identity, lease.owner, kept.encoded, call.rules.ttl
-                )
-                break
-            except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
+            if error is not None:
                 self._store_failed(lease, "complete", error)
-                patience = SavePatience(call.rules, monotonic()) if patience is None else patience
                 pause = patience.pause(monotonic())
                 if pause is None:
-                    self._not_stored(call, lease, kept.encoded, error)
-                    return kept.value
-            sleep(pause)
-        self._leases.drop(lease)
-        if not saved:
-            self._lost(call, lease)
-        self._ran(call, attempt, lease, kept.encoded)
-        return kept.value
+                    self._not_stored(call, lease, result, error)
+                    return
+                sleep(pause)
+            try:
+                saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
+            except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
+                error = again
+            else:
+                self._saved(call, attempt, lease, result, saved=saved)
+                return
 
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""

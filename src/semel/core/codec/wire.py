@@ -7,7 +7,7 @@ content never causes an import. Every failure is a `SerializationError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -46,29 +46,24 @@ def unbound(codec: C) -> C:
     return codec
 
 
-class _Wire(NamedTuple):
-    """The bytes of a tree, one way and the other."""
-
-    writers: Mapping[type, WriteTree]
-    pack: Callable[[Tree], bytes]
-    unpack: Callable[[bytes], Tree]
-    tag_bytes: bytes
-    """How a tag begins in the data; where it is absent, the tree is the value."""
-
-
 class _TreeCodec:
     """What the plain codecs share: all but the bytes of a tree."""
 
     name: ClassVar[str]
-    _wire: ClassVar[_Wire]
+    _writers: ClassVar[Mapping[type, WriteTree]]
+    # Functions of msgspec's own: kept in a class, they do not become its methods.
+    _pack: Callable[[Tree], bytes]
+    _unpack: Callable[[bytes], Tree]
+    _tag: ClassVar[bytes]
+    """How a tag begins in the data; where it is absent, the tree is the value."""
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
         """Encode a result, or say which part of it cannot be stored."""
         del context  # plain bytes can be read anywhere
         try:
             if value is None:
-                return self._wire.pack(None)
-            return self._wire.pack(Writer(self._wire.writers, hint).tree(value))
+                return self._pack(None)
+            return self._pack(Writer(self._writers, hint).tree(value))
         except Refused as refused:
             raise refused.as_error("result") from None
         except Exception as error:  # the user's classes and encoders run here: any error may come
@@ -78,8 +73,8 @@ class _TreeCodec:
         """Read a result back, or say why it cannot be read."""
         del context
         try:
-            tree = self._wire.unpack(data)
-            if self._wire.tag_bytes not in data:
+            tree = self._unpack(data)
+            if self._tag not in data:
                 return tree
             return Reader(_READERS, hint).value(tree)
         except Refused as refused:
@@ -100,12 +95,10 @@ class JsonCodec(_TreeCodec):
     """JSON that other tools can read; the default."""
 
     name = "json/1"
-    _wire = _Wire(
-        writers=formats.JSON_WRITERS | {object: kinds.write_object},
-        pack=msgspec.json.Encoder().encode,
-        unpack=msgspec.json.Decoder().decode,
-        tag_bytes=b'"$"',
-    )
+    _writers = formats.JSON_WRITERS | {object: kinds.write_object}
+    _pack = msgspec.json.Encoder().encode
+    _unpack = msgspec.json.Decoder().decode
+    _tag = b'"$"'
 
 
 @unbound
@@ -113,12 +106,10 @@ class MsgpackCodec(_TreeCodec):
     """MessagePack: smaller, and bytes as they are."""
 
     name = "msgpack/1"
-    _wire = _Wire(
-        writers=formats.MSGPACK_WRITERS | {object: kinds.write_object},
-        pack=msgspec.msgpack.Encoder().encode,
-        unpack=msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode,
-        tag_bytes=b"\xa1$",
-    )
+    _writers = formats.MSGPACK_WRITERS | {object: kinds.write_object}
+    _pack = msgspec.msgpack.Encoder().encode
+    _unpack = msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
+    _tag = b"\xa1$"
 
 
 _BY_SHORT_NAME: Final[Mapping[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec()}

@@ -6,7 +6,7 @@ ask next, `transport` how to send. `store` is its twin.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import (
@@ -62,7 +62,7 @@ class AsyncRedisStore:
 
     # The two verbs of every call, this one and `complete`, hand on what is to be awaited.
 
-    def claim(self, ask: ClaimRequest) -> Coroutine[Any, Any, Claim]:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
         return self._transport.call(self._verbs.claim(ask))
 
@@ -73,7 +73,7 @@ class AsyncRedisStore:
 
     def complete(
         self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Coroutine[Any, Any, bool]:
+    ) -> Awaitable[bool]:
         """Store the success of this owner's attempt; False when it was replaced."""
         ask = CompleteRequest(identity, owner, result, ttl)
         return self._transport.call(self._verbs.complete(ask))

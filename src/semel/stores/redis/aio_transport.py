@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -37,8 +37,11 @@ class AsyncTransport(ABC):
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
+    def call(self, call: Call[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """One call, one answer. An urgent one does not queue behind the others."""
+        return self._call(call, urgent=urgent)
+
+    async def _call(self, call: Call[Answer], *, urgent: bool) -> Answer:
         return certain((await self.call_many((call,), urgent=urgent))[0])
 
     async def call_many(
@@ -118,25 +121,32 @@ class AsyncServerTransport(AsyncTransport):
 
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
-        self._lanes = Lanes(_Pool(client.connection_pool), timeout / 2)
+        self._lanes = Lanes(_Pool(client.connection_pool), timeout / 2, self._make_good)
         self._follows_the_primary = follows_the_primary(client)
 
-    async def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
+    def call(self, call: Call[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """One call, one answer: straight through a line that is open."""
-        usable = self._loop is asyncio.get_running_loop() and not self._closed
-        line = self._lanes.ready(urgent=urgent) if usable else None
+        # Outside of any loop a verb may be prepared: so this question, which raises nothing.
+        here = asyncio._get_running_loop() is self._loop  # noqa: SLF001 - has no other name
+        line = self._lanes.ready() if here and not (urgent or self._closed) else None
         if line is None:
-            return await super().call(call, urgent=urgent)
-        begun = monotonic()
-        try:
-            reply = await line.ask(call.wire())
-            if not isinstance(reply, Exception):
-                return call.read(reply)
-        except (driver.ConnectionError, driver.TimeoutError):
-            pass
-        # It did not simply answer: the long way, from the start, knows what to do then.
-        answers = await self.call_many((call,), urgent=urgent, spent=monotonic() - begun)
-        return certain(answers[0])
+            return super().call(call, urgent=urgent)
+        return line.ask(call.wire(), call)
+
+    def _make_good(self, answer: asyncio.Future[Answer], call: Call[Answer], since: float) -> None:
+        """A call was not simply answered: the long way, from the start, knows what to do then."""
+        spent = monotonic() - since
+        task = asyncio.ensure_future(self._the_long_way(answer, call, spent))
+        answer.add_done_callback(lambda _: task.cancel())  # its caller may leave
+
+    async def _the_long_way(
+        self, answer: asyncio.Future[Answer], call: Call[Answer], spent: float
+    ) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):  # its caller left at this very moment
+            try:
+                answer.set_result(certain((await self.call_many((call,), spent=spent))[0]))
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                answer.set_exception(error)
 
     def _may_redirect(self) -> Callable[[], bool]:
         return never

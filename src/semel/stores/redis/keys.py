@@ -15,6 +15,7 @@ from zlib import crc32
 
 from semel.core.records import Identity
 from semel.errors import ConfigError
+from semel.stores.redis.scripts import size
 
 BUCKETS = 1024
 _INDEX_NAME = "~leases"
@@ -33,6 +34,8 @@ class KeyLayout:
         self.prefix = prefix
         self._indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
         self._records = [f"{prefix}{{{bucket}}}".encode() for bucket in range(BUCKETS)]
+        self.written_indexes = {index: size(len(index)) + index for index in self._indexes}
+        """The keys of all indexes, each as an argument of a command."""
 
     def record(self, identity: Identity) -> bytes:
         """The key of the record."""

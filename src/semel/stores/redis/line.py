@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from hiredis import PushNotification, Reader
 from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError as LineBroken
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as LineSilent
+
+from semel.errors import StoreError
+from semel.stores.redis.scripts import Call
 
 _NOT_YET: Final = object()
 
@@ -40,18 +43,23 @@ FULL = 32
 are made."""
 
 Reply = Any
+Answer: TypeAlias = "asyncio.Future[Any]"
+Trouble: TypeAlias = Callable[[Answer, Call[Any], float], None]
+"""Told of a call that was not simply answered, who waits for it and since when."""
 
 
 class Line(asyncio.Protocol):
     """The commands of many tasks on one connection of redis-py's."""
 
-    def __init__(self, connection: Any, patience: float) -> None:
+    def __init__(self, connection: Any, patience: float, trouble: Trouble | None = None) -> None:
         self.connection = connection
+        self._trouble = trouble
         self.broken: LineBroken | LineSilent | None = None
         self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self.waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
-        """The commands on their way: who waits for the reply, and since when."""
+        self._new_answer = self._loop.create_future
+        self.waiting: deque[tuple[Answer, float, Call[Any] | None]] = deque()
+        """The commands on their way: who waits, since when, and for which call, if for one."""
         self._outbox: list[bytes] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._reader = Reader(
@@ -64,12 +72,15 @@ class Line(asyncio.Protocol):
         self._stream: Any = self._transport.get_protocol()
         self._transport.set_protocol(self)
 
-    def ask(self, command: bytes) -> asyncio.Future[Reply]:
-        """Send a command; an error that the server answers is a reply, too."""
-        answer = self._loop.create_future()
+    def ask(self, command: bytes, call: Call[Any] | None = None) -> Answer:
+        """Send a command; gives its reply, or what the call that it was made of reads from it.
+
+        An error that the server answers is a reply, too; that of a call is a trouble.
+        """
+        answer, since = self._new_answer(), monotonic()
         waiting = self.waiting
         if self.broken is not None:
-            answer.set_exception(self.broken)
+            self._fail(answer, since, call, self.broken)
             return answer
         if waiting:
             outbox = self._outbox
@@ -80,7 +91,7 @@ class Line(asyncio.Protocol):
                 self._send()
         else:
             self._transport.write(command)
-        waiting.append((answer, monotonic()))
+        waiting.append((answer, since, call))
         if self._alarm is None:
             self._watch()
         return answer
@@ -118,9 +129,15 @@ class Line(asyncio.Protocol):
             while (reply := reader.gets()) is not _NOT_YET:
                 if type(reply) is PushNotification:
                     continue  # news of the server (RESP3) that nobody asked for
-                answer, _ = waiting.popleft()
-                if not answer.done():
+                answer, since, call = waiting.popleft()
+                if answer.done():
+                    continue  # its caller has left
+                if call is None:
                     answer.set_result(reply)
+                elif isinstance(reply, Exception):
+                    self._fail(answer, since, call, reply)
+                else:
+                    _read(answer, call, reply)
         except (InvalidResponse, IndexError) as garbled:
             self.end(LineBroken(f"the server's replies cannot be read: {garbled}"))
 
@@ -133,9 +150,16 @@ class Line(asyncio.Protocol):
 
     def _tell(self, error: Exception) -> None:
         waiting, self.waiting = self.waiting, deque()
-        for answer, _ in waiting:
-            if not answer.done():
-                answer.set_exception(error)
+        for answer, since, call in waiting:
+            self._fail(answer, since, call, error)
+
+    def _fail(self, answer: Answer, since: float, call: Call[Any] | None, error: Exception) -> None:
+        if answer.done():
+            return
+        if call is None or self._trouble is None:
+            answer.set_exception(error)
+        else:
+            self._trouble(answer, call, since)
 
     def _watch(self) -> None:
         self._alarm = self._loop.call_later(self._patience / LOOKS_PER_PATIENCE, self._look)
@@ -148,6 +172,13 @@ class Line(asyncio.Protocol):
                 self.end(LineSilent("Timeout reading from the server"))
             else:
                 self._watch()
+
+
+def _read(answer: Answer, call: Call[Any], reply: Reply) -> None:
+    try:
+        answer.set_result(call.read(reply))
+    except StoreError as unreadable:
+        answer.set_exception(unreadable)
 
 
 class Source(Protocol):
@@ -168,9 +199,10 @@ S = TypeVar("S", bound=Source)
 class Lane(Generic[S]):
     """Keeps one line open: whoever finds none opens it for all who come meanwhile."""
 
-    def __init__(self, source: S, patience: float) -> None:
+    def __init__(self, source: S, patience: float, trouble: Trouble | None = None) -> None:
         self.source = source
         self._patience = patience
+        self._trouble = trouble
         self.line: Line | None = None
         """The line that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Line] | None = None
@@ -211,7 +243,7 @@ class Lane(Generic[S]):
         async with asyncio.timeout(2 * self._patience):
             await self._release()
             connection = await self.source.borrow()
-        self.line = Line(connection, self._patience)
+        self.line = Line(connection, self._patience, self._trouble)
         return self.line
 
     def _opened(self, opening: asyncio.Task[Line]) -> None:
@@ -242,9 +274,10 @@ class Lanes(Generic[S]):
     and the application's pool may have no connection to spare.
     """
 
-    def __init__(self, source: S, patience: float) -> None:
+    def __init__(self, source: S, patience: float, trouble: Trouble | None = None) -> None:
         self.source = source
-        self._calls, self._renewals = Lane(source, patience), Lane(source, patience)
+        self._calls = Lane(source, patience, trouble)
+        self._renewals = Lane(source, patience)
 
     def ready(self, *, urgent: bool = False) -> Line | None:
         """Give the line for a call, if one is open."""

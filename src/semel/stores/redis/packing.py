@@ -34,6 +34,7 @@ from typing import Final
 from semel.core.records import (
     FINGERPRINT_BYTES,
     OWNER_BYTES,
+    PROCESSING,
     Encoded,
     Ended,
     Finished,
@@ -48,7 +49,7 @@ _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
 _STATE = 3
 _STATES = tuple(State)
 _HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
-_REPLAYED = struct.Struct(">BBI7s")
+_REPLAYED = struct.Struct(">BBBI7s")
 """Of the header, what a replay needs."""
 _RUNNING_TAIL = 13
 
@@ -103,13 +104,17 @@ def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) 
 
 def unpack_finished(raw: bytes, remaining: float) -> Finished:
     """Read of a record that has ended only what a replay needs."""
-    _check_version(raw)
     try:
-        flags, replaced, number, fence = _REPLAYED.unpack_from(raw, 1)
+        version, flags, replaced, number, fence = _REPLAYED.unpack_from(raw)
+        if version != VERSION:
+            _check_version(raw)
         prints = replaced + 1 if flags & _FINGERPRINT else replaced
-        outcome = unpack_outcome(raw, _HEADER.size + FINGERPRINT_BYTES * prints)
+        at = _HEADER.size + FINGERPRINT_BYTES * prints if prints else _HEADER.size
+        name = _CODEC_NAMES.get(raw[at])
+        outcome = unpack_outcome(raw, at) if name is None else Encoded(name, raw[at + 1 :])
         state = _STATES[flags & _STATE]
     except (struct.error, IndexError) as broken:
+        _check_version(raw)
         raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
     return Finished(state, outcome, number, int.from_bytes(fence), remaining)
 
@@ -118,7 +123,7 @@ def unpack_ended(raw: bytes, remaining: float) -> Ended | None:
     """Read of a record that has ended for good what a waiter needs; None when it has not."""
     finished = unpack_finished(raw, remaining)
     flags = raw[1]
-    if finished.state is State.PROCESSING or flags & _RETRYABLE:
+    if finished.state is PROCESSING or flags & _RETRYABLE:
         return None
     end = _HEADER.size
     has_fingerprint = flags & _FINGERPRINT
@@ -145,7 +150,7 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
     ends = range(at + FINGERPRINT_BYTES, at + FINGERPRINT_BYTES * (replaced + 1), FINGERPRINT_BYTES)
     superseded = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
     tail = raw[at + FINGERPRINT_BYTES * replaced :]
-    running = state is State.PROCESSING
+    running = state is PROCESSING
     if running and len(tail) != _RUNNING_TAIL:
         raise ValueError("cut short")
     return Record(

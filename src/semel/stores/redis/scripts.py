@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from hiredis import pack_command
 from msgspec import Struct
@@ -26,9 +26,12 @@ def packed(arguments: tuple[Argument, ...]) -> bytes:
     return wire
 
 
-def bulk(argument: bytes) -> bytes:
-    """Write one argument of a command the way a server reads it."""
-    return b"$%d\r\n%b\r\n" % (len(argument), argument)
+def size(length: int) -> bytes:
+    """Write what stands before an argument of this length: the end of the line before, its size."""
+    return _SIZES[length] if length < len(_SIZES) else b"\r\n$%d\r\n" % length
+
+
+_SIZES: Final = tuple(b"\r\n$%d\r\n" % length for length in range(512))
 
 
 class Script(Struct, frozen=True):
@@ -51,7 +54,8 @@ def script(text: str) -> Script:
     """Name a script by its digest."""
     # Redis names a script by its SHA-1; nothing here is a secret.
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(text, sha, bulk(b"EVALSHA") + bulk(sha.encode()) + bulk(b"2"))
+    parts = (b"EVALSHA", sha.encode(), b"2")
+    return Script(text, sha, b"".join(size(len(part)) + part for part in parts))
 
 
 _load = partial(load, "semel.stores.redis", "record")

@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from semel.core.records import (
+    FAILED,
     FINGERPRINT_BYTES,
     OWNER_BYTES,
+    SUCCEEDED,
     Abandoned,
     Busy,
     Claim,
@@ -34,7 +36,7 @@ from semel.stores.redis import scripts
 from semel.stores.redis.dangers import dangers
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import pack_outcome, unpack_finished, unpack_record
-from semel.stores.redis.scripts import Call, Script, bulk
+from semel.stores.redis.scripts import Call, Script, size
 
 Answer = TypeVar("Answer")
 
@@ -51,14 +53,14 @@ class Verbs:
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
         owner, fingerprint = ask.owner, ask.fingerprint
-        _check_size("owner", owner, OWNER_BYTES)
+        if len(owner) != OWNER_BYTES:
+            raise _wrong_size("owner", owner, OWNER_BYTES)
         if fingerprint is None:
             fingerprint = b""
-        else:
-            _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
+        elif len(fingerprint) != FINGERPRINT_BYTES:
+            raise _wrong_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
         terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
-        keys = self._keys.record_and_index(ask.identity)
-        return terms.call(keys, owner, fingerprint, _read_claim)
+        return terms.call(self._keys, ask.identity, owner, fingerprint, _read_claim)
 
     def renew(self, ask: RenewRequest) -> Call[bool]:
         """See `Store.renew`."""
@@ -73,9 +75,8 @@ class Verbs:
 
     def complete(self, ask: CompleteRequest) -> Call[bool]:
         """See `Store.complete`."""
-        terms = _end_terms(State.SUCCEEDED, ask.ttl, False, True)
-        keys = self._keys.record_and_index(ask.identity)
-        return terms.call(keys, ask.owner, pack_outcome(ask.result), bool)
+        terms = _end_terms(SUCCEEDED, ask.ttl, False, True)
+        return terms.call(self._keys, ask.identity, ask.owner, pack_outcome(ask.result), bool)
 
     def fail(
         self,
@@ -88,9 +89,8 @@ class Verbs:
         ttl: float,
     ) -> Call[bool]:
         """See `Store.fail`."""
-        terms = _end_terms(State.FAILED, ttl, retryable, keep_fingerprint)
-        keys = self._keys.record_and_index(identity)
-        return terms.call(keys, owner, pack_outcome(error), bool)
+        terms = _end_terms(FAILED, ttl, retryable, keep_fingerprint)
+        return terms.call(self._keys, identity, owner, pack_outcome(error), bool)
 
     def get(self, identity: Identity) -> Call[Record | None]:
         """See `Store.get`."""
@@ -98,7 +98,8 @@ class Verbs:
 
     def put(self, ask: PutRequest) -> Call[bool]:
         """See `Store.put`."""
-        _check_size("owner", ask.owner, OWNER_BYTES)
+        if len(ask.owner) != OWNER_BYTES:
+            raise _wrong_size("owner", ask.owner, OWNER_BYTES)
         return Call(
             scripts.PUT,
             self._keys.record_and_index(ask.identity),
@@ -125,7 +126,8 @@ class Verbs:
 
     def adopt(self, ask: RenewRequest) -> Call[Record | None]:
         """See `Repairing.adopt`."""
-        _check_size("owner", ask.owner, OWNER_BYTES)
+        if len(ask.owner) != OWNER_BYTES:
+            raise _wrong_size("owner", ask.owner, OWNER_BYTES)
         lease = microseconds(ask.lease)
         read = record_reader(ask.identity)
         return Call(
@@ -169,7 +171,7 @@ class _Terms(Struct, frozen=True):
 
     script: Script
     opening: bytes
-    """What comes before the keys."""
+    """What comes before the keys, up to the end of its last line."""
     arguments: tuple[int | str, ...]
     """What comes after the owner and the bytes that go with it."""
     packed: bytes
@@ -177,21 +179,27 @@ class _Terms(Struct, frozen=True):
     lease: int | None = None
 
     def call(
-        self, keys: tuple[bytes, bytes], owner: bytes, content: bytes, read: Callable[[Any], Answer]
+        self,
+        layout: KeyLayout,
+        identity: Identity,
+        owner: bytes,
+        content: bytes,
+        read: Callable[[Any], Answer],
     ) -> Call[Answer]:
-        """Write the command of one call: about these keys, for this owner, with these bytes."""
-        record, index = keys
-        written = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
-            self.opening,
-            len(record),
-            record,
-            len(index),
-            index,
-            len(owner),
-            owner,
-            len(content),
-            content,
-            self.packed,
+        """Write the command of one call: about this record, for this owner, with these bytes."""
+        keys = record, index = layout.record_and_index(identity)
+        written = b"".join(
+            (
+                self.opening,
+                size(len(record)),
+                record,
+                layout.written_indexes[index],
+                size(len(owner)),
+                owner,
+                size(len(content)),
+                content,
+                self.packed,
+            )
         )
         arguments = (owner, content, *self.arguments)
         return Call(self.script, keys, arguments, read, self.lease, written)
@@ -220,8 +228,9 @@ def _end_terms(state: State, ttl: float, retryable: bool, keep_fingerprint: bool
 
 def _terms_of(script: Script, arguments: tuple[int | str, ...], lease: int | None = None) -> _Terms:
     parts = len(("EVALSHA", "digest", "2", "record", "index", "owner", "bytes", *arguments))
-    packed = b"".join(bulk(str(argument).encode()) for argument in arguments)
-    opening = b"*%d\r\n%b" % (parts, script.opening)
+    texts = (str(argument).encode() for argument in arguments)
+    packed = b"".join(size(len(text)) + text for text in texts) + b"\r\n"
+    opening = b"*%d%b" % (parts, script.opening)
     return _Terms(script, opening, arguments, packed, lease)
 
 
@@ -236,21 +245,25 @@ def milliseconds(seconds: float) -> int:
     return -(-microseconds(seconds) // 1000)
 
 
-_CLAIM_ANSWERS: dict[bytes, Callable[..., Claim]] = {
-    b"claimed": lambda number, fence, takeover: Claimed(number, fence, takeover == 1),
-    b"finished": lambda raw, pttl: unpack_finished(raw, max(0, pttl) / 1e3),
+def _read_claim(reply: list[Any]) -> Claim:
+    word = reply[0]
+    if word == b"finished":
+        _, raw, pttl = reply
+        return unpack_finished(raw, max(0, pttl) / 1e3)
+    if word == b"claimed":
+        _, number, fence, takeover = reply
+        return Claimed(number, fence, takeover == 1)
+    return _OTHER_ANSWERS[word](*reply[1:])
+
+
+_OTHER_ANSWERS: dict[bytes, Callable[..., Claim]] = {
     b"busy": lambda remaining, owner: Busy(remaining / 1e6, owner),
     b"mismatch": lambda superseded: Mismatch(superseded == 1),
     b"abandoned": Abandoned,
     b"exhausted": Exhausted,
 }
-"""What claim.lua may answer, by its first word."""
+"""What claim.lua may answer besides, by its first word."""
 
 
-def _read_claim(reply: list[Any]) -> Claim:
-    return _CLAIM_ANSWERS[reply[0]](*reply[1:])
-
-
-def _check_size(what: str, value: bytes, size: int) -> None:
-    if len(value) != size:
-        raise ValueError(f"{what} must be {size} bytes, got {len(value)}")
+def _wrong_size(what: str, value: bytes, size: int) -> ValueError:
+    return ValueError(f"{what} must be {size} bytes, got {len(value)}")
