@@ -29,7 +29,7 @@ BODY = b'{"account":"ann","amount":500,"currency":"EUR","order":"2024-000017"}'
 LANES: dict[str, tuple[str, Role]] = {
     "bare": (BARE, "floor"),
     "semel": (OURS, "ours"),
-    "decorator": ("semel, by its decorator", "alternative"),
+    "decorator": ("semel, by its decorator", "usual"),
     "idemkit": ("idemkit", "alternative"),
     "asgi_idempotency_header": ("asgi-idempotency-header", "alternative"),
 }

@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as LineSilent
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, open_async_store, open_store
-from semel.stores.redis.line import FULL, Lane, Line
+from semel.stores.redis.line import HANDFUL, Lane, Line
 from semel.stores.redis.scripts import packed
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
@@ -54,7 +54,7 @@ async def test_commands_of_one_turn_leave_together(server):
     with proxy_to(server.port) as proxy:
         async with line_to(proxy.url) as line:
             before = proxy.requests
-            await asyncio.gather(*(line.ask(PING) for _ in range(FULL)))
+            await asyncio.gather(*(line.ask(PING) for _ in range(HANDFUL)))
             assert proxy.requests - before <= 3  # the first at once, the others in one write
 
 
@@ -162,7 +162,7 @@ async def test_whoever_finds_no_line_opens_it_for_all(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             answers = await asyncio.gather(
-                *(store.claim(ask(Identity("s", str(n)))) for n in range(FULL))
+                *(store.claim(ask(Identity("s", str(n)))) for n in range(4 * HANDFUL))
             )
             assert {type(answer) for answer in answers} == {Claimed}
             assert proxy.connections == 1
@@ -184,10 +184,11 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
                 return getattr(transport, name)
 
         line._transport = Told()
-        # The first goes alone, as nobody waits; a full outbox leaves at once, the rest at the end.
-        calls = [store.get(Identity("s", str(n))) for n in range(1 + 2 * FULL + 3)]
+        # The first goes alone, as nobody waits; then a handful at a time, while it is a good share
+        # of what is under way; the rest at the end.
+        calls = [store.get(Identity("s", str(n))) for n in range(1 + 4 * HANDFUL + 11 + 3)]
         assert await asyncio.gather(*calls) == [None] * len(calls)
-        assert writes == [1, FULL, FULL, 3]
+        assert writes == [1, HANDFUL, HANDFUL, HANDFUL, HANDFUL, 11, 3]
 
 
 async def test_a_line_that_is_open_is_given_again(server):

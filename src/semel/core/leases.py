@@ -32,7 +32,7 @@ MOST_DOUBTS = 10_000
 """Beyond these, claims of unknown fate are left to their leases: the store has been away long."""
 
 
-class Lease(Struct, eq=False):
+class Lease(Struct, eq=False, gc=False):
     """One running attempt's right to be the only one, as far as this process knows."""
 
     identity: Identity

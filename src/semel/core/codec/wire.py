@@ -61,8 +61,8 @@ class _TreeCodec:
         """Encode a result, or say which part of it cannot be stored."""
         del context  # plain bytes can be read anywhere
         try:
-            if value is None:
-                return self._pack(None)
+            if value is None or (type(value) is str and value.isascii()):
+                return self._pack(value)  # what many functions give is its own tree
             return self._pack(Writer(self._writers, hint).tree(value))
         except Refused as refused:
             raise refused.as_error("result") from None

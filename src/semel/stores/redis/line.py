@@ -38,9 +38,11 @@ def _closed() -> LineBroken:
     return LineBroken("the store was closed")
 
 
-FULL = 32
-"""So many commands leave without waiting for more: the server works on them while the next ones
-are made."""
+HANDFUL = 8
+SHARE = 4
+"""A handful of commands leaves without waiting for more, if it is a good share (one in four) of all
+that is under way: the server works on them while the next ones are made. Were they all in one
+write, client and server would take turns; were it many small ones, each would cost its own."""
 
 Reply = Any
 Answer: TypeAlias = "asyncio.Future[Any]"
@@ -87,7 +89,7 @@ class Line(asyncio.Protocol):
             outbox.append(command)
             if len(outbox) == 1:
                 self._loop.call_soon(self._send)
-            elif len(outbox) == FULL:
+            elif len(outbox) >= HANDFUL and len(outbox) * SHARE >= len(waiting):
                 self._send()
         else:
             self._transport.write(command)
