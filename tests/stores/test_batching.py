@@ -128,8 +128,19 @@ async def test_who_comes_while_a_batch_is_away_leaves_with_the_next(batcher, sto
     assert [await one for one in first] == [Claimed(1, 1), Claimed(2, 1), Claimed(2, 1)]
     assert [await one for one in second] == [Claimed(3, 1)] * 3
     assert store.requests[2:] == [["d", "e", "f"]]
-    await batcher.claim(ask("g"))
-    assert store.requests[3:] == ["g"], "idle again"
+
+
+async def test_who_went_together_comes_back_together(batcher, store):
+    for keys in ("abc", "defg"):
+        await asyncio.gather(*(batcher.claim(ask(key)) for key in keys))
+    assert store.requests == ["a", ["b", "c"], ["d", "e", "f", "g"]], "none of them went ahead"
+
+
+async def test_after_a_batch_of_one_the_next_call_goes_straight_through(batcher, store):
+    await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
+    for key in "de":
+        await batcher.claim(ask(key))
+    assert store.requests == ["a", ["b", "c"], ["d"], "e"]
 
 
 async def test_a_single_call_that_hangs_keeps_no_batch_waiting(batcher, store):
@@ -186,6 +197,12 @@ async def test_a_batch_has_a_limit_of_members(store):
     store.gate.set()
     await asyncio.gather(*tasks)
     assert store.requests == ["a", ["b", "c"], ["d", "e"], ["f"]]
+
+
+async def test_who_does_not_fit_into_one_batch_is_spread_evenly_over_some(store):
+    batcher = Batcher(store, store, most_members=4)
+    await asyncio.gather(*(batcher.claim(ask(key)) for key in "-abcdef"))
+    assert store.requests == ["-", ["a", "b", "c"], ["d", "e", "f"]], "not four and two"
 
 
 async def test_a_batch_has_a_limit_of_bytes(store):

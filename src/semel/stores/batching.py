@@ -9,8 +9,11 @@ For stores for asyncio that can answer many members in one round trip and one co
 The law of a lane:
 
 - Idle, it is not there: the call goes straight through, in the task of its caller.
+- Who went together comes back together: after a batch of two or more, the next call is not sent
+  ahead of the others, but at the end of this turn of the event loop, with all who came in it.
 - One batch is away at a time (beside a call that went straight through, and members that are
   asked for alone), and the next one fills meanwhile. There is no timer.
+- Who has to go in several batches is spread evenly over them.
 - An identity is in a batch once; whoever asks for it again comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
   that failed, is asked for again alone; only a store that is away is not asked again for each.
@@ -22,13 +25,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.forking import follow_forks
+from semel.stores.waiting import Member, Queue
 
 MOST_MEMBERS: Final = 64
 """More save little, and make the first of them wait for the last; with fewer, one half of a crowd
@@ -63,18 +66,6 @@ Ask = TypeVar("Ask", bound=Request)
 Answer = TypeVar("Answer")
 
 
-class _Member(Generic[Ask, Answer]):
-    __slots__ = ("answer", "ask")
-
-    def __init__(self, ask: Ask, answer: asyncio.Future[Answer]) -> None:
-        self.ask = ask
-        self.answer = answer
-
-    def fail(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-
 class Lane(Generic[Ask, Answer]):
     """The calls of one verb on their way to a store."""
 
@@ -99,66 +90,56 @@ class Lane(Generic[Ask, Answer]):
 
     def _begin(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._crowded = False
+        """Whether the last batch had more than one member, who may all come back at once."""
         self._straight = 0
         """Calls that went straight through and have not come back."""
-        self._queue: deque[_Member[Ask, Answer]] = deque()
+        self._queue: Queue[Ask, Answer] = Queue(
+            most_members=self._most_members, most_bytes=self._most_bytes
+        )
         self._sender: asyncio.Task[None] | None = None
         self._stragglers: set[asyncio.Task[None]] = set()
 
-    async def send(self, ask: Ask) -> Answer:
-        """Ask, with others if the lane is busy."""
-        if self._sender is None and not self._straight:
-            self._loop = asyncio.get_running_loop()
-        elif self._loop is asyncio.get_running_loop() and not self._closed:
-            return await self._join(ask)
-        # Also for another event loop, and after the end: the store has its own word on both.
+    def send(self, ask: Ask) -> Awaitable[Answer]:
+        """Ask, with others if the lane is busy; to be awaited at once."""
+        loop = asyncio.get_running_loop()
+        idle = self._sender is None and not self._straight
+        if idle:
+            self._loop = loop
+        if (idle and not self._crowded) or self._loop is not loop or self._closed:
+            # Also for another event loop, and after the end: the store has its own word on both.
+            return self._send_straight(ask)
+        return self._join(ask, loop)
+
+    async def _send_straight(self, ask: Ask) -> Answer:
         self._straight += 1
         try:
             return await self._one(ask)
         finally:
             self._straight -= 1
 
-    def _join(self, ask: Ask) -> asyncio.Future[Answer]:
-        loop = asyncio.get_running_loop()
-        member: _Member[Ask, Answer] = _Member(ask, loop.create_future())
-        self._queue.append(member)
+    def _join(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._queue.join(Member(ask, ask.identity, self._weight(ask), answer))
         if self._sender is None:
             # It begins when all who are awake now have joined. A batch is nobody's own: it runs
             # in no caller's context.
             self._sender = loop.create_task(self._send(), context=contextvars.Context())
-        return member.answer
+        return answer
 
     async def _send(self) -> None:
-        batch: list[_Member[Ask, Answer]] = []
+        batch: list[Member[Ask, Answer]] = []
         try:
-            while batch := self._next_batch():
+            while batch := self._queue.next_batch():
+                self._crowded = len(batch) > 1
                 await self._send_batch(batch)
         finally:
             self._sender = None
-            for member in (*batch, *self._queue):  # only if this task itself was cancelled
+            for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
-            self._queue.clear()
+            self._queue.refuse(_INTERRUPTED)
 
-    def _next_batch(self) -> list[_Member[Ask, Answer]]:
-        batch: list[_Member[Ask, Answer]] = []
-        names: set[Identity] = set()
-        again: list[_Member[Ask, Answer]] = []
-        room = self._most_bytes
-        while self._queue and len(batch) < self._most_members and room > 0:
-            member = self._queue.popleft()
-            if member.answer.done():
-                continue  # cancelled before it left
-            identity = member.ask.identity
-            if identity in names:
-                again.append(member)
-                continue
-            names.add(identity)
-            batch.append(member)
-            room -= self._weight(member.ask)
-        self._queue.extendleft(reversed(again))
-        return batch
-
-    async def _send_batch(self, batch: list[_Member[Ask, Answer]]) -> None:
+    async def _send_batch(self, batch: list[Member[Ask, Answer]]) -> None:
         answers: Sequence[Answer | StoreError | Alone] = [ALONE] * len(batch)
         try:
             answers = await self._many([member.ask for member in batch])
@@ -171,32 +152,29 @@ class Lane(Generic[Ask, Answer]):
                 self._ask_alone(member)
             elif isinstance(answer, StoreError):
                 member.fail(answer)
-            elif not member.answer.done():
-                member.answer.set_result(answer)
+            else:
+                member.succeed(answer)
 
-    def _ask_alone(self, member: _Member[Ask, Answer]) -> None:
+    def _ask_alone(self, member: Member[Ask, Answer]) -> None:
         """Beside the next batches: what this one waits for must not hold them up."""
         task = asyncio.create_task(self._alone(member), context=contextvars.Context())
         self._stragglers.add(task)
         task.add_done_callback(self._stragglers.discard)
 
-    async def _alone(self, member: _Member[Ask, Answer]) -> None:
+    async def _alone(self, member: Member[Ask, Answer]) -> None:
         try:
             answer = await self._one(member.ask)
         except Exception as error:  # noqa: BLE001 - it is its caller's
             member.fail(error)
         else:
-            if not member.answer.done():
-                member.answer.set_result(answer)
+            member.succeed(answer)
         finally:
             member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was cancelled
 
     async def close(self) -> None:
         """Refuse who waits, and let what is away come back."""
         self._closed = True
-        for member in self._queue:
-            member.fail(StoreUnavailable("the store was closed"))
-        self._queue.clear()
+        self._queue.refuse("the store was closed")
         while away := {*self._stragglers, *filter(None, (self._sender,))}:
             await asyncio.wait(away)
 
