@@ -108,9 +108,10 @@ class Attempt(Struct, eq=False):
 
     def __exit__(self, *_: object) -> None:
         self.running = False
+        token, self._token = self._token, None
         try:
-            if self._token is not None:
-                _current.reset(self._token)
+            if token is not None:
+                _current.reset(token)
         except ValueError:
             # Left in another context than it was entered in; `running` already tells the truth.
             pass

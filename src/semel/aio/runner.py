@@ -180,10 +180,9 @@ class AsyncRunner(AsyncKeeper):
         except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
             await self._to_the_end(self._save, call, attempt, lease, result, error)
         except BaseException:
-            background(
-                self._tasks,
-                lambda: self._quietly(partial(self._save, call, attempt, lease, result)),
-            )
+            # By `partial`: a closure would cost every call a cell for each of these values.
+            again = partial(self._save, call, attempt, lease, result)
+            background(self._tasks, partial(self._quietly, again))
             raise
         else:
             self._saved(call, attempt, lease, result, saved=saved)
@@ -199,7 +198,7 @@ class AsyncRunner(AsyncKeeper):
             await self._to_the_end(self._record_failure, call, lease, error)
         else:
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, lambda: self._record_failure(call, lease, error))
+            background(self._tasks, partial(self._record_failure, call, lease, error))
 
     async def _to_the_end(
         self, step: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], *given: *Ts
@@ -210,7 +209,7 @@ class AsyncRunner(AsyncKeeper):
             ended = await step(*given)
         except BaseException as error:
             if not isinstance(error, Exception):
-                background(self._tasks, lambda: self._quietly(partial(step, *given)))
+                background(self._tasks, partial(self._quietly, partial(step, *given)))
             raise
         heed(before)
         return ended

@@ -169,10 +169,9 @@ class Runner(Keeper):
         except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
             self._to_the_end(self._save, call, attempt, lease, result, error)
         except BaseException:
-            background(
-                self._tasks,
-                lambda: self._quietly(partial(self._save, call, attempt, lease, result)),
-            )
+            # By `partial`: a closure would cost every call a cell for each of these values.
+            again = partial(self._save, call, attempt, lease, result)
+            background(self._tasks, partial(self._quietly, again))
             raise
         else:
             self._saved(call, attempt, lease, result, saved=saved)
@@ -187,7 +186,7 @@ class Runner(Keeper):
             self._to_the_end(self._record_failure, call, lease, error)
         else:
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, lambda: self._record_failure(call, lease, error))
+            background(self._tasks, partial(self._record_failure, call, lease, error))
 
     def _to_the_end(self, step: Callable[[Unpack[Ts]], T], *given: *Ts) -> T:
         """Do a step that must not be left half done; an interrupted one is done again."""
@@ -195,7 +194,7 @@ class Runner(Keeper):
             ended = step(*given)
         except BaseException as error:
             if not isinstance(error, Exception):
-                background(self._tasks, lambda: self._quietly(partial(step, *given)))
+                background(self._tasks, partial(self._quietly, partial(step, *given)))
             raise
         return ended
 
