@@ -36,7 +36,7 @@ def always_in_batches(store):
 
 async def _with_the_next_batch(lane, ask):
     lane._loop = asyncio.get_running_loop()
-    return await (lane._one(ask) if lane._closed else lane._join(ask))
+    return await (lane._one(ask) if lane._closed else lane._join(ask, lane._loop))
 
 
 def migrate(url, **columns):
