@@ -33,6 +33,11 @@ def ask(identity=IDENTITY, owner=None, *, fingerprint=None, lease=30.0, ttl=600.
     return ClaimRequest(identity, owner or new_owner(), fingerprint, lease, ttl, **more)
 
 
+def is_bulk(sent):
+    """Whether a client sent the rows of a prepared statement (COM_STMT_BULK_EXECUTE)."""
+    return sent[4:5] == b"\xfa"
+
+
 def database_of(url):
     return urlsplit(url).path[1:]
 

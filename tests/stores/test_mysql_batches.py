@@ -34,6 +34,7 @@ from stores.mysql_given import (
     claim_in,
     database_of,
     driven,
+    is_bulk,
     spy_on_repeats,
     through,
     transaction,
@@ -240,16 +241,20 @@ async def test_claims_in_a_batch_meet_every_state_of_a_record(store, server, mys
 
 
 def test_new_records_of_a_batch_are_known_by_the_insert_alone(server, mysql_url, kind):
-    def empty_answers():
-        ((_, count),) = server.execute("SHOW GLOBAL STATUS LIKE 'Empty_queries'")
-        return int(count)
+    def reads():
+        """How many queries have found a row."""
+        found = server.execute(
+            "SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_select', 'Empty_queries')"
+        )
+        counts = {name: int(count) for name, count in found}
+        return counts["Com_select"] - counts["Empty_queries"]
 
     with driven(kind, mysql_url) as store:
         store.claim_many(asks(["warm"]))
-        before = empty_answers()
+        before = reads()
         requests = asks(range(5))
         claims = store.claim_many(requests)
-        assert empty_answers() - before == 1, "no row was read"
+        assert reads() == before
         records = store.get_many([each.identity for each in requests])
         assert [each.fence for each in claims] == [each.fence for each in records]
         assert {each.fence for each in records} == {round(records[0].created_at * 1e6)}
@@ -507,22 +512,28 @@ async def test_renewals_do_not_queue_behind_claims(server, mysql_url):
 # --- lost connections, cancelled callers, the end -------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["claim", "complete"])
+@pytest.mark.parametrize("verb", ["claim in bulk", "claim by text", "complete"])
 async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mysql_url, verb):
     with proxy_to(server.port) as proxy:
         store = AsyncMySQLStore(through(proxy, mysql_url))
         await store.claim_many(asks(["warm"]))
         requests = asks(OTHERS)
+        if verb == "claim by text":
+            await store.claim_many(asks(["warm"]))  # who met a record once expects more of them
         if verb == "complete":
             await store.claim_many(requests)
         proxy.lose_reply(
-            lambda sent: b"(digest, owner) IN" in sent or sent.count(b"UTC_TIMESTAMP") > 12
+            {
+                "claim in bulk": is_bulk,
+                "claim by text": lambda sent: sent.count(b"UTC_TIMESTAMP") > 12,
+                "complete": lambda sent: b"(digest, owner) IN" in sent,
+            }[verb]
         )
-        if verb == "claim":
+        if verb == "complete":
+            assert await store.complete_many(completes(requests)) == [True] * len(requests)
+        else:
             answers = await store.claim_many(requests)
             assert {(answer.number, answer.takeover) for answer in answers} == {(1, False)}
-        else:
-            assert await store.complete_many(completes(requests)) == [True] * len(requests)
         assert proxy.lost == 1
         records = await store.get_many([each.identity for each in requests])
         assert [record.owner for record in records] == [each.owner for each in requests]

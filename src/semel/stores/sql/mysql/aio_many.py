@@ -21,13 +21,14 @@ class AsyncTogether:
     def __init__(self, verbs: MySQLBatchVerbs, batches: Executor, renewals: Executor) -> None:
         """`renewals` has a connection of its own: claims, however many, must not hold them up."""
         self._verbs = verbs
+        self._claim = verbs.claim_in_bulk
         self._batches = batches
         self._renewals = renewals
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each; with one of them locked, only what a look can tell."""
         parts = cut(asks, weight_of_claim)
-        outcomes = await self._batches.run([self._verbs.claim_together(part) for part in parts])
+        outcomes = await self._batches.run([self._claim(part) for part in parts])
         met = list(zip(parts, outcomes, strict=True))
         again = [part for part, outcome in met if is_locked(outcome)]
         looks = await self._batches.run([self._verbs.look_together(part) for part in again])

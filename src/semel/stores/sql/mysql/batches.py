@@ -4,6 +4,7 @@ This module writes SQL. It runs none. It keeps to what both servers understand.
 
 Bytes stand in the text as hexadecimal literals: a digest is written once and used twice, and the
 drivers' own quoting takes twice the time. Texts, and results, which may be large, are parameters.
+An insert of many is also written for one row, to be prepared, with the rows apart from it.
 
 An UPDATE finds its rows by their digests, in their order. It is told so: in a small table a server
 would rather read, and lock, every row. It has one CASE for a column; a join with a list of members
@@ -18,7 +19,7 @@ from typing import Final, TypeVar
 from semel.core.records import ClaimRequest, CompleteRequest, RenewRequest, State
 from semel.stores.sql.mysql.table import NOW, READ_COLUMNS, READ_NOW, MySQLTable
 from semel.stores.sql.rows import FORMAT, stamp
-from semel.stores.sql.verbs import Statement
+from semel.stores.sql.verbs import Reply, Statement
 
 T = TypeVar("T")
 
@@ -36,6 +37,16 @@ _UNLESS_ALL_NEW: Final = f"LAST_INSERT_ID() NOT BETWEEN {ALL_NEW} AND {SOME_MET}
 _MADE_HERE: Final = f"fence + {SOME_MET} = LAST_INSERT_ID()"
 
 
+class Bulk(Statement):
+    """A statement for one row, with `?` for its values; the parameters are the rows."""
+
+    __slots__ = ()
+
+
+UNABLE: Final = Reply([], 0)
+"""The answer to a `Bulk` that this server, or this connection, does not take: nothing was done."""
+
+
 class BatchStatements:
     """The statements for many, on one table. The members come by their digests."""
 
@@ -48,6 +59,12 @@ class BatchStatements:
             f"owner, number, fence, hold, lease_until, format{own}) VALUES "
         )
         self._own = ", %s" * len(table.own_names)
+        self._insert_row = {
+            hashed: f"{self._insert}(?, ?, ?, ?, {'?' if hashed else 'NULL'}, {_RUNNING}, "
+            f"{NOW}, {NOW}, ?, 1, IF(?, {_NOTE_FENCE}, {READ_NOW}), ?, {_later('?')}, {FORMAT}) "
+            f"ON DUPLICATE KEY UPDATE digest = {_NOTE_MET}"
+            for hashed in (True, False)
+        }
         self._read = f"SELECT digest, {READ_COLUMNS}, {READ_NOW}, "
 
     def claim(self, asks: Mapping[bytes, ClaimRequest]) -> Statement:
@@ -70,6 +87,27 @@ class BatchStatements:
             writes=True,
             then=self._look(asks, _MADE_HERE, _UNLESS_ALL_NEW),
         )
+
+    def claim_in_bulk(self, asks: Mapping[bytes, ClaimRequest]) -> Bulk:
+        """Insert what is new, as `claim` does; what is there has to be read by `read_after`.
+
+        Not for a table with columns of the application's own: their values may be of any type, and
+        the driver would not write them as it does in a text.
+        """
+        # A column without any value has no type, and the driver would not send it.
+        hashed = any(ask.fingerprint is not None for ask in asks.values())
+        rows: list[tuple[object, ...]] = []
+        for digest, ask in asks.items():
+            fingerprint = (ask.fingerprint,) if hashed else ()
+            names = (digest, self._table.prefix, ask.identity.key, ask.identity.scope)
+            notes_fence = not rows
+            lease = stamp(ask.lease)
+            rows.append((*names, *fingerprint, ask.owner, notes_fence, ask.hold, lease))
+        return Bulk(self._insert_row[hashed], tuple(rows), writes=True)
+
+    def read_after(self, digests: Iterable[bytes], noted: int) -> Statement:
+        """Read what is there, and what the insert made that noted this in LAST_INSERT_ID()."""
+        return self._look(digests, f"fence = {noted - SOME_MET}")
 
     def read(self, digests: Iterable[bytes]) -> Statement:
         """Read what is there, locking nothing."""

@@ -18,9 +18,11 @@ from asyncmy.cursors import Cursor
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.sql.mysql.addresses import Address
+from semel.stores.sql.mysql.batches import Bulk
 from semel.stores.sql.mysql.effort import Effort
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
+from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.session import driver_arguments, settings
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
@@ -55,6 +57,7 @@ class Pool:
         self._settings = settings(timeout, patient=patient)
         self._size = size
         self._closed = False
+        self.prepared = PreparedStatements()
         self._fresh()
         follow_forks(self)
 
@@ -161,6 +164,8 @@ class _Line:
             self._connection = await self._pool.take(self._effort.remaining)
         try:
             async with asyncio.timeout(self._effort.timeout):
+                if isinstance(statement, Bulk):
+                    return await self._pool.prepared.send(self._connection, statement)
                 return await send(self._connection, statement)
         except BaseException as error:
             if code_of(error) is None or is_lost(error):

@@ -22,11 +22,11 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.sql.members import in_order
-from semel.stores.sql.mysql.batches import ALL_NEW, SOME_MET, BatchStatements
+from semel.stores.sql.mysql.batches import ALL_NEW, SOME_MET, UNABLE, BatchStatements
 from semel.stores.sql.mysql.table import MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs, record_of
 from semel.stores.sql.rows import COLUMNS, Row, seconds
-from semel.stores.sql.verbs import Reply, Verb, operation
+from semel.stores.sql.verbs import Operation, Reply, Verb, operation
 
 R = TypeVar("R", CompleteRequest, RenewRequest)
 
@@ -41,16 +41,37 @@ class MySQLBatchVerbs(MySQLVerbs):
     def __init__(self, table: MySQLTable) -> None:
         super().__init__(table)
         self._batches = BatchStatements(table)
+        self._all_new = True
+        """Whether the last batch of claims met nothing."""
 
     @operation(peek=False)
     def claim_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
         """Claim what is new, and judge what is there."""
         ordered = in_order(asks, self._table.digest)
         reply = yield self._batches.claim(ordered)
-        if ALL_NEW <= reply.last_id < SOME_MET:
-            claimed = Claimed(1, reply.last_id - ALL_NEW)
-            return dict.fromkeys((ask.identity for ask in asks), claimed)
-        return _judged(ordered, reply)
+        self._all_new = _made_all(reply)
+        return _claimed(asks, reply) if self._all_new else _judged(ordered, reply)
+
+    def claim_in_bulk(self, asks: Sequence[ClaimRequest]) -> Operation[Claims]:
+        """Do the same, for drivers that may send a `Bulk`, if nothing will have to be read.
+
+        For what was there before, it takes a second round trip; so duplicates, who seldom come
+        alone, are claimed by the text, which reads them in one.
+        """
+        if self._all_new and not self._table.own_names:
+            return self._claim_in_bulk(asks)
+        return self.claim_together(asks)
+
+    @operation(peek=False)
+    def _claim_in_bulk(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.claim_in_bulk(ordered)
+        if reply is UNABLE:
+            return (yield from self.claim_together(asks).start())
+        self._all_new = _made_all(reply)
+        if self._all_new:
+            return _claimed(asks, reply)
+        return _judged(ordered, (yield self._batches.read_after(ordered, reply.last_id)))
 
     @operation(peek=False)
     def look_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
@@ -78,6 +99,15 @@ class MySQLBatchVerbs(MySQLVerbs):
         reply = yield self._batches.owners(ordered, State.PROCESSING)
         refused = dict.fromkeys((ask.identity for ask in asks), False)
         return refused | {ask.identity: True for ask in _owned(ordered, reply)}
+
+
+def _made_all(reply: Reply) -> bool:
+    return ALL_NEW <= reply.last_id < SOME_MET
+
+
+def _claimed(asks: Sequence[ClaimRequest], reply: Reply) -> Claims:
+    claimed = Claimed(1, reply.last_id - ALL_NEW)
+    return dict.fromkeys((ask.identity for ask in asks), claimed)
 
 
 def _judged(asks: Mapping[bytes, ClaimRequest], reply: Reply) -> Claims:
