@@ -21,6 +21,9 @@ PURGED_AT_ONCE: Final = 100
 """Rows that one DELETE removes and commits: no claim waits for more than this."""
 
 _EARLIER: Final = f"{NOW} - INTERVAL %s MICROSECOND"
+_DUE: Final = "FORCE INDEX (due)"
+"""Left to itself, MariaDB takes the prefix of this index alone, and reads every record that ended
+before it comes to the first lease."""
 
 
 class Listing:
@@ -61,7 +64,7 @@ class Listing:
     def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
         """Read the leases from the old end of their index; a record that has ended has none."""
         reply = yield Statement(
-            f"{self._select} WHERE prefix = %s AND lease_until <= {_EARLIER} "
+            f"{self._select} {_DUE} WHERE prefix = %s AND lease_until <= {_EARLIER} "
             "ORDER BY lease_until LIMIT %s",
             (self._table.prefix, stamp(older_than), limit),
             writes=False,
@@ -85,7 +88,8 @@ class Listing:
     def _remove(self, may_go: str, by: str, values: tuple[int, ...], limit: int) -> Verb[int]:
         name = self._table.name
         found = yield Statement(
-            f"SELECT digest FROM {name} WHERE prefix = %s AND {may_go} ORDER BY {by} LIMIT %s",  # noqa: S608 - checked
+            f"SELECT digest FROM {name} {_DUE} "  # noqa: S608 - a checked name
+            f"WHERE prefix = %s AND {may_go} ORDER BY {by} LIMIT %s",
             (self._table.prefix, *values, limit),
             writes=False,
         )
