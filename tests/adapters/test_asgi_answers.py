@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
@@ -10,6 +11,7 @@ from starlette.responses import FileResponse, PlainTextResponse, StreamingRespon
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
 from semel import AsyncIdempotency
 from semel.adapters.asgi import IdempotencyMiddleware
+from semel.adapters.asgi_requests import Protected
 
 
 @pytest.fixture
@@ -82,6 +84,12 @@ async def test_4_a_websocket_passes_through(engine):
     server = Server(IdempotencyMiddleware(By(answer), engine, required=True), type="websocket")
     await server.run()
     assert seen == [(server.scope, server.receive, server.send)]
+
+
+def test_what_an_application_is_given_are_coroutine_functions():
+    # asgiref, for one, asks whether they are.
+    assert inspect.iscoroutinefunction(Protected.send)
+    assert inspect.iscoroutinefunction(Protected.receive)
 
 
 async def test_a_streamed_answer_is_replayed_whole(engine):

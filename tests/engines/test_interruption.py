@@ -9,6 +9,9 @@ import pytest
 
 from engines.facade import Effect, Stop, never
 from semel import Idempotency, Policy, StoreUnavailable, events
+from semel.core.codec import JsonCodec
+from semel.core.records import Identity
+from semel.engine.call import Call
 from semel.stores.memory import MemoryStore
 from semel.testing import FaultyStore, LoseReply, Refuse
 
@@ -26,6 +29,20 @@ def threaded():
 
 
 INTERRUPTIONS = [KeyboardInterrupt, SystemExit, Stop]
+
+
+class InterruptedOnce(JsonCodec):
+    """A codec in whose work a thread is interrupted, the first time."""
+
+    name = "interrupted/1"
+
+    def __init__(self, kind):
+        self._kinds = [kind]
+
+    def encode(self, value, context, hint=None):
+        if self._kinds:
+            raise self._kinds.pop()
+        return super().encode(value, context, hint)
 
 
 @pytest.mark.parametrize("policy", [TAKEOVER, HOLD], ids=["takeover", "hold"])
@@ -59,6 +76,32 @@ def test_a_thread_interrupted_in_its_save_leaves_the_result(threaded, kind, faul
         idem.execute("k", Effect("saved"))
     assert store.fired("complete") == 1
     assert idem.execute("k", never) == "saved"
+
+
+@pytest.mark.parametrize("kind", INTERRUPTIONS)
+def test_a_thread_interrupted_while_it_encodes_its_result_leaves_the_result(threaded, kind):
+    _, idem = threaded
+    policy = Policy(codec=InterruptedOnce(kind))
+    with pytest.raises(kind):
+        idem.execute("k", Effect("saved"), policy=policy)
+    assert idem.execute("k", never, policy=policy) == "saved"
+
+
+@pytest.mark.parametrize("kind", INTERRUPTIONS)
+def test_a_thread_interrupted_while_it_shares_its_result_lets_nobody_wait(threaded, kind):
+    _, idem = threaded
+    share, interruptions = idem._flights.share, [kind()]
+
+    def interrupted(place, answer):
+        if interruptions:
+            raise interruptions.pop()
+        share(place, answer)
+
+    idem._flights.share = interrupted
+    with pytest.raises(kind):
+        idem.execute("k", Effect("saved"))
+    assert len(idem._leases) == 0
+    assert idem._flights.lead(Call(Identity("default", "k"), None, idem._rules("default")).place)
 
 
 @pytest.mark.parametrize("fault", [Refuse, LoseReply])

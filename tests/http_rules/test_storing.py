@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 
+import msgspec
 import pytest
 
 from semel.errors import SerializationError
@@ -93,6 +94,11 @@ def test_lines_that_belong_to_the_connection_are_left_out():
 def test_an_answer_comes_back_as_it_was_stored():
     assert unpacked(packed(ANSWER)) == ANSWER
     assert unpacked(packed(Stored(200, (), None))) == Stored(200, (), None)
+
+
+def test_an_answer_of_another_version_is_told_by_its_number():
+    with pytest.raises(SerializationError, match=r"cannot be read: .*2"):
+        unpacked(msgspec.msgpack.encode([2, 200, [], b""]))
 
 
 @pytest.mark.parametrize(

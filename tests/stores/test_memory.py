@@ -193,7 +193,7 @@ def test_a_child_goes_on_with_a_copy_though_another_thread_was_at_work():
     in_lock, go_on = threading.Event(), threading.Event()
 
     def slow_clock():
-        if threading.current_thread() is not threading.main_thread():
+        if store._lock.locked() and threading.current_thread() is not threading.main_thread():
             in_lock.set()
             go_on.wait(20.0)
         return 1000.0
@@ -285,3 +285,19 @@ def test_who_is_overtaken_on_the_way_to_the_lock_is_told_so():
     answer = store.claim(ask(1, b"slower"))
     assert isinstance(answer, Busy)
     assert answer.owner == b"faster"
+
+
+def test_an_attempt_that_is_renewed_while_a_duplicate_looks_is_not_abandoned():
+    now, steps = [0.0], []
+    store = MemoryStore(clock=lambda: steps.pop()() if steps else now[0])
+    store.claim(ask(1, b"a", lease=30.0, hold=True))
+
+    def renewed_meanwhile():
+        """Another thread renews, and this one goes on late: when the first lease has passed."""
+        now[0] = 20.0
+        assert store.renew(identity(1), b"a", 30.0)
+        now[0] = 31.0
+        return now[0]
+
+    steps.append(renewed_meanwhile)
+    assert isinstance(store.claim(ask(1, b"b", hold=True)), Busy)

@@ -8,7 +8,7 @@ import multiprocessing
 import pymysql
 import pytest
 
-from semel.core.records import Busy, Claimed, Identity, State
+from semel.core.records import Busy, Claimed, CompleteRequest, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, migrating
 from semel.stores.sql.mysql.listing import Listing
@@ -294,10 +294,18 @@ def test_a_key_that_meets_another_row_of_the_unique_index_is_told(run, mysql_url
             store.claim(ask())
 
 
+PREFIX_BYTES = 128 * 4 + 2
+"""What a text of 128 characters takes in an index."""
+
+
 @pytest.mark.parametrize("verb", ["stuck", "purge_expired", "purge_abandoned"])
 def test_what_is_due_is_read_from_the_old_end_of_an_index(server, mysql_url, verb):
     store = MySQLStore(mysql_url)
-    store.claim_many([ask(Identity("s", str(number))) for number in range(300)])
+    asks = [ask(Identity("s", str(number))) for number in range(300)]
+    store.claim_many(asks)
+    # Most have ended, and have no lease: in the index they come before all that have one.
+    store.complete_many([CompleteRequest(a.identity, a.owner, RESULT, 60.0) for a in asks[:290]])
+    server.execute("ANALYZE TABLE idempotent_record", database=database_of(mysql_url))
     listing = Listing(TABLE)
     asking = {
         "stuck": listing.stuck(1.0, 10),
@@ -307,10 +315,11 @@ def test_what_is_due_is_read_from_the_old_end_of_an_index(server, mysql_url, ver
     statement = next(asking)
     if verb == "purge_abandoned":
         statement = asking.send(Reply([], 0))
-    ((*_, kind, _, key, _, _, _, more),) = server.execute(
+    ((*_, kind, _, key, length, _, _, more),) = server.execute(
         f"EXPLAIN {statement.sql}", *statement.parameters, database=database_of(mysql_url)
     )
     assert (kind, key) == ("range", "due")
+    assert int(length) > PREFIX_BYTES, "not by the prefix alone"
     assert "filesort" not in more
     store.close()
 

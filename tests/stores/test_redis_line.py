@@ -15,9 +15,9 @@ from redis.exceptions import TimeoutError as LineSilent
 
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore, open_async_store, open_store
+from semel.stores.redis import AsyncRedisStore, open_async_store, open_store, scripts
 from semel.stores.redis.line import HANDFUL, Lane, Line
-from semel.stores.redis.scripts import packed
+from semel.stores.redis.scripts import Call, packed
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, opened, opened_async
@@ -126,6 +126,42 @@ async def test_an_interrupted_exchange_gives_up_all_its_places(server):
                 await exchange
             assert all(answer.cancelled() for answer, *_ in line.waiting)
             assert await line.ask(packed(("ECHO", "next"))) == b"next"
+
+
+async def test_a_reply_that_cannot_be_read_is_the_trouble_of_its_caller_alone(server):
+    def unreadable(_):
+        raise KeyError("a bug of the reader")
+
+    async with line_to(server.url) as line:
+        bad = line.ask(PING, Call(scripts.GET, (b"k",), (), unreadable))
+        good = line.ask(packed(("ECHO", "well")))
+        with pytest.raises(KeyError):
+            await bad
+        assert await good == b"well"
+        assert line.broken is None
+
+
+async def test_a_call_is_told_of_a_line_that_has_no_way_around_its_end(server):
+    async with line_to(server.url) as line:
+        asked = line.ask(PING, Call(scripts.GET, (b"k",), (), bool))
+        line.end(LineBroken("cut"))
+        with pytest.raises(LineBroken, match="cut"):
+            await asked
+
+
+async def test_a_call_ends_when_a_stranger_cancels_its_way_around_a_break(server):
+    with proxy_to(server.port) as proxy:
+        async with opened_async(proxy.url) as store:
+            await store.get(IDENTITY)
+            proxy.delay = PATIENCE
+            claiming = asyncio.ensure_future(store.claim(ask()))
+            before = asyncio.all_tasks()
+            store._transport._lanes._calls.line.end(LineBroken("cut"))
+            (way,) = asyncio.all_tasks() - before
+            way.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+            proxy.delay = 0
 
 
 async def test_replies_that_nobody_asked_for_break_the_line(server):

@@ -198,6 +198,18 @@ def test_an_unknown_codec_number_is_a_typed_error(store, redis_of_this_worker):
         store.claim(ask())
 
 
+def test_a_codec_whose_name_is_no_text_is_a_typed_error(store, redis_of_this_worker):
+    store.put(IDENTITY, RESULT, 60, owner=new_owner())
+    with redis_of_this_worker.client() as client:
+        packed = raw(client, store)
+        named = packed.replace(b"\x01{", b"\xff\x02\xff\xff{")
+        client.set(store._keys.record(IDENTITY), named, px=60_000)
+    with pytest.raises(RecordUnreadable, match="damaged"):
+        store.get(IDENTITY)
+    with pytest.raises(RecordUnreadable, match="damaged"):
+        store.claim(ask())
+
+
 def test_a_key_of_another_type_is_a_typed_error(store, redis_of_this_worker):
     with redis_of_this_worker.client() as client:
         client.hset(store._keys.record(IDENTITY), "a", "b")

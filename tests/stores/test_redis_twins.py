@@ -36,8 +36,8 @@ class Plain(ast.NodeTransformer):
         return ast.Name(RENAMED.get(node.id, node.id), node.ctx)
 
     def visit_Subscript(self, node):
-        if ast.unparse(node.value) == "Coroutine":  # a plain function that gives what to await
-            return self.visit(node.slice.elts[-1])
+        if ast.unparse(node.value) == "Awaitable":  # a plain function that gives what to await
+            return self.visit(node.slice)
         return self.generic_visit(node)
 
     def visit_Constant(self, node):

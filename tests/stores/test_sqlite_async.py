@@ -188,3 +188,17 @@ async def test_a_forked_child_has_a_writer_of_its_own(path):
     assert in_a_fork(child) == "1"
     assert isinstance(await store.claim(ask("again")), Claimed)
     await store.close()
+
+
+async def test_callers_are_told_that_there_is_no_thread_for_them(path, monkeypatch):
+    store = AsyncSQLiteStore(path)
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(StoreUnavailable, match="can't start new thread"):
+            await store.claim(ask("k"))
+    assert isinstance(await store.claim(ask("k")), Claimed)
+    await store.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 from contextlib import closing
+from types import TracebackType
 
 import pytest
 
 from semel.core import judge
 from semel.core.records import Busy, Claimed, CompleteRequest, Encoded, Finished
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreFull
 from semel.stores.sql.rows import COLUMNS, to_row
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.sql.sqlite_verbs import LARGE
@@ -153,3 +155,53 @@ async def test_what_is_asked_of_one_record_stays_in_its_order(path):
     assert refused is False
     assert commits.count == 2
     await store.close()
+
+
+def test_a_connection_that_takes_only_short_statements_is_asked_one_by_one(path):
+    connection = sqlite3.connect(path)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 250)
+    with closing(SQLiteStore(connection=connection)) as store:
+        answers = store.claim_many([ask(number) for number in range(70)])
+        assert all(isinstance(answer, Claimed) for answer in answers)
+    connection.close()
+
+
+def test_of_a_group_that_finds_the_disk_full_only_those_are_refused_who_do_not_fit(path):
+    connection = sqlite3.connect(path)
+    with closing(SQLiteStore(connection=connection)) as store:
+        store.counts()
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+        answers = store.claim_many([ask(f"{number:0200}") for number in range(640)])
+        assert {type(answer) for answer in answers} == {Claimed, StoreFull}
+    connection.close()
+
+
+def test_an_owner_whose_attempt_has_ended_is_no_owner_of_a_new_one(path):
+    clock = FakeClock()  # it stands still: the repeated claim has the fence of the first
+    with closing(SQLiteStore(path, clock=clock)) as store:
+        finish(store, "ended")
+        ended, new = store.claim_many([ask("ended"), ask("new")])
+        assert isinstance(ended, Finished)
+        assert isinstance(new, Claimed)
+
+
+def test_errors_take_no_memory_once_they_are_told(store, path):
+    finish(store, "damaged")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("UPDATE idempotent_record SET format = 99")
+        other.commit()
+
+    def fail():
+        with pytest.raises(StoreError):
+            store.claim(ask("damaged", OTHER))
+
+    def kept():
+        gc.collect()
+        return sum(type(one) is TracebackType for one in gc.get_objects())
+
+    fail()
+    before = kept()
+    for _ in range(20):
+        fail()
+    assert kept() <= before + 5

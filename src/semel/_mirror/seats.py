@@ -54,7 +54,8 @@ class Seats(Generic[T]):
 
     def end(self, place: Hashable) -> Iterable[T]:
         """Nobody leads any more; gives those who waited."""
-        row = self._waiting.pop(place, None)  # one step: mostly nobody waits, and no lock is needed
+        # One step (of a Python with its global lock): mostly nobody waits, and no lock is needed.
+        row = self._waiting.pop(place, None)
         if not row:
             return ()
         with self._lock:  # whoever is just taking a seat sees that the row is gone

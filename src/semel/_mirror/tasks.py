@@ -169,8 +169,7 @@ class Flights:
 
     def pass_on(self, place: Hashable) -> None:
         """Let the next call lead; nothing was stored that could be shared."""
-        loop = self._home.loop
-        if loop is None or not loop.is_running():
+        if asyncio._get_running_loop() is not self._home.loop:  # noqa: SLF001 - raises nothing
             return  # The loop was torn down under the call, and under those that wait.
         while (seat := self._seats.next_leader(place)) is not None:
             if not seat.done():  # A cancelled call keeps its seat until its task is told.

@@ -157,20 +157,21 @@ class Protected(Struct, eq=False):
             await listener
         return await self._body.receive() if self._streams else {"type": "http.disconnect"}
 
-    def send(self, message: Message) -> Awaitable[None]:
+    async def send(self, message: Message) -> None:
         """Take what the application sends."""
         kind, start = message["type"], self._start
         if self.over:
-            return self._send(message)
-        if kind == "http.response.start":
-            return self._begin(message)
-        if kind != "http.response.body":
-            return self._pass(message)
-        if start is None:
+            await self._send(message)
+        elif kind == "http.response.start":
+            await self._begin(message)
+        elif kind != "http.response.body":
+            await self._pass(message)
+        elif start is None:
             raise RuntimeError("the application sent a body before it began its answer")
-        if message.get("more_body", False):
-            return self._hold(start, message)
-        return self._finish(start, message)
+        elif message.get("more_body", False):
+            await self._hold(start, message)
+        else:
+            await self._finish(start, message)
 
     async def _begin(self, message: Message) -> None:
         lines = self._exchange.book.first(message.get("headers", ()))

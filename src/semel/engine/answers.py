@@ -133,7 +133,10 @@ class Answers(Setup[S]):
     def _saved(
         self, call: Call, attempt: Attempt, lease: Lease, result: Encoded, *, saved: bool
     ) -> None:
-        """The store knows the result: share it with whoever waits here, as the store tells it."""
+        """The store has answered: share the result with whoever waits here, as the store tells it.
+
+        Or tell of the loss, when the store did not take it.
+        """
         self._leases.drop(lease)
         if not saved:
             self._lost(call, lease)

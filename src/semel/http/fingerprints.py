@@ -51,7 +51,7 @@ def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
 def content(content_type: bytes, body: bytes) -> list[bytes]:
     """Give the parts that stand for a body: first its kind, then what it says."""
     media_type = content_type
-    if content_type != _JSON:  # as most are
+    if content_type != _JSON:  # most are just that, and need no look inside
         media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == _JSON or media_type.endswith(b"+json"):
         try:

@@ -133,7 +133,7 @@ def unpacked(data: object) -> Stored:
     try:
         return _unpack(data)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise SerializationError("the stored answer cannot be read") from error
+        raise SerializationError(f"the stored answer cannot be read: {error}") from error
 
 
 @unbound

@@ -92,7 +92,8 @@ class Store(Protocol):
 class AsyncStore(Protocol):
     """A store for asyncio: the same verbs, awaited.
 
-    The two of every call may also be plain functions that give something to await.
+    The two of every call may also be plain functions that give something to await: a coroutine, or
+    a future (which `asyncio.create_task` does not take).
     """
 
     def claim(self, ask: ClaimRequest) -> Awaitable[Claim]: ...

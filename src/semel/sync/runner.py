@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar
 
 from semel._mirror.seats import LATE
 from semel._mirror.threads import (
@@ -39,7 +39,6 @@ from semel.stores.base import Notifying, Watch
 from semel.sync.keeping import Keeper
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 class Runner(Keeper):
@@ -159,44 +158,40 @@ class Runner(Keeper):
         lease = attempt.lease
         if lease is None:
             return value
-        kept = self._kept(call, attempt, value)
-        if lease not in self._leases:
-            # Refused by the store already, or inherited through a fork: not ours to save.
-            self._lost(call, lease)
-        result = kept.encoded
         try:
-            saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
-        except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
-            self._to_the_end(self._save, call, attempt, lease, result, error)
-        except BaseException:
-            # By `partial`: a closure would cost every call a cell for each of these values.
-            again = partial(self._save, call, attempt, lease, result)
-            background(self._tasks, partial(self._quietly, again))
+            kept = self._kept(call, attempt, value)
+            if lease not in self._leases:
+                # Refused by the store already, or inherited through a fork: not ours to save.
+                self._lost(call, lease)
+            result = kept.encoded
+            try:
+                saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
+            except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
+                self._save(call, attempt, lease, result, error)
+            else:
+                self._saved(call, attempt, lease, result, saved=saved)
+        except BaseException as interruption:
+            if not isinstance(interruption, Exception):
+                # By `partial`: a closure would cost every call a cell for each of these values.
+                again = partial(self._save_again, call, attempt, lease, value)
+                background(self._tasks, partial(self._quietly, again))
             raise
-        else:
-            self._saved(call, attempt, lease, result, saved=saved)
         return kept.value
 
     def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
         if attempt.lease is None:
             return
-        lease = attempt.lease
-        if isinstance(error, Exception):
-            self._to_the_end(self._record_failure, call, lease, error)
-        else:
+        recording = partial(self._record_failure, call, attempt.lease, error)
+        if not isinstance(error, Exception):
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, partial(self._record_failure, call, lease, error))
-
-    def _to_the_end(self, step: Callable[[Unpack[Ts]], T], *given: *Ts) -> T:
-        """Do a step that must not be left half done; an interrupted one is done again."""
+            background(self._tasks, recording)
+            return
         try:
-            ended = step(*given)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                background(self._tasks, partial(self._quietly, partial(step, *given)))
+            recording()
+        except BaseException:  # interrupted, for a recording raises nothing by itself
+            background(self._tasks, recording)
             raise
-        return ended
 
     def _quietly(self, step: Callable[[], object]) -> None:
         """Nobody is left to be told; the events tell."""
@@ -204,6 +199,10 @@ class Runner(Keeper):
             step()
         except IdempotencyError:
             logger.debug("a step that was done again ended with an error", exc_info=True)
+
+    def _save_again(self, call: Call, attempt: Attempt, lease: Lease, value: object) -> None:
+        """Save from the start, wherever it was interrupted: every step may be done twice."""
+        self._save(call, attempt, lease, self._kept(call, attempt, value).encoded)
 
     def _save(
         self,
@@ -213,7 +212,7 @@ class Runner(Keeper):
         result: Encoded,
         error: Exception | None = None,
     ) -> None:
-        """Tell the store the result once more, until it knows or the timer takes over."""
+        """Tell the store the result, until it knows or the timer takes over."""
         patience = SavePatience(call.rules, monotonic())
         while True:
             if error is not None:

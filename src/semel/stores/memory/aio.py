@@ -23,7 +23,7 @@ from semel.stores.memory.store import DEFAULT_MAX_RECORDS, Clock, MemoryStore
 class AsyncMemoryStore:
     """A store for asyncio: a `MemoryStore` behind it, whose verbs never wait for anything.
 
-    Its lock stays: loops in several threads may share one store, and it costs next to nothing.
+    Its lock stays for what changes a record: loops in several threads may share one store.
     """
 
     def __init__(

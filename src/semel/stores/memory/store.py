@@ -77,11 +77,12 @@ class MemoryStore:
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        known = self._find(ask.identity)
+        now, known = self._clock(), self._find(ask.identity)  # the clock first: see below
         if known is not None:
             # A duplicate mostly changes nothing, and then it needs no lock: what was found is a
-            # record as it was at that moment, whole and never changed in place.
-            answer, record = judge.claim(known, ask, self._clock())
+            # record as it was at that moment, whole and never changed in place. Judged by a later
+            # time than it was found at, an attempt that was renewed meanwhile would seem abandoned.
+            answer, record = judge.claim(known, ask, now)
             if record is None:
                 return answer
         with self._lock:

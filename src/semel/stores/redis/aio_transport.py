@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -135,18 +136,10 @@ class AsyncServerTransport(AsyncTransport):
 
     def _make_good(self, answer: asyncio.Future[Answer], call: Call[Answer], since: float) -> None:
         """A call was not simply answered: the long way, from the start, knows what to do then."""
-        spent = monotonic() - since
-        task = asyncio.ensure_future(self._the_long_way(answer, call, spent))
+        long_way = self.call_many((call,), spent=monotonic() - since)
+        task = asyncio.ensure_future(long_way)
+        task.add_done_callback(partial(_hand_on, answer))
         answer.add_done_callback(lambda _: task.cancel())  # its caller may leave
-
-    async def _the_long_way(
-        self, answer: asyncio.Future[Answer], call: Call[Answer], spent: float
-    ) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError):  # its caller left at this very moment
-            try:
-                answer.set_result(certain((await self.call_many((call,), spent=spent))[0]))
-            except Exception as error:  # noqa: BLE001 - it is the caller's
-                answer.set_exception(error)
 
     def _may_redirect(self) -> Callable[[], bool]:
         return never
@@ -197,6 +190,21 @@ class AsyncServerTransport(AsyncTransport):
         async with self._turn():
             [reply] = await self._repeated([scan_command(cursor, pattern, count)])
             return scan_reply(reply)
+
+
+def _hand_on(answer: asyncio.Future[Answer], task: asyncio.Task[list[Answer | StoreError]]) -> None:
+    """Give the outcome of a task to whoever waits for the answer, if he still does."""
+    if task.cancelled():
+        answer.cancel()  # by a stranger, unless the caller has left
+        return
+    error = task.exception()
+    [outcome] = [error] if error is not None else task.result()
+    if answer.done():
+        return
+    if isinstance(outcome, BaseException):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
 
 
 class _Pool:

@@ -8,7 +8,7 @@ login, Sentinel, unix sockets are its business) and then takes the connection's 
 - Replies are read by hiredis and belong to the commands in the order in which these were sent; a
   caller that was cancelled leaves its place, and its reply is dropped.
 - A line repeats nothing. When it breaks, or its oldest command has waited too long, everyone who
-  waits is told; what is sent again is decided elsewhere.
+  waits is told, and calls are handed to whoever knows what to send again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from redis.exceptions import ConnectionError as LineBroken
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as LineSilent
 
-from semel.errors import StoreError
 from semel.stores.redis.scripts import Call
 
 _NOT_YET: Final = object()
@@ -179,7 +178,7 @@ class Line(asyncio.Protocol):
 def _read(answer: Answer, call: Call[Any], reply: Reply) -> None:
     try:
         answer.set_result(call.read(reply))
-    except StoreError as unreadable:
+    except Exception as unreadable:  # noqa: BLE001 - the caller's own, and nobody else's
         answer.set_exception(unreadable)
 
 

@@ -113,7 +113,7 @@ def unpack_finished(raw: bytes, remaining: float) -> Finished:
         name = _CODEC_NAMES.get(raw[at])
         outcome = unpack_outcome(raw, at) if name is None else Encoded(name, raw[at + 1 :])
         state = _STATES[flags & _STATE]
-    except (struct.error, IndexError) as broken:
+    except (struct.error, ValueError, IndexError) as broken:
         _check_version(raw)
         raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
     return Finished(state, outcome, number, int.from_bytes(fence), remaining)

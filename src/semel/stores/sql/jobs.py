@@ -14,8 +14,11 @@ PENDING: Final = object()
 """The outcome of an operation that has none yet."""
 
 
-class Member(Struct, gc=False):
-    """One operation and, in the end, what became of it: its answer or its error."""
+class Member(Struct):
+    """One operation and, in the end, what became of it: its answer or its error.
+
+    The collector follows it: an error knows the frames it came through, and they know the member.
+    """
 
     operation: Operation[Any]
     outcome: Any = PENDING

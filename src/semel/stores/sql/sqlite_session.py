@@ -180,7 +180,13 @@ class Session:
         outcomes = [ALONE] * len(group)
         if len(group) > 1:
             shared = Member(joined(group))
-            self._drive(connection, shared, may_write=True)
+            try:
+                self._drive(connection, shared, may_write=True)
+            except sqlite3.OperationalError as error:
+                # More than this connection takes in one statement: it was not even begun.
+                if primary_code(error) != sqlite3.SQLITE_ERROR or not connection.in_transaction:
+                    raise
+                shared.outcome = error
             if not isinstance(shared.outcome, Exception):  # else whose it is shows alone
                 outcomes = shared.outcome
         for member, outcome in zip(group, outcomes, strict=True):

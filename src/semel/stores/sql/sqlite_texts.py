@@ -70,10 +70,10 @@ def complete_many(table: str, rows: int) -> str:
 
 
 def whose(table: str, rows: int) -> str:
-    """Read who owns the rows, by which claim."""
+    """Read who owns the rows that are running for the first time, by which claim."""
     return (
         f"SELECT biz_type, idem_key, owner, fence FROM {table} "  # noqa: S608 - names from this module
-        f"WHERE identity IN {_places(1, rows)}"
+        f"WHERE identity IN {_places(1, rows)} AND status = {int(State.PROCESSING)} AND number = 1"
     )
 
 

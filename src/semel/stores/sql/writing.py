@@ -101,15 +101,17 @@ class Writer:
         jobs, desk.new = desk.new, []
         with self._mutex:
             if self._closed:  # by another loop
-                for job in jobs:
-                    if not job.answered.done():
-                        job.answered.set_exception(self._refusal())
+                _refuse(jobs, self._refusal())
                 return
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="semel-sqlite", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="semel-sqlite", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    place = self._session.place
+                    _refuse(jobs, StoreUnavailable(f"no thread for the store on {place}: {error}"))
+                    return
+                self._thread = thread
             for begin in range(0, len(jobs), BATCH):
                 self._queue.put(jobs[begin : begin + BATCH])
 
@@ -178,6 +180,12 @@ class Writer:
     def after_fork_in_child(self) -> None:
         """Start without a thread: the parent's is not here, nor are the tasks it served."""
         self._fresh()
+
+
+def _refuse(jobs: Sequence[_Awaited], error: StoreUnavailable) -> None:
+    for job in jobs:
+        if not job.answered.done():
+            job.answered.set_exception(error)
 
 
 def _tell(jobs: Sequence[_Awaited]) -> None:
