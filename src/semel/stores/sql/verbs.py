@@ -2,7 +2,8 @@
 
 The verbs are generators: they yield statements and receive replies, so that one text serves
 threads and asyncio, and every dialect. They do no I/O. Each writes with one statement, its last,
-so that a verb that fails leaves nothing behind in a transaction it shares with others.
+so that a verb that fails leaves nothing behind in a transaction it shares with others. (What many
+insert together is looked at once more; whoever asks again is told that it is his own.)
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.verbs import Operation
 
 BATCH = 1024
-"""Jobs after which a transaction takes no more of those that came with others. Their callers wait
-together, and the loop is not held up by them."""
+"""Jobs after which a transaction takes no more. What one turn of a loop has brought comes as a
+whole, so there may be nearly twice as many."""
 
 
 class _Awaited(Job):
