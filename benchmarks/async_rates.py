@@ -75,15 +75,16 @@ def _postgres(effort: Effort) -> Section:
 
 
 def _mariadb(effort: Effort) -> Section:
+    both = (ASYNC_SEMEL, UNBATCHED_ASYNCMY)
     with backends.mariadb_server(durable=effort.durable) as server:
-        races, missing = _races(
-            (ASYNC_SEMEL, UNBATCHED_ASYNCMY), server.database(), effort, CALLERS, 7
-        )
-    ratio = races[-2].ratio(OURS, UNBATCHED_ASYNCMY.title)
+        url = server.database()
+        heart, _ = _races(both, url, effort, (MANY,), 11)
+        races, missing = _races(both, url, effort, CALLERS, 3)
+    ratio = heart[0].ratio(OURS, UNBATCHED_ASYNCMY.title)
     return Section(
         "MariaDB with a flush per commit, async",
         "",
-        races,
+        paired(heart) + races,
         [at_least(1, "MariaDB first, to unbatched asyncmy", ratio, 4)],
         missing,
     )
