@@ -16,6 +16,7 @@ from redis.exceptions import TimeoutError as LineSilent
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, open_async_store, open_store, scripts
+from semel.stores.redis.aio_transport import _hand_on
 from semel.stores.redis.line import HANDFUL, Lane, Line
 from semel.stores.redis.scripts import Call, packed
 from servers.proxy import proxy_to
@@ -162,6 +163,15 @@ async def test_a_call_ends_when_a_stranger_cancels_its_way_around_a_break(server
             with pytest.raises(asyncio.CancelledError):
                 await claiming
             proxy.delay = 0
+
+
+async def test_a_caller_who_leaves_as_the_long_way_ends_is_told_nothing():
+    answer = asyncio.get_running_loop().create_future()
+    way = asyncio.create_task(asyncio.sleep(0, ["an answer"]))
+    await way
+    answer.cancel()
+    _hand_on(answer, way)
+    assert answer.cancelled()
 
 
 async def test_replies_that_nobody_asked_for_break_the_line(server):

@@ -146,6 +146,19 @@ def test_an_owner_of_another_size_is_refused_before_anything_is_sent(store, size
         store.put(IDENTITY, RESULT, 60, owner=b"o" * size)
 
 
+@pytest.mark.parametrize("verb", ["claim", "put", "adopt"])
+def test_an_owner_of_another_size_is_refused_before_anything_is_sent(store, verb):
+    short = b"short"
+    asking = {
+        "claim": lambda: store.claim(ask(owner=short)),
+        "put": lambda: store.put(IDENTITY, RESULT, 60, owner=short),
+        "adopt": lambda: store.adopt(IDENTITY, short, 30.0),
+    }[verb]
+    with pytest.raises(ValueError, match="owner must be 12 bytes, got 5"):
+        asking()
+    assert store.get(IDENTITY) is None
+
+
 def test_a_fingerprint_of_another_size_is_refused_before_anything_is_sent(store):
     with pytest.raises(ValueError, match="fingerprint must be 16 bytes"):
         store.claim(ask(fingerprint=b"short"))
