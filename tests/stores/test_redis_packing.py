@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, State
 from semel.errors import RecordUnreadable, StoreError
@@ -141,20 +142,15 @@ def test_century_long_leases_and_retentions_are_exact(store):
 
 
 @pytest.mark.parametrize("size", [0, 11, 13])
-def test_an_owner_of_another_size_is_refused_before_anything_is_sent(store, size):
-    with pytest.raises(ValueError, match="owner must be 12 bytes"):
-        store.put(IDENTITY, RESULT, 60, owner=b"o" * size)
-
-
 @pytest.mark.parametrize("verb", ["claim", "put", "adopt"])
-def test_an_owner_of_another_size_is_refused_before_anything_is_sent(store, verb):
-    short = b"short"
+def test_an_owner_of_another_size_is_refused_before_anything_is_sent(store, verb, size):
+    owner = b"o" * size
     asking = {
-        "claim": lambda: store.claim(ask(owner=short)),
-        "put": lambda: store.put(IDENTITY, RESULT, 60, owner=short),
-        "adopt": lambda: store.adopt(IDENTITY, short, 30.0),
+        "claim": lambda: store.claim(replace(ask(), owner=owner)),
+        "put": lambda: store.put(IDENTITY, RESULT, 60, owner=owner),
+        "adopt": lambda: store.adopt(IDENTITY, owner, 30.0),
     }[verb]
-    with pytest.raises(ValueError, match="owner must be 12 bytes, got 5"):
+    with pytest.raises(ValueError, match="owner must be 12 bytes"):
         asking()
     assert store.get(IDENTITY) is None
 
