@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 from msgspec import Struct
 
@@ -29,8 +38,10 @@ from semel.core.records import (
 )
 from semel.errors import RecordUnreadable
 from semel.stores.base import Counts, Page
-from semel.stores.batching import Alone
 from semel.stores.sql.rows import Row
+
+if TYPE_CHECKING:  # transactions need the verbs, and `import semel` need not wait for batches
+    from semel.stores.batching import Alone
 
 T = TypeVar("T")
 P = ParamSpec("P")
