@@ -39,10 +39,7 @@ def place(request: Request) -> tuple[bytes, bytes]:
 
 def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
     """Digest parts, so that no two lists of them can meet."""
-    pieces: list[bytes] = []
-    for part in parts:
-        pieces += (b"%d:" % len(part), part)
-    message = b"".join(pieces)
+    message = b"".join([piece for part in parts for piece in (b"%d:" % len(part), part)])
     if secret is None:
         return hashlib.sha256(message).digest()[:FINGERPRINT_BYTES]
     return hmac.digest(secret, message, "sha256")[:FINGERPRINT_BYTES]

@@ -42,12 +42,7 @@ def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
         return None
     if len(lines) > 1:
         raise InvalidKey("the key's header may come once only")
-    return key_of_line(lines[0], strict=strict)
-
-
-def key_of_line(line: str, *, strict: bool = False) -> str:
-    """Read the key from the only line of the header."""
-    line = line.strip(" \t")
+    line = lines[0].strip(" \t")
     if not strict and _PLAIN.fullmatch(line) is not None:
         return line  # as most keys are
     if len(line) > _LONGEST_LINE:

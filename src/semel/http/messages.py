@@ -36,11 +36,12 @@ class Headers:
 
     def values(self, name: bytes) -> list[bytes]:
         """Give the values of all lines with this name, in lower case, as they were sent."""
-        size, found = len(name), []
-        for written, value in self.lines:
-            if len(written) == size and (written == name or written.lower() == name):
-                found.append(value)
-        return found
+        size = len(name)
+        return [
+            value
+            for written, value in self.lines
+            if len(written) == size and (written == name or written.lower() == name)
+        ]
 
 
 class Request(Struct, frozen=True):

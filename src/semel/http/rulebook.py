@@ -27,17 +27,15 @@ from semel.errors import (
 from semel.events import logger
 from semel.http.bodies import MISSING, document_of, field_of, key_in_field
 from semel.http.fingerprints import digest, fingerprint, place
-from semel.http.keys import check_form, checked, key_of_line, key_of_lines, stored_key
+from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import CHANGING, Choices
 from semel.http.policies import rules_of
 from semel.http.problems import problem, problem_of
 from semel.http.storing import (
-    SUCCESSES,
     AnswerCodec,
     Keeping,
     Stored,
-    is_success,
     keeping,
     kept_lines,
     packed,
@@ -93,7 +91,6 @@ class Rulebook:
         self._sources = tuple(
             source for name in choices.order if (source := self._source(name)) is not None
         )
-        self._plainly_stored = SUCCESSES if choices.stored is is_success else ()
         self._unprotected = CHANGING - choices.methods
         self._told: set[tuple[str, str]] = set()
         self._marker = choices.replayed_header.encode()
@@ -201,8 +198,6 @@ class Rulebook:
 
     def keeping(self, status: int) -> Keeping:
         """Say what becomes of the key after an answer with this status."""
-        if status in self._plainly_stored:
-            return "store"
         kept = keeping(status, self.choices.stored)
         if kept == "unknown" and not self.rules.hold:
             logger.warning(
@@ -217,11 +212,8 @@ class Rulebook:
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
         """Give the header lines of a first answer: all of them, but no false mark of a replay."""
-        marker, given = self._lower_marker, list(lines)
-        for name, _ in given:
-            if name.lower() == marker:
-                return [line for line in given if line[0].lower() != marker]
-        return given
+        marker = self._lower_marker
+        return [line for line in lines if line[0].lower() != marker]
 
 
 def known_tenant(tenant: object) -> str:
@@ -234,10 +226,8 @@ def known_tenant(tenant: object) -> str:
 
 
 def _from_header(name: bytes, strict: bool, request: Request, _: object) -> str | None:
-    lines = request.headers.values(name)
-    if len(lines) == 1:
-        return key_of_line(lines[0].decode("latin-1"), strict=strict)
-    return key_of_lines([line.decode("latin-1") for line in lines], strict=strict)
+    lines = [line.decode("latin-1") for line in request.headers.values(name)]
+    return key_of_lines(lines, strict=strict)
 
 
 def _from_query(name: str, request: Request, _: object) -> str | None:

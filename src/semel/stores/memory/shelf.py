@@ -14,7 +14,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from semel.core.records import Identity, Record, State
+from semel.core.records import PROCESSING, Identity, Record
 
 SWEEP = 2
 """Due records dropped by each new one: memory shrinks again, and no call pays for it all."""
@@ -58,7 +58,7 @@ class Shelf:
         """Store a record; `ttl` comes with a claim."""
         identity = record.identity
         self._records[identity] = record
-        running = record.state is State.PROCESSING
+        running = record.state is PROCESSING
         if self._evicts:
             self._finished.pop(identity, None)
             if not running:
@@ -101,7 +101,7 @@ class Shelf:
         return bool(self._finished) and self.drop(next(iter(self._finished)))
 
     def _may_go_at(self, record: Record) -> float | None:
-        if record.state is not State.PROCESSING:
+        if record.state is not PROCESSING:
             return record.expires_at
         if record.hold or record.lease_until is None:
             return None

@@ -77,11 +77,11 @@ class MemoryStore:
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        now, known = self._clock(), self._find(ask.identity)  # the clock first: see below
-        if known is not None:
-            # A duplicate mostly changes nothing, and then it needs no lock: what was found is a
-            # record as it was at that moment, whole and never changed in place. Judged by a later
-            # time than it was found at, an attempt that was renewed meanwhile would seem abandoned.
+        if self._find(ask.identity) is not None:
+            # A duplicate mostly changes nothing, and then it needs no lock: what is found is a
+            # record as it is at that moment, whole and never changed in place. The clock is read
+            # before: by a later time an attempt that is renewed meanwhile would seem abandoned.
+            now, known = self._clock(), self._find(ask.identity)
             answer, record = judge.claim(known, ask, now)
             if record is None:
                 return answer

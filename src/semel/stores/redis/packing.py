@@ -49,7 +49,7 @@ _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
 _STATE = 3
 _STATES = tuple(State)
 _HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
-_REPLAYED = struct.Struct(">BBBI7s")
+_REPLAYED = struct.Struct(">BBI7s")
 """Of the header, what a replay needs."""
 _RUNNING_TAIL = 13
 
@@ -104,17 +104,13 @@ def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) 
 
 def unpack_finished(raw: bytes, remaining: float) -> Finished:
     """Read of a record that has ended only what a replay needs."""
+    _check_version(raw)
     try:
-        version, flags, replaced, number, fence = _REPLAYED.unpack_from(raw)
-        if version != VERSION:
-            _check_version(raw)
+        flags, replaced, number, fence = _REPLAYED.unpack_from(raw, 1)
         prints = replaced + 1 if flags & _FINGERPRINT else replaced
-        at = _HEADER.size + FINGERPRINT_BYTES * prints if prints else _HEADER.size
-        name = _CODEC_NAMES.get(raw[at])
-        outcome = unpack_outcome(raw, at) if name is None else Encoded(name, raw[at + 1 :])
+        outcome = unpack_outcome(raw, _HEADER.size + FINGERPRINT_BYTES * prints)
         state = _STATES[flags & _STATE]
     except (struct.error, ValueError, IndexError) as broken:
-        _check_version(raw)
         raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
     return Finished(state, outcome, number, int.from_bytes(fence), remaining)
 

@@ -53,12 +53,11 @@ class Verbs:
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
         owner, fingerprint = ask.owner, ask.fingerprint
-        if len(owner) != OWNER_BYTES:
-            raise _wrong_size("owner", owner, OWNER_BYTES)
+        _check_size("owner", owner, OWNER_BYTES)
         if fingerprint is None:
             fingerprint = b""
-        elif len(fingerprint) != FINGERPRINT_BYTES:
-            raise _wrong_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
+        else:
+            _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
         terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
         return terms.call(self._keys, ask.identity, owner, fingerprint, _read_claim)
 
@@ -98,8 +97,7 @@ class Verbs:
 
     def put(self, ask: PutRequest) -> Call[bool]:
         """See `Store.put`."""
-        if len(ask.owner) != OWNER_BYTES:
-            raise _wrong_size("owner", ask.owner, OWNER_BYTES)
+        _check_size("owner", ask.owner, OWNER_BYTES)
         return Call(
             scripts.PUT,
             self._keys.record_and_index(ask.identity),
@@ -126,8 +124,7 @@ class Verbs:
 
     def adopt(self, ask: RenewRequest) -> Call[Record | None]:
         """See `Repairing.adopt`."""
-        if len(ask.owner) != OWNER_BYTES:
-            raise _wrong_size("owner", ask.owner, OWNER_BYTES)
+        _check_size("owner", ask.owner, OWNER_BYTES)
         lease = microseconds(ask.lease)
         read = record_reader(ask.identity)
         return Call(
@@ -265,5 +262,6 @@ _OTHER_ANSWERS: dict[bytes, Callable[..., Claim]] = {
 """What claim.lua may answer besides, by its first word."""
 
 
-def _wrong_size(what: str, value: bytes, size: int) -> ValueError:
-    return ValueError(f"{what} must be {size} bytes, got {len(value)}")
+def _check_size(what: str, value: bytes, expected: int) -> None:
+    if len(value) != expected:
+        raise ValueError(f"{what} must be {expected} bytes, got {len(value)}")
