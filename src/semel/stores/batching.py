@@ -192,11 +192,13 @@ class Lane(Generic[Ask, Answer]):
 class Single(Protocol):
     """A store's verbs for one."""
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation."""
         ...
 
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+    def complete(
+        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
+    ) -> Awaitable[bool]:
         """Store the owner's success."""
         ...
 
@@ -248,13 +250,15 @@ class Batcher:
             most_bytes=most_bytes,
         )
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation."""
-        return await self._claims.send(ask)
+        return self._claims.send(ask)
 
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+    def complete(
+        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
+    ) -> Awaitable[bool]:
         """Store the owner's success."""
-        return await self._completes.send(CompleteRequest(identity, owner, result, ttl))
+        return self._completes.send(CompleteRequest(identity, owner, result, ttl))
 
     async def close(self) -> None:
         """Refuse who waits, and let what is away come back."""

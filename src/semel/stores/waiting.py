@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from semel.core.records import Identity
 from semel.errors import StoreUnavailable
 
@@ -16,19 +18,14 @@ Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 
 
-class Member(Generic[Ask, Answer]):
+class Member(Struct, Generic[Ask, Answer], eq=False):
     """One request on its way, and the answer that its caller waits for."""
 
-    __slots__ = ("answer", "ask", "identity", "weight")
-
-    def __init__(
-        self, ask: Ask, identity: Identity, weight: int, answer: asyncio.Future[Answer]
-    ) -> None:
-        """`weight` is about how many bytes it adds to a batch."""
-        self.ask = ask
-        self.identity = identity
-        self.weight = weight
-        self.answer = answer
+    ask: Ask
+    identity: Identity
+    weight: int
+    """About how many bytes it adds to a batch."""
+    answer: asyncio.Future[Answer]
 
     def succeed(self, answer: Answer) -> None:
         """Tell the caller, if it still waits."""

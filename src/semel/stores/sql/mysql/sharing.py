@@ -28,6 +28,8 @@ def cut(asks: Sequence[A], weight: Callable[[A], int]) -> list[list[A]]:
     """List the batches that are sent for these members; who is in none is asked for alone."""
     if not all_differ(asks):
         return []
+    if len(asks) <= MOST_MEMBERS and sum(map(weight, asks)) <= HEAVY:
+        return [list(asks)] if asks else []  # as those are that the batcher sends
     light = (ask for ask in asks if weight(ask) <= HEAVY)
     return list(portions(light, weight, most_members=MOST_MEMBERS, most_bytes=MOST_BYTES))
 

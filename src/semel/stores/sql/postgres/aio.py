@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
@@ -98,13 +98,15 @@ class AsyncPostgresStore(AsyncSQLStore):
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation, together with those who ask at the same time."""
-        return await self._single.claim(ask)
+        return self._single.claim(ask)
 
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+    def complete(
+        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
+    ) -> Awaitable[bool]:
         """Store the owner's success, together with those who do at the same time."""
-        return await self._single.complete(identity, owner, result, ttl)
+        return self._single.complete(identity, owner, result, ttl)
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one statement as far as that goes."""
