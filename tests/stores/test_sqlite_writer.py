@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -11,7 +12,7 @@ from semel.core.records import Claimed
 from semel.errors import StoreUnavailable
 from semel.stores.sql import writing
 from semel.stores.sql.sqlite import AsyncSQLiteStore
-from stores.sqlite_helpers import Statements, ask
+from stores.sqlite_helpers import RESULT, Statements, ask, identity, wait_until
 
 PATIENCE = 20.0
 
@@ -92,3 +93,61 @@ async def test_those_who_ask_in_one_turn_of_the_loop_share_a_transaction(tmp_pat
     )
     assert statements.seen["COMMIT"] == 1
     await store.close()
+
+
+# --- a store that nobody uses any more -----------------------------------------------------------
+
+
+async def test_a_thread_without_work_ends_and_the_next_call_starts_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "QUIET", 0.01)
+    store = AsyncSQLiteStore(tmp_path / "semel.db")
+    assert isinstance(await store.claim(ask(1)), Claimed)
+    await asyncio.to_thread(wait_until, lambda: store._executor._thread is None)
+    await asyncio.to_thread(wait_until, lambda: store._executor._session._connection is None)
+    monkeypatch.setattr(writing, "QUIET", PATIENCE)
+    assert await store.complete(identity(1), ask(1).owner, RESULT, 60.0)
+    assert store._executor._thread.is_alive()
+    await store.close()
+
+
+class LateQueue(SimpleQueue):
+    """Has what it did not have in time."""
+
+    late = True
+
+    def get(self, block=True, timeout=None):
+        taken = super().get(block, timeout)
+        if timeout is not None and self.late:
+            self.late = False
+            self.put(taken)
+            raise Empty
+        return taken
+
+
+async def test_what_comes_while_a_thread_is_about_to_end_is_done(tmp_path):
+    store = AsyncSQLiteStore(tmp_path / "semel.db")
+    store._executor._queue = queue = LateQueue()
+    assert isinstance(await store.claim(ask(1)), Claimed)
+    assert not queue.late
+    await store.close()
+
+
+def test_a_store_whose_loop_is_gone_leaves_no_thread_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "QUIET", 0.01)
+    stores = [AsyncSQLiteStore(tmp_path / "semel.db") for _ in range(3)]
+    for number, store in enumerate(stores):
+        asyncio.run(store.counts())
+        assert isinstance(asyncio.run(claimed(store, number)), Claimed)
+    wait_until(lambda: all(store._executor._thread is None for store in stores))
+
+
+async def claimed(store, number):
+    return await store.claim(ask(number))
+
+
+def test_a_store_forgets_the_loops_that_were_closed(tmp_path):
+    store = AsyncSQLiteStore(tmp_path / "semel.db")
+    for number in range(3):
+        asyncio.run(claimed(store, number))
+    assert len(store._executor._desks) == 1
+    asyncio.run(store.close())

@@ -80,6 +80,11 @@ class Session:
         """Name the database, for error messages."""
         return self._source.place
 
+    def rest(self) -> None:
+        """Release the connection until it is needed again."""
+        with self._lock:
+            self._release()
+
     def close(self) -> None:
         """Release the connection; no operation runs after this."""
         with self._lock:

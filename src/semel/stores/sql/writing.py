@@ -2,7 +2,8 @@
 
 SQLite's calls block, so they run in a thread; one thread, because one connection writes at a time
 anyway. What is asked for while it commits goes into its next transaction. The thread starts with
-the first call and ends with `close`.
+the first call and ends with `close`; also when nothing is asked for any more, until the next call.
+So a store that nobody closed, because its event loop is gone, leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from semel.stores.sql.verbs import Operation
 BATCH = 1024
 """Jobs after which a transaction takes no more. What one turn of a loop has brought comes as a
 whole, so there may be nearly twice as many."""
+
+QUIET = 30.0
+"""Seconds without a call after which the thread ends and the file is closed."""
 
 
 class _Awaited(Job):
@@ -84,6 +88,9 @@ class Writer:
             raise self._refusal()
         desk = self._desks.get(job.loop)
         if desk is None:
+            for loop in self._desks.copy():
+                if loop.is_closed():  # and will not look after its desk any more
+                    self._desks.pop(loop, None)
             desk = self._desks[job.loop] = _Desk()
             job.loop.call_later(self._patience, self._look, job.loop)
         if not desk.new:
@@ -136,8 +143,11 @@ class Writer:
             self._thread.join()
 
     def _serve(self) -> None:
-        while (batch := self._collect())[-1] is not self._farewell:
+        while (batch := self._collect()) and batch[-1] is not self._farewell:
             self._session.run(batch, _tell)
+        if not batch:
+            self._session.rest()
+            return
         *rest, farewell = batch
         if rest:
             self._session.run(rest, _tell)
@@ -145,7 +155,15 @@ class Writer:
         _tell([farewell])
 
     def _collect(self) -> list[_Awaited]:
-        batch = list(self._queue.get())
+        """Take what was asked for; if that is nothing, the thread is dismissed."""
+        try:
+            batch = list(self._queue.get(timeout=QUIET))
+        except Empty:
+            with self._mutex:
+                if self._queue.empty():
+                    self._thread = None
+                    return []
+                batch = []
         with suppress(Empty):
             while len(batch) < BATCH:
                 batch += self._queue.get_nowait()
