@@ -78,7 +78,7 @@ def _mariadb(effort: Effort) -> Section:
     both = (ASYNC_SEMEL, UNBATCHED_ASYNCMY)
     with backends.mariadb_server(durable=effort.durable) as server:
         url = server.database()
-        heart, _ = _races(both, url, effort, (MANY,), 11)
+        heart, _ = _races(both, url, effort, (MANY,), 21)
         races, missing = _races(both, url, effort, CALLERS, 3)
     ratio = heart[0].ratio(OURS, UNBATCHED_ASYNCMY.title)
     return Section(
