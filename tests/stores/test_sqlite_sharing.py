@@ -12,6 +12,7 @@ import pytest
 from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
 from semel.errors import StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql import combining
+from semel.stores.sql.jobs import Job
 from semel.stores.sql.sqlite import SQLiteStore
 from stores.sqlite_helpers import (
     RESULT,
@@ -262,6 +263,87 @@ def test_an_interrupted_caller_hands_the_lead_on(path):
     combiner._wait = wait
     finish(store, 3)
     assert store.get(identity(2)) is None
+    store.close()
+
+
+def test_an_interrupt_while_the_lead_is_handed_on_leaves_the_store_with_a_leader(path):
+    store = SQLiteStore(path, timeout=0.5)
+    combiner = store._executor
+    appoint = combiner._appoint
+
+    def interrupted():
+        combiner._appoint = appoint
+        raise KeyboardInterrupt
+
+    combiner._appoint = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        store.claim(ask(1))
+    finish(store, 2)
+    store.close()
+
+
+def test_one_who_was_appointed_twice_leads_once(path):
+    store = SQLiteStore(path)
+    store.counts()
+    combiner = store._executor
+    wait = combiner._wait
+
+    def appointed_by_two(turn):
+        with combiner._mutex:
+            combiner._appoint()
+            combiner._appoint()
+        return wait(turn)
+
+    combiner._wait = appointed_by_two
+    combiner._led = True  # as if another thread led
+    finish(store, 1)
+    store.close()
+
+
+def test_an_interrupt_before_the_commit_leaves_nobody_with_an_answer_that_was_undone(path):
+    def interrupted(connection, group):
+        drive_group(connection, group)
+        raise KeyboardInterrupt
+
+    store = SQLiteStore(path)
+    store.counts()
+    session = store._executor._session
+    drive_group, session._drive_group = session._drive_group, interrupted
+    jobs = [Job([store._verbs.claim(ask(number))]) for number in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        session.run(jobs, lambda _: None)
+    for job in jobs:
+        assert [type(outcome) for outcome in job.outcomes] == [StoreUnavailable]
+    session._drive_group = drive_group
+    assert store.counts().processing == 0
+    store.close()
+
+
+def test_an_interrupt_after_the_commit_leaves_the_others_their_answers(path):
+    class Interrupted:
+        """A connection that is told to stop as soon as it has committed."""
+
+        def __init__(self, connection):
+            self._connection = connection
+
+        def __getattr__(self, name):
+            return getattr(self._connection, name)
+
+        def execute(self, sql):
+            self._connection.execute(sql)
+            if sql == "COMMIT":
+                raise KeyboardInterrupt
+
+    store = SQLiteStore(path)
+    store.counts()
+    session = store._executor._session
+    connection, session._connection = session._connection, Interrupted(session._connection)
+    jobs = [Job([store._verbs.claim(ask(number))]) for number in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        session.run(jobs, lambda _: None)
+    assert all(isinstance(job.outcomes[0], Claimed) for job in jobs)
+    session._connection = connection
+    assert store.counts().processing == 2
     store.close()
 
 

@@ -80,7 +80,7 @@ class Combiner:
 
     def _appoint(self) -> None:
         self._led = bool(self._queue)
-        if self._led:
+        if self._led and not self._queue[0].leads:
             self._queue[0].leads = True
             self._queue[0].awake.release()
 
@@ -98,8 +98,10 @@ class Combiner:
         with self._mutex:
             if turn in self._queue:
                 self._queue.remove(turn)
-                if turn.leads:
-                    self._appoint()
+            if turn.leads:
+                # Perhaps again: what interrupted it may have come while it handed the lead on. Two
+                # who lead do no harm, for the session lets in one of them at a time.
+                self._appoint()
 
     def before_fork(self) -> None:
         """Do nothing: whoever leads works on the session, which comes to rest by itself."""

@@ -164,6 +164,12 @@ class Session:
             for member in members:
                 member.outcome = translate(error, self._source.place)
             return error
+        except BaseException:
+            if connection.in_transaction:
+                # Interrupted before the commit: what they were told is undone with the rest.
+                for member in members:
+                    member.outcome = PENDING
+            raise
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
