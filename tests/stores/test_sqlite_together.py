@@ -13,6 +13,8 @@ import pytest
 from semel.core import judge
 from semel.core.records import Busy, Claimed, CompleteRequest, Encoded, Finished
 from semel.errors import StoreError, StoreFull
+from semel.stores.sql import sqlite_texts as texts
+from semel.stores.sql.grouping import SIZES
 from semel.stores.sql.rows import COLUMNS, to_row
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.sql.sqlite_verbs import LARGE
@@ -91,6 +93,16 @@ def test_a_bad_value_spoils_the_statement_for_nobody_else(store):
     answers = store.claim_many(asks)
     assert [type(answer) for answer in answers] == [Claimed, Claimed, StoreError, Claimed]
     assert store.counts().processing == 3
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_completes_are_found_by_their_keys_whatever_the_statistics_say(store, path, rows):
+    store.claim(ask(1))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ANALYZE")  # while next to nothing runs
+        update = texts.complete_many("idempotent_record", rows)
+        plan = str(connection.execute(f"EXPLAIN QUERY PLAN {update}", [None] * rows * 6).fetchall())
+    assert "SEARCH idempotent_record USING INDEX sqlite_autoindex_idempotent_record_1" in plan
 
 
 def test_a_large_result_has_a_statement_of_its_own(store, statements):

@@ -61,11 +61,13 @@ def complete(table: str) -> str:
 
 def complete_many(table: str, rows: int) -> str:
     """`complete`, with the same parameters for each."""
+    # "+": by the index of what runs, it would read all that does, for each batch. SQLite takes it
+    # if somebody has had statistics made (ANALYZE, PRAGMA optimize) while little ran.
     return (
         f"UPDATE {table} SET status = {int(State.SUCCEEDED)}, result_payload = v.column1, "  # noqa: S608 - names from this module
         "codec = v.column2, lease_until = NULL, expire_at = v.column3, updated_at = v.column4 "
         f"FROM (VALUES {_places(rows, 6)}) AS v WHERE identity = v.column5 "
-        f"AND owner = v.column6 AND status = {int(State.PROCESSING)}"
+        f"AND owner = v.column6 AND +status = {int(State.PROCESSING)}"
     )
 
 
