@@ -77,9 +77,23 @@ def store():
     return Store()
 
 
+class Callers:
+    """Asks a batcher as engines do: in the task of each caller, which waits for it at once."""
+
+    def __init__(self, *stores, **limits):
+        self.batcher = Batcher(*stores, **limits)
+        self.close = self.batcher.close
+
+    async def claim(self, ask):
+        return await self.batcher.claim(ask)
+
+    async def complete(self, *success):
+        return await self.batcher.complete(*success)
+
+
 @pytest.fixture
 def batcher(store):
-    return Batcher(store, store)
+    return Callers(store, store)
 
 
 def task(awaitable):
@@ -104,7 +118,7 @@ async def crowd(batcher, store, keys):
 
 
 async def test_an_idle_lane_sends_the_single_verb_in_the_task_of_its_caller(batcher, store):
-    coroutine = batcher.claim(ask("a"))
+    coroutine = batcher.batcher.claim(ask("a"))
     store.single_gate.clear()
     coroutine.send(None)
     assert store.requests == ["a"], "sent before anything else had a turn"
@@ -134,6 +148,20 @@ async def test_who_went_together_comes_back_together(batcher, store):
     for keys in ("abc", "defg"):
         await asyncio.gather(*(batcher.claim(ask(key)) for key in keys))
     assert store.requests == ["a", ["b", "c"], ["d", "e", "f", "g"]], "none of them went ahead"
+
+
+async def test_calls_that_are_made_before_any_is_awaited_leave_together(batcher, store):
+    await asyncio.gather(*(batcher.batcher.claim(ask(key)) for key in "abc"))
+    assert sorted(map(str, store.requests)) == ["['b', 'c']", "a"]
+
+
+async def test_a_call_that_is_never_awaited_keeps_nobody_from_going_straight_through(
+    batcher, store
+):
+    batcher.batcher.claim(ask("forgotten")).close()
+    for key in "ab":
+        await batcher.claim(ask(key))
+    assert store.requests == [["a"], "b"]
 
 
 async def test_after_a_batch_of_one_the_next_call_goes_straight_through(batcher, store):
@@ -192,7 +220,7 @@ async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, sto
 
 
 async def test_a_batch_has_a_limit_of_members(store):
-    batcher = Batcher(store, store, most_members=2)
+    batcher = Callers(store, store, most_members=2)
     tasks = await crowd(batcher, store, "abcdef")
     store.gate.set()
     await asyncio.gather(*tasks)
@@ -200,13 +228,13 @@ async def test_a_batch_has_a_limit_of_members(store):
 
 
 async def test_who_does_not_fit_into_one_batch_is_spread_evenly_over_some(store):
-    batcher = Batcher(store, store, most_members=4)
+    batcher = Callers(store, store, most_members=4)
     await asyncio.gather(*(batcher.claim(ask(key)) for key in "-abcdef"))
     assert store.requests == ["-", ["a", "b", "c"], ["d", "e", "f"]], "not four and two"
 
 
 async def test_a_batch_has_a_limit_of_bytes(store):
-    batcher = Batcher(store, store, most_bytes=5000)
+    batcher = Callers(store, store, most_bytes=5000)
     store.gate.clear()
     store.single_gate.clear()
     sizes = {"first": 1, "big": 10_000, "a": 1, "b": 1}
@@ -297,15 +325,45 @@ async def test_a_cancelled_caller_is_free_at_once_and_the_others_get_their_answe
 async def test_answers_and_errors_of_cancelled_callers_are_dropped(batcher, store):
     store.trouble = {"b": StoreError("damaged"), "c": ALONE, "d": ALONE}
     tasks = await crowd(batcher, store, "abcde")
-    await cancel(*tasks[1:])
+    await cancel(tasks[1], tasks[4])
     store.single_gate.clear()
     store.gate.set()
     await turns()
-    assert store.requests[2:] == ["c", "d"], "they were sent; what became of them is asked by owner"
+    assert store.requests[2:] == ["c", "d"]
+    await cancel(*tasks[2:4])
     store.trouble = {"d": StoreError("damaged")}
     store.single_gate.set()
     await tasks[0]
     await batcher.close()
+
+
+async def test_nothing_is_asked_again_for_a_caller_who_left(batcher, store):
+    store.trouble = {"b": ALONE, "c": ALONE}
+    first, gone, other = await crowd(batcher, store, "abc")
+    await cancel(gone)
+    store.gate.set()
+    await asyncio.gather(first, other)
+    assert store.requests == ["a", ["b", "c"], "c"], "it would get a claim that nobody gives back"
+
+
+async def test_what_an_owner_asks_after_it_left_does_not_overtake_what_is_asked_alone(
+    batcher, store
+):
+    store.trouble = {"b": ALONE}
+    first, gone, _ = await crowd(batcher, store, "abc")
+    store.single_gate.clear()
+    store.gate.set()
+    await turns()
+    assert store.requests[2:] == ["b"]
+    await cancel(gone)
+    store.trouble = {}
+    giving_back = task(batcher.claim(ask("b")))
+    others = [task(batcher.claim(one)) for one in (ask("b", b"another-----"), ask("d"))]
+    await turns()
+    assert store.requests[3:] == [["b", "d"]], "who is not this owner waits for nothing"
+    store.single_gate.set()
+    await asyncio.gather(first, giving_back, *others)
+    assert store.requests[4:] == [["b"]]
 
 
 # --- the end -----------------------------------------------------------------------------
@@ -403,7 +461,7 @@ async def test_the_requests_of_a_batch_are_the_callers_own(batcher):
             return [True for _ in asks]
 
     store = Recorder()
-    batcher = Batcher(store, store)
+    batcher = Callers(store, store)
     await asyncio.gather(
         *(batcher.complete(Identity("s", key), b"owner", RESULT, 9.0) for key in "ab")
     )

@@ -17,7 +17,8 @@ The law of a lane:
 - An identity is in a batch once; whoever asks for it again comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
   that failed, is asked for again alone; only a store that is away is not asked again for each.
-- Who is cancelled is free at once; what was sent for it is done, and its answer is dropped.
+- Who is cancelled is free at once; what was sent for it is done, and its answer is dropped. It is
+  not sent again; and what its owner sends next, to give back what it may have got, comes after it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class Request(Protocol):
         """Two of the same never share a batch."""
         ...
 
+    @property
+    def owner(self) -> bytes:
+        """What one owner asks of an identity stays in its order."""
+        ...
+
 
 Ask = TypeVar("Ask", bound=Request)
 Answer = TypeVar("Answer")
@@ -92,26 +98,37 @@ class Lane(Generic[Ask, Answer]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crowded = False
         """Whether the last batch had more than one member, who may all come back at once."""
+        self._ahead = False
+        """Whether a call may go straight through that has not begun to: it is not awaited yet."""
         self._straight = 0
         """Calls that went straight through and have not come back."""
         self._queue: Queue[Ask, Answer] = Queue(
             most_members=self._most_members, most_bytes=self._most_bytes
         )
         self._sender: asyncio.Task[None] | None = None
-        self._stragglers: set[asyncio.Task[None]] = set()
+        self._stragglers: dict[asyncio.Task[None], Ask] = {}
 
     def send(self, ask: Ask) -> Awaitable[Answer]:
         """Ask, with others if the lane is busy; to be awaited at once."""
         loop = asyncio.get_running_loop()
-        idle = self._sender is None and not self._straight
+        idle = self._sender is None and not self._straight and not self._ahead
         if idle:
             self._loop = loop
+        for straggler, sent in self._stragglers.items():
+            if sent.owner == ask.owner and sent.identity == ask.identity:
+                return self._send_after(straggler, ask)
         if (idle and not self._crowded) or self._loop is not loop or self._closed:
             # Also for another event loop, and after the end: the store has its own word on both.
+            self._ahead = True
             return self._send_straight(ask)
         return self._join(ask, loop)
 
+    async def _send_after(self, straggler: asyncio.Task[None], ask: Ask) -> Answer:
+        await asyncio.wait((straggler,))
+        return await self.send(ask)
+
     async def _send_straight(self, ask: Ask) -> Answer:
+        self._ahead = False
         self._straight += 1
         try:
             return await self._one(ask)
@@ -135,6 +152,7 @@ class Lane(Generic[Ask, Answer]):
                 await self._send_batch(batch)
         finally:
             self._sender = None
+            self._ahead = False  # whoever awaits it has begun to; else nobody ever will
             for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
             self._queue.refuse(_INTERRUPTED)
@@ -157,9 +175,11 @@ class Lane(Generic[Ask, Answer]):
 
     def _ask_alone(self, member: Member[Ask, Answer]) -> None:
         """Beside the next batches: what this one waits for must not hold them up."""
+        if member.answer.done():
+            return  # cancelled: what it got now, nobody would give back
         task = asyncio.create_task(self._alone(member), context=contextvars.Context())
-        self._stragglers.add(task)
-        task.add_done_callback(self._stragglers.discard)
+        self._stragglers[task] = member.ask
+        task.add_done_callback(self._stragglers.pop)
 
     async def _alone(self, member: Member[Ask, Answer]) -> None:
         try:
