@@ -21,6 +21,7 @@ from semel import (
     StoreUnavailable,
 )
 from semel import events as semel_events
+from semel.core.records import Busy, Claimed
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import AsyncFaultyStore, FaultyStore, LoseReply, Refuse
 
@@ -65,6 +66,50 @@ def test_giving_back_waits_for_a_store_that_is_away_and_stops_at_its_first_refus
         store.inject("claim", Refuse(), times=2)
         wait_until(lambda: store.fired("claim") == 4)
         wait_until(lambda: all(idem.peek(key).retryable for key in ("a", "b")))
+
+
+class Locked(MemoryStore):
+    """One whose record an open transaction has, for two questions; the first one is not lost.
+
+    It waits in the database, and is carried out after the second was told that it is busy.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.asks = []
+
+    def claim(self, ask):
+        self.asks.append(ask)
+        if len(self.asks) == 1:
+            raise StoreUnavailable("the caller has left")
+        if len(self.asks) == 2:
+            assert isinstance(super().claim(self.asks[0]), Claimed)
+            return Busy(0.1)
+        return super().claim(ask)
+
+
+def test_a_claim_that_may_wait_for_a_transaction_is_given_back_after_it():
+    with Idempotency(Locked(), policy=Policy(abandoned="hold", lease=60.0)) as idem:
+        with pytest.raises(StoreUnavailable):
+            idem.execute("k", lambda: "must not run")
+        wait_until(lambda: idem.peek("k") is not None and idem.peek("k").retryable)
+        assert idem.execute("k", lambda: "runs") == "runs"
+
+
+async def test_a_claim_that_may_wait_for_a_transaction_is_given_back_on_asyncio_too():
+    async def runs() -> str:
+        return "runs"
+
+    store = AsyncMemoryStore()
+    store._store = Locked()
+    async with AsyncIdempotency(store, policy=Policy(abandoned="hold", lease=60.0)) as idem:
+        with pytest.raises(StoreUnavailable):
+            await idem.execute("k", runs)
+        async with asyncio.timeout(60):
+            while idem._leases._unsure:  # noqa: ASYNC110 - the store has no event
+                await asyncio.sleep(0.01)
+        assert (await idem.peek("k")).retryable
+        assert await idem.execute("k", runs) == "runs"
 
 
 def test_what_was_never_claimed_is_not_left_behind_either():

@@ -16,7 +16,7 @@ from semel._mirror.tasks import (
 )
 from semel.core.codec import encode_failure
 from semel.core.leases import Lease
-from semel.core.records import Claimed, ClaimRequest, CompleteRequest, RenewRequest
+from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest, RenewRequest
 from semel.engine.answers import Answers
 from semel.engine.call import (
     UNWANTED_TTL,
@@ -74,7 +74,6 @@ class AsyncKeeper(Answers[AsyncStore]):
         for claim in self._leases.doubtful(now):
             if not await self._disown(claim):
                 return
-            self._leases.settled(claim)
             if monotonic() >= until:
                 return
 
@@ -98,10 +97,11 @@ class AsyncKeeper(Answers[AsyncStore]):
         return True
 
     async def _disown(self, ask: ClaimRequest) -> bool:
-        """Give back a claim that nobody wants any more, if it was given; False = later."""
+        """Give back a claim that nobody wants any more, if it was given; False = no answer."""
         # Asking again tells; and a first command that comes late is refused: its owner has ended.
         try:
-            if isinstance(await self._store.claim(unwanted(ask)), Claimed):
+            answer = await self._store.claim(unwanted(ask))
+            if isinstance(answer, Claimed):
                 await self._store.fail(
                     ask.identity,
                     ask.owner,
@@ -116,4 +116,9 @@ class AsyncKeeper(Answers[AsyncStore]):
             )
             self._timer.due(self._leases.doubt(ask, monotonic()))
             return False
+        if isinstance(answer, Busy) and answer.owner is None:
+            # An open transaction has the record, and the claim may still wait there for its end.
+            self._timer.due(self._leases.doubt(ask, monotonic()))
+        else:
+            self._leases.settled(ask)
         return True

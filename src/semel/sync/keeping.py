@@ -15,7 +15,7 @@ from semel._mirror.threads import (
 )
 from semel.core.codec import encode_failure
 from semel.core.leases import Lease
-from semel.core.records import Claimed, ClaimRequest, CompleteRequest, RenewRequest
+from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest, RenewRequest
 from semel.engine.answers import Answers
 from semel.engine.call import (
     UNWANTED_TTL,
@@ -72,7 +72,6 @@ class Keeper(Answers[Store]):
         for claim in self._leases.doubtful(now):
             if not self._disown(claim):
                 return
-            self._leases.settled(claim)
             if monotonic() >= until:
                 return
 
@@ -96,10 +95,11 @@ class Keeper(Answers[Store]):
         return True
 
     def _disown(self, ask: ClaimRequest) -> bool:
-        """Give back a claim that nobody wants any more, if it was given; False = later."""
+        """Give back a claim that nobody wants any more, if it was given; False = no answer."""
         # Asking again tells; and a first command that comes late is refused: its owner has ended.
         try:
-            if isinstance(self._store.claim(unwanted(ask)), Claimed):
+            answer = self._store.claim(unwanted(ask))
+            if isinstance(answer, Claimed):
                 self._store.fail(
                     ask.identity,
                     ask.owner,
@@ -114,4 +114,9 @@ class Keeper(Answers[Store]):
             )
             self._timer.due(self._leases.doubt(ask, monotonic()))
             return False
+        if isinstance(answer, Busy) and answer.owner is None:
+            # An open transaction has the record, and the claim may still wait there for its end.
+            self._timer.due(self._leases.doubt(ask, monotonic()))
+        else:
+            self._leases.settled(ask)
         return True
