@@ -164,6 +164,15 @@ async def test_a_call_that_is_never_awaited_keeps_nobody_from_going_straight_thr
     assert store.requests == [["a"], "b"]
 
 
+def test_a_call_that_is_made_before_its_event_loop_runs_belongs_to_the_one_that_awaits_it():
+    store = Store()
+
+    async def awaited(call):
+        return await call
+
+    assert asyncio.run(awaited(Batcher(store, store).claim(ask("a")))) == Claimed(1, 1)
+
+
 async def test_after_a_batch_of_one_the_next_call_goes_straight_through(batcher, store):
     await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
     for key in "de":

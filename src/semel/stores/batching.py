@@ -110,7 +110,9 @@ class Lane(Generic[Ask, Answer]):
 
     def send(self, ask: Ask) -> Awaitable[Answer]:
         """Ask, with others if the lane is busy; to be awaited at once."""
-        loop = asyncio.get_running_loop()
+        loop = asyncio._get_running_loop()  # noqa: SLF001 - raises nothing
+        if loop is None:
+            return self._send_later(ask)
         idle = self._sender is None and not self._straight and not self._ahead
         if idle:
             self._loop = loop
@@ -122,6 +124,10 @@ class Lane(Generic[Ask, Answer]):
             self._ahead = True
             return self._send_straight(ask)
         return self._join(ask, loop)
+
+    async def _send_later(self, ask: Ask) -> Answer:
+        """Ask when it is awaited: no event loop runs yet."""
+        return await self.send(ask)
 
     async def _send_after(self, straggler: asyncio.Task[None], ask: Ask) -> Answer:
         await asyncio.wait((straggler,))
