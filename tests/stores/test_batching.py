@@ -77,23 +77,9 @@ def store():
     return Store()
 
 
-class Callers:
-    """Asks a batcher as engines do: in the task of each caller, which waits for it at once."""
-
-    def __init__(self, *stores, **limits):
-        self.batcher = Batcher(*stores, **limits)
-        self.close = self.batcher.close
-
-    async def claim(self, ask):
-        return await self.batcher.claim(ask)
-
-    async def complete(self, *success):
-        return await self.batcher.complete(*success)
-
-
 @pytest.fixture
 def batcher(store):
-    return Callers(store, store)
+    return Batcher(store, store)
 
 
 def task(awaitable):
@@ -118,7 +104,7 @@ async def crowd(batcher, store, keys):
 
 
 async def test_an_idle_lane_sends_the_single_verb_in_the_task_of_its_caller(batcher, store):
-    coroutine = batcher.batcher.claim(ask("a"))
+    coroutine = batcher.claim(ask("a"))
     store.single_gate.clear()
     coroutine.send(None)
     assert store.requests == ["a"], "sent before anything else had a turn"
@@ -151,17 +137,17 @@ async def test_who_went_together_comes_back_together(batcher, store):
 
 
 async def test_calls_that_are_made_before_any_is_awaited_leave_together(batcher, store):
-    await asyncio.gather(*(batcher.batcher.claim(ask(key)) for key in "abc"))
+    await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
     assert sorted(map(str, store.requests)) == ["['b', 'c']", "a"]
 
 
 async def test_a_call_that_is_never_awaited_keeps_nobody_from_going_straight_through(
     batcher, store
 ):
-    batcher.batcher.claim(ask("forgotten")).close()
+    batcher.claim(ask("forgotten")).close()
     for key in "ab":
         await batcher.claim(ask(key))
-    assert store.requests == [["a"], "b"]
+    assert store.requests == ["a", "b"]
 
 
 def test_a_call_that_is_made_before_its_event_loop_runs_belongs_to_the_one_that_awaits_it():
@@ -229,7 +215,7 @@ async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, sto
 
 
 async def test_a_batch_has_a_limit_of_members(store):
-    batcher = Callers(store, store, most_members=2)
+    batcher = Batcher(store, store, most_members=2)
     tasks = await crowd(batcher, store, "abcdef")
     store.gate.set()
     await asyncio.gather(*tasks)
@@ -237,13 +223,13 @@ async def test_a_batch_has_a_limit_of_members(store):
 
 
 async def test_who_does_not_fit_into_one_batch_is_spread_evenly_over_some(store):
-    batcher = Callers(store, store, most_members=4)
+    batcher = Batcher(store, store, most_members=4)
     await asyncio.gather(*(batcher.claim(ask(key)) for key in "-abcdef"))
     assert store.requests == ["-", ["a", "b", "c"], ["d", "e", "f"]], "not four and two"
 
 
 async def test_a_batch_has_a_limit_of_bytes(store):
-    batcher = Callers(store, store, most_bytes=5000)
+    batcher = Batcher(store, store, most_bytes=5000)
     store.gate.clear()
     store.single_gate.clear()
     sizes = {"first": 1, "big": 10_000, "a": 1, "b": 1}
@@ -470,7 +456,7 @@ async def test_the_requests_of_a_batch_are_the_callers_own(batcher):
             return [True for _ in asks]
 
     store = Recorder()
-    batcher = Callers(store, store)
+    batcher = Batcher(store, store)
     await asyncio.gather(
         *(batcher.complete(Identity("s", key), b"owner", RESULT, 9.0) for key in "ab")
     )

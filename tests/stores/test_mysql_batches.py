@@ -440,8 +440,8 @@ async def test_a_claim_that_meets_an_open_transaction_waits_alone(
     await store.complete(done.identity, done.owner, RESULT, 60.0)
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask(named("locked")))
-        calls = [asyncio.ensure_future(store.claim(each)) for each in asks([*OTHERS, "done"])]
-        locked = asyncio.ensure_future(store.claim(ask(named("locked"))))
+        calls = [asyncio.create_task(store.claim(each)) for each in asks([*OTHERS, "done"])]
+        locked = asyncio.create_task(store.claim(ask(named("locked"))))
         *others, replay = await asyncio.gather(*calls)
         assert all(isinstance(answer, Claimed) for answer in others)
         assert isinstance(replay, Finished)
@@ -473,7 +473,7 @@ async def test_a_complete_that_meets_an_open_transaction_waits_alone(store, serv
     with transaction(server, mysql_url) as holder:
         lock(holder, "locked")
         *others, locked = (
-            asyncio.ensure_future(store.complete(each.identity, each.owner, RESULT, 60.0))
+            asyncio.create_task(store.complete(each.identity, each.owner, RESULT, 60.0))
             for each in requests
         )
         assert await asyncio.gather(*others) == [True] * len(others)
@@ -500,7 +500,7 @@ async def test_renewals_do_not_queue_behind_claims(server, mysql_url):
     await store.claim(running)
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask(named("locked")))
-        waiting = asyncio.ensure_future(store.claim(ask(named("locked"))))
+        waiting = asyncio.create_task(store.claim(ask(named("locked"))))
         await asyncio.sleep(0)  # it has the only connection for single calls
         assert await store.renew_many(renewals([running])) == [True]
         assert not waiting.done()
@@ -563,7 +563,7 @@ async def test_a_cancelled_caller_takes_nobody_along(server, mysql_url):
         await claim_all(store, asks(["warm 1", "warm 2"]))
         proxy.delay = 0.2
         requests = asks(OTHERS)
-        calls = [asyncio.ensure_future(store.claim(each)) for each in requests]
+        calls = [asyncio.create_task(store.claim(each)) for each in requests]
         await asyncio.sleep(0.1)
         calls[3].cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)

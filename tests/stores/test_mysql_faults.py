@@ -208,7 +208,7 @@ async def test_a_pool_in_use_by_tasks_is_one_clear_error(server, mysql_url):
     await store.counts()
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask())
-        blocked = asyncio.ensure_future(store.claim(ask()))
+        blocked = asyncio.create_task(store.claim(ask()))
         await asyncio.sleep(0.1)
         store._mysql._timeout = 0.1
         with pytest.raises(StoreUnavailable, match=r"all 1 connections .* are in use"):
@@ -284,7 +284,7 @@ async def test_a_cancelled_caller_leaves_no_answer_behind_for_the_next(server, m
     await store.counts()
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask())
-        cancelled = asyncio.ensure_future(store.claim(ask()))
+        cancelled = asyncio.create_task(store.claim(ask()))
         await asyncio.sleep(0.1)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -341,7 +341,7 @@ async def test_a_cancelled_connect_gives_its_seat_back(mysql_url, monkeypatch):
             await asyncio.sleep(60)
 
     monkeypatch.setattr(tasks, "Cursor", Hanging)
-    call = asyncio.ensure_future(store.claim(ask()))
+    call = asyncio.create_task(store.claim(ask()))
     await asyncio.sleep(0.2)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -392,7 +392,7 @@ async def test_a_task_that_runs_while_the_store_closes_gets_its_answer(server, m
     await store.counts()
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask())
-        call = asyncio.ensure_future(store.claim(ask()))
+        call = asyncio.create_task(store.claim(ask()))
         await asyncio.sleep(0.1)
         await store.close()
         holder.commit()

@@ -98,8 +98,6 @@ class Lane(Generic[Ask, Answer]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crowded = False
         """Whether the last batch had more than one member, who may all come back at once."""
-        self._ahead = False
-        """Whether a call may go straight through that has not begun to: it is not awaited yet."""
         self._straight = 0
         """Calls that went straight through and have not come back."""
         self._queue: Queue[Ask, Answer] = Queue(
@@ -110,10 +108,8 @@ class Lane(Generic[Ask, Answer]):
 
     def send(self, ask: Ask) -> Awaitable[Answer]:
         """Ask, with others if the lane is busy; to be awaited at once."""
-        loop = asyncio._get_running_loop()  # noqa: SLF001 - raises nothing
-        if loop is None:
-            return self._send_later(ask)
-        idle = self._sender is None and not self._straight and not self._ahead
+        loop = asyncio.get_running_loop()
+        idle = self._sender is None and not self._straight
         if idle:
             self._loop = loop
         for straggler, sent in self._stragglers.items():
@@ -121,20 +117,14 @@ class Lane(Generic[Ask, Answer]):
                 return self._send_after(straggler, ask)
         if (idle and not self._crowded) or self._loop is not loop or self._closed:
             # Also for another event loop, and after the end: the store has its own word on both.
-            self._ahead = True
             return self._send_straight(ask)
         return self._join(ask, loop)
-
-    async def _send_later(self, ask: Ask) -> Answer:
-        """Ask when it is awaited: no event loop runs yet."""
-        return await self.send(ask)
 
     async def _send_after(self, straggler: asyncio.Task[None], ask: Ask) -> Answer:
         await asyncio.wait((straggler,))
         return await self.send(ask)
 
     async def _send_straight(self, ask: Ask) -> Answer:
-        self._ahead = False
         self._straight += 1
         try:
             return await self._one(ask)
@@ -158,7 +148,6 @@ class Lane(Generic[Ask, Answer]):
                 await self._send_batch(batch)
         finally:
             self._sender = None
-            self._ahead = False  # whoever awaits it has begun to; else nobody ever will
             for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
             self._queue.refuse(_INTERRUPTED)
@@ -276,15 +265,15 @@ class Batcher:
             most_bytes=most_bytes,
         )
 
-    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
-        """Ask to run the operation."""
-        return self._claims.send(ask)
+    # Coroutines: a lane has to know at once what is under way, so it is told by whoever awaits.
 
-    def complete(
-        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Awaitable[bool]:
+    async def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation."""
+        return await self._claims.send(ask)
+
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
-        return self._completes.send(CompleteRequest(identity, owner, result, ttl))
+        return await self._completes.send(CompleteRequest(identity, owner, result, ttl))
 
     async def close(self) -> None:
         """Refuse who waits, and let what is away come back."""
