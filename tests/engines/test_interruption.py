@@ -31,6 +31,10 @@ def threaded():
 INTERRUPTIONS = [KeyboardInterrupt, SystemExit, Stop]
 
 
+class TimeLimit(Exception):
+    """What a worker's handler of signals raises in the middle of anything (Celery's, for one)."""
+
+
 class InterruptedOnce(JsonCodec):
     """A codec in whose work a thread is interrupted, the first time."""
 
@@ -47,7 +51,7 @@ class InterruptedOnce(JsonCodec):
 
 @pytest.mark.parametrize("policy", [TAKEOVER, HOLD], ids=["takeover", "hold"])
 @pytest.mark.parametrize("fault", [Refuse, LoseReply])
-@pytest.mark.parametrize("kind", INTERRUPTIONS)
+@pytest.mark.parametrize("kind", [*INTERRUPTIONS, TimeLimit])
 def test_a_thread_interrupted_in_its_claim_leaves_the_key_free(threaded, kind, fault, policy):
     store, idem = threaded
     store.inject("claim", fault(kind()))

@@ -130,7 +130,8 @@ class AsyncRunner(AsyncKeeper):
                 if isinstance(interruption, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
                     self._timer.due(self._leases.doubt(ask, monotonic()))
-                elif not isinstance(interruption, Exception):
+                elif not isinstance(interruption, IdempotencyError):
+                    # Also an ordinary exception may strike here: that of a worker's time limit.
                     background(self._tasks, partial(self._disown, ask))
                 raise
             step = decide(answer, call.rules)
