@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from engines.facade import PATIENCE
-from semel import AsyncIdempotency
+from semel import AsyncIdempotency, ConfigError
+from semel._mirror import tasks
 from semel._mirror.tasks import Home
 
 
@@ -27,6 +30,35 @@ def test_a_loop_that_goes_on_in_another_thread_is_still_the_engines_own():
     loop.run_until_complete(engine.close())
     loop.close()
     assert answers == ["done", "done"]
+
+
+def test_a_loop_that_went_to_another_thread_leaves_no_home_for_the_next_one_in_its_place():
+    loop = asyncio.new_event_loop()
+    engine = AsyncIdempotency("memory://")
+
+    async def work():
+        return "done"
+
+    async def use_elsewhere():
+        with pytest.raises(ConfigError, match="another event loop"):
+            await engine.execute("k", work)
+
+    loop.run_until_complete(engine.execute("k", work))
+    elsewhere = threading.Thread(target=loop.run_forever)
+    elsewhere.start()
+    asyncio.run(use_elsewhere())
+    asyncio.run_coroutine_threadsafe(engine.close(), loop).result(PATIENCE)
+    loop.call_soon_threadsafe(loop.stop)
+    elsewhere.join(PATIENCE)
+    loop.close()
+
+
+async def test_a_loop_that_does_not_tell_its_thread_is_known_all_the_same(monkeypatch):
+    home = Home()
+    home.check()
+    monkeypatch.setattr(tasks, "get_ident", lambda: "as if it were uvloop's, which tells nothing")
+    home.check()
+    assert home.loop is asyncio.get_running_loop()
 
 
 async def test_a_home_may_be_found_though_nobody_has_to_be_told():

@@ -102,23 +102,22 @@ class Polling:
 class Home:
     """The event loop that an engine belongs to: the first one that uses it."""
 
-    __slots__ = ("_thread", "loop", "settle")
+    __slots__ = ("loop", "settle")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.settle: Callable[[asyncio.AbstractEventLoop], None] | None = None
         """Told of the loop, when it is known."""
-        self._thread = 0
 
     def check(self) -> None:
         """Refuse to work on another loop: connections and waiters cannot follow."""
-        # A thread runs one loop at a time. (`get_running_loop` asks the system, until 3.12.)
-        if self.loop is not None and get_ident() == self._thread and self.loop.is_running():
+        # A loop of asyncio's knows the thread that runs it now, and a thread runs one loop at a
+        # time. (`get_running_loop` asks the system, until 3.12.)
+        if getattr(self.loop, "_thread_id", None) == get_ident():
             return
         running = asyncio.get_running_loop()
         if self.loop is None:
             self.loop = running
-            self._thread = get_ident()
             if self.settle is not None:
                 self.settle(running)
         elif self.loop is not running:
