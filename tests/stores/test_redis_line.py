@@ -262,6 +262,24 @@ async def test_renewals_soon_have_a_line_of_their_own(server):
             assert proxy.connections == 2
 
 
+async def test_renewals_keep_their_line_though_no_other_can_be_opened(server):
+    with proxy_to(server.port) as proxy:
+        async with opened_async(proxy.url, timeout=1.0) as store:
+            claim = ask()
+            await store.claim(claim)
+            lanes = store._transport._lanes
+            await lanes._renewals.open()
+            proxy.refusing = True
+            lanes._calls.line.end(LineBroken("cut"))
+            with pytest.raises(StoreUnavailable):
+                await store.get(IDENTITY)
+            assert await store.renew(IDENTITY, claim.owner, 30.0)
+            lanes._renewals.line.end(LineBroken("cut, too"))
+            with pytest.raises(StoreUnavailable):
+                await store.renew(IDENTITY, claim.owner, 30.0)
+            assert proxy.refused
+
+
 async def test_a_renewal_that_comes_first_opens_the_line_for_all(server):
     async with opened_async(server.url) as store:
         assert not await store.renew(IDENTITY, ask().owner, 30.0)

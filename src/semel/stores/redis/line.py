@@ -284,7 +284,9 @@ class Lanes(Generic[S]):
         """Give the line for a call, if one is open."""
         line = self._calls.line
         if line is None or line.broken:
-            return None
+            # No connection may be had any more: what is open still keeps the leases.
+            line = self._renewals.line if urgent else None
+            return None if line is None or line.broken else line
         return (self._renewals.open_line() or line) if urgent else line
 
     async def open(self, *, urgent: bool = False) -> Line:
