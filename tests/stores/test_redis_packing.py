@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, State
 from semel.errors import RecordUnreadable, StoreError
+from semel.stores.redis import scripts
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import (
     CODECS,
@@ -262,6 +263,14 @@ def _calls():
 @pytest.mark.parametrize("call", list(_calls()))
 def test_what_is_sent_is_what_the_arguments_say(call):
     assert call.wire() == packed(call.command(with_text=False))
+
+
+def test_hiredis_is_given_no_number_to_write(monkeypatch):
+    """A handler of a signal that raised while it wrote one ended the process (hiredis 3.5)."""
+    asked = []
+    monkeypatch.setattr(scripts, "pack_command", lambda parts: asked.extend(parts) or b"written")
+    assert packed(("EVALSHA", b"digest", 2, "k", State.FAILED, -1, 2**60)) == b"written"
+    assert asked == ["EVALSHA", b"digest", b"2", "k", b"2", b"-1", str(2**60).encode()]
 
 
 def test_a_finished_record_that_is_cut_short_is_unreadable():

@@ -22,7 +22,10 @@ Argument = bytes | str | int
 
 def packed(arguments: tuple[Argument, ...]) -> bytes:
     """Write a command the way a server reads it."""
-    wire: bytes = pack_command(arguments)  # type: ignore[arg-type]  # its stub says one argument
+    # Numbers as text: where hiredis writes them, a handler of a signal that raises just then ends
+    # the whole process (it does not expect that of `repr`).
+    plain = tuple([b"%d" % part if isinstance(part, int) else part for part in arguments])
+    wire: bytes = pack_command(plain)  # type: ignore[arg-type]  # its stub says one argument
     return wire
 
 
