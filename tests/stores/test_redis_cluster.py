@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 
 import pytest
 import redis
@@ -354,3 +355,47 @@ def replica_of(cluster, primary):
         if about["role"] == "slave" and about["master_port"] == primary.port:
             return server
     raise LookupError(primary.port)
+
+
+# --- a node that stands still ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def standing_still(cluster, identity):
+    """The node of a record does not answer; gives its name."""
+    node = cluster.owner(key_slot(KEYS.record(identity)))
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        yield f"127.0.0.1:{node.port}"
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: all(map(cluster._is_up, cluster.servers)), "the cluster to be up")
+
+
+def test_a_node_that_stands_still_is_asked_last_for_the_map(cluster, monkeypatch):
+    with opened(cluster.url, timeout=0.8) as store:
+        store.claim(ask())
+        manager, asked_last = store._transport.client.nodes_manager, []
+        monkeypatch.setattr(
+            manager,
+            "initialize",
+            lambda *, last_failed_node_name: asked_last.append(last_failed_node_name),
+        )
+        with standing_still(cluster, IDENTITY) as name, pytest.raises(StoreUnavailable):
+            store.get(IDENTITY)
+    assert set(asked_last) == {name}
+
+
+async def test_a_node_that_stands_still_is_asked_last_for_the_map_on_asyncio(cluster, monkeypatch):
+    asked_last = []
+
+    async def noted(_, *, last_failed_node_name):
+        asked_last.append(last_failed_node_name)
+
+    async with opened_async(cluster.url, timeout=0.8) as store:
+        await store.claim(ask())
+        manager = store._transport._client.nodes_manager
+        monkeypatch.setattr(type(manager), "initialize", noted)
+        with standing_still(cluster, IDENTITY) as name, pytest.raises(StoreUnavailable):
+            await store.get(IDENTITY)
+    assert set(asked_last) == {name}

@@ -12,7 +12,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis.aio_transport import AsyncTransport
-from semel.stores.redis.cluster import ASKING, PAUSE
+from semel.stores.redis.cluster import ASKING, PAUSE, silent_node
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
 from semel.stores.redis.line import Lanes
@@ -57,11 +57,12 @@ class AsyncClusterTransport(AsyncTransport):
                 replies[position] = answer
 
         await asyncio.gather(*(ask(node, positions) for node, positions in by_node.values()))
+        lost = silent_node(by_node, replies)
         if any(isinstance(reply, MovedError) for reply in replies):
-            await self._read_map()
+            await self._read_map(lost)
         elif any(means_old_map(reply) for reply in replies):
             await asyncio.sleep(PAUSE)
-            await self._read_map()
+            await self._read_map(lost)
         return replies
 
     def _node(self, attempt: Attempt) -> ClusterNode:
@@ -91,10 +92,10 @@ class AsyncClusterTransport(AsyncTransport):
     def _all_lanes(self) -> list[Lanes[Any]]:
         return list(self._lanes_of.values())
 
-    async def _read_map(self) -> None:
+    async def _read_map(self, lost: str | None) -> None:
         # If the map cannot be read now either, the error we have says more.
         with contextlib.suppress(*DRIVER_ERRORS):
-            await self._client.nodes_manager.initialize()
+            await self._client.nodes_manager.initialize(last_failed_node_name=lost)
 
     async def nodes(self) -> list[str]:
         """The primaries, by name."""

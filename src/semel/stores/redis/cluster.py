@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import MovedError
@@ -69,11 +69,12 @@ class ClusterTransport(Transport):
             answers = self._ask_node(node, [attempts[position] for position in positions])
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer
+        lost = silent_node(by_node, replies)
         if any(isinstance(reply, MovedError) for reply in replies):
-            self._read_map()
+            self._read_map(lost)
         elif any(means_old_map(reply) for reply in replies):
             time.sleep(PAUSE)
-            self._read_map()
+            self._read_map(lost)
         return replies
 
     def _node(self, attempt: Attempt) -> Any:
@@ -110,10 +111,10 @@ class ClusterTransport(Transport):
                 old.close()
         return wires
 
-    def _read_map(self) -> None:
+    def _read_map(self, lost: str | None) -> None:
         # If the map cannot be read now either, the error we have says more.
         with contextlib.suppress(*DRIVER_ERRORS):
-            self.client.nodes_manager.initialize()
+            self.client.nodes_manager.initialize(last_failed_node_name=lost)
 
     def nodes(self) -> list[str]:
         """The primaries, by name."""
@@ -138,3 +139,13 @@ class ClusterTransport(Transport):
             self.client.get_redis_connection(node).close()
         if self._owned and self._client is not None:
             self._client.close()
+
+
+def silent_node(
+    by_node: Mapping[str, tuple[Any, list[int]]], replies: Sequence[Reply | Exception]
+) -> str | None:
+    """Name a node that has failed: it is the last one to be asked for the new map."""
+    for name, (_, positions) in by_node.items():
+        if means_old_map(replies[positions[0]]):
+            return name
+    return None
