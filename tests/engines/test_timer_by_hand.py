@@ -12,6 +12,7 @@ from engines.facade import never, until
 from semel import Policy, StoreUnavailable
 from semel._mirror.tasks import Timer
 from semel.testing import Delay, Refuse
+from tasks_at_once import tasks_that_end_at_once
 
 SHORT = 0.3
 HURRIED = Policy(lease=SHORT, wait_interval=60.0)  # too long a pause: the timer saves, not the call
@@ -65,6 +66,21 @@ async def test_what_falls_due_during_a_tick_is_followed_by_another():
     timer = Timer(tick)
     timer.due(monotonic())
     await until(lambda: len(ticks) == 2)
+    await timer.stop()
+
+
+async def test_a_timer_goes_on_where_tasks_begin_at_once():
+    ticks = []
+
+    async def tick():
+        ticks.append(len(ticks))
+        return math.inf
+
+    timer = Timer(tick)
+    with tasks_that_end_at_once():
+        for count in (1, 2):
+            timer.due(monotonic())
+            await until(lambda count=count: len(ticks) == count)
     await timer.stop()
 
 

@@ -34,6 +34,7 @@ from semel.stores.wakeups.rooms import Hearing, Rooms
 from servers.postgres import pgbouncer
 from servers.proxy import proxy_to
 from servers.redis import redis_cluster, redis_sentinel, redis_server
+from tasks_at_once import tasks_that_end_at_once
 
 fault = pytest.mark.fault
 
@@ -509,6 +510,24 @@ async def test_closing_ends_a_line_for_asyncio_that_does_not_open():
         assert closed.is_set()
         await watch.wait(SOON)
         assert watch.hearing is Hearing.NO
+
+
+async def test_an_ear_listens_again_where_tasks_begin_at_once():
+    class Refused:
+        confirms = True
+
+        async def open(self, _rooms, _broke) -> None:
+            raise ConnectionRefusedError
+
+        async def close(self) -> None:
+            pass
+
+    ear = tasks.AsyncEar(Refused, "there")
+    with tasks_that_end_at_once(), tasks.AsyncWatch(ear, "k", lambda message: message) as watch:
+        await watch.wait(SOON)
+        assert watch.hearing is Hearing.NO
+        assert ear._opening is None
+    await ear.close()
 
 
 def test_a_thread_that_is_woken_twice_looks_once():

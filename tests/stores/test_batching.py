@@ -18,6 +18,7 @@ from semel.core.records import (
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 from semel.stores.batching import ALONE, Batcher, Lane, weight_of_claim
 from stores.sqlite_helpers import in_a_fork
+from tasks_at_once import tasks_that_end_at_once
 
 RESULT = Encoded("json", b"1")
 caller_of = contextvars.ContextVar("caller_of", default=None)
@@ -199,6 +200,19 @@ async def test_a_batch_runs_in_nobodys_context(batcher, store):
 
 
 # --- what a batch may hold ---------------------------------------------------------------
+
+
+async def test_nobody_waits_for_ever_where_tasks_begin_at_once():
+    async def gone(_):
+        raise StoreUnavailable("gone")
+
+    lane = Lane(gone, gone, weight=lambda _: 1)
+    lane._crowded = True
+    with tasks_that_end_at_once():
+        for answer in [lane.send(ask(key)) for key in "abc"]:
+            with pytest.raises(StoreUnavailable):
+                await asyncio.wait_for(answer, 10)
+    await lane.close()
 
 
 async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, store):

@@ -210,7 +210,9 @@ class Timer:
 
     def _start(self) -> None:
         self._next = math.inf
-        self._ticking = asyncio.get_running_loop().create_task(self._run())
+        # By no factory of the application: one that begins tasks at once (Python 3.12 has it) may
+        # have ended this one before it is noted here, and the timer would wait for it for ever.
+        self._ticking = asyncio.Task(self._run(), loop=asyncio.get_running_loop())
 
     async def _run(self) -> None:
         following = time.monotonic() + AFTER_TROUBLE

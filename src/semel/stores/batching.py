@@ -135,9 +135,10 @@ class Lane(Generic[Ask, Answer]):
         answer: asyncio.Future[Answer] = loop.create_future()
         self._queue.join(Member(ask, ask.identity, self._weight(ask), answer))
         if self._sender is None:
-            # It begins when all who are awake now have joined. A batch is nobody's own: it runs
-            # in no caller's context.
-            self._sender = loop.create_task(self._send(), context=contextvars.Context())
+            # It begins when all who are awake now have joined: so by no factory of the
+            # application's, which may begin tasks at once. A batch is nobody's own: it runs in no
+            # caller's context.
+            self._sender = asyncio.Task(self._send(), loop=loop, context=contextvars.Context())
         return answer
 
     async def _send(self) -> None:

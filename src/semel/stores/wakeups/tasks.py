@@ -131,7 +131,9 @@ class AsyncEar:
         new_line = self._new_line
         if new_line is None or self._closed or not self.rooms.outage.is_over(monotonic()):
             return False
-        self._opening = asyncio.get_running_loop().create_task(self._open(new_line()))
+        # By no factory of the application: begun at once, it may have ended before it is noted.
+        loop = asyncio.get_running_loop()
+        self._opening = asyncio.Task(self._open(new_line()), loop=loop)
         return True
 
     async def _open(self, line: AsyncLine) -> None:
