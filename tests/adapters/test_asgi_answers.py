@@ -214,7 +214,7 @@ async def test_a_client_that_cannot_be_reached_is_no_reason_to_stop(engine, size
     again = Server(door)
     await again.run()
     assert app.runs == 1
-    assert (b"Idempotent-Replayed", b"true") in again.sent[0]["headers"]
+    assert (b"idempotent-replayed", b"true") in again.sent[0]["headers"]
 
 
 async def test_ways_to_answer_past_the_middleware_are_not_offered(engine, tmp_path):

@@ -38,7 +38,7 @@ async def asked(app, key):
     headers = [(b"idempotency-key", key)]
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
     await app(scope, receive, send)
-    return sent[0]["status"], dict(sent[0]["headers"]).get(b"Idempotent-Replayed")
+    return sent[0]["status"], dict(sent[0]["headers"]).get(b"idempotent-replayed")
 
 
 async def lived(app, work):

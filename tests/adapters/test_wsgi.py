@@ -121,7 +121,7 @@ def test_a_generator_that_begins_its_answer_with_its_first_chunk_is_replayed(ide
     door = good(IdempotencyMiddleware(app, idem))
     first, second = post(door), post(door)
     assert (first.status, first.body) == (second.status, second.body) == (201, b"one, two")
-    assert second.headers["Idempotent-Replayed"] == "true"
+    assert second.headers["idempotent-replayed"] == "true"
     assert first.headers["Content-Length"] == second.headers["content-length"] == "8"
     assert runs == ["k"]
 
@@ -244,7 +244,7 @@ def test_an_error_in_close_reaches_the_server_and_changes_nothing(idem):
     with pytest.raises(OSError, match="cannot close"):
         post(door)
     assert source.closed == 1
-    assert post(door).headers["Idempotent-Replayed"] == "true"
+    assert post(door).headers["idempotent-replayed"] == "true"
 
 
 def test_a_server_that_refuses_the_headers_leaves_nothing_open(idem):

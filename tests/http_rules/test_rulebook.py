@@ -220,7 +220,7 @@ def test_an_answer_is_stored_without_a_marker_and_replayed_with_one():
     assert answer.headers == (
         (b"x-kept", b"1"),
         (b"content-length", b"4"),
-        (b"X-Replayed", b"true"),
+        (b"x-replayed", b"true"),
     )
     assert book.first(lines) == [(b"X-Mine", b"1"), (b"x-kept", b"1")]
 
@@ -230,7 +230,7 @@ def test_an_answer_that_was_too_large_is_told_of_under_its_own_status():
     answer = book.replay(book.stored(201, [], None))
     assert answer.status == 201
     assert json.loads(answer.body)["code"] == "result_omitted"
-    assert (b"Idempotent-Replayed", b"true") in answer.headers
+    assert (b"idempotent-replayed", b"true") in answer.headers
 
 
 def test_the_message_of_guard_mode_reaches_the_client():

@@ -93,9 +93,9 @@ class Rulebook:
         )
         self._unprotected = CHANGING - choices.methods
         self._told: set[tuple[str, str]] = set()
-        self._marker = choices.replayed_header.encode()
-        self._lower_marker = self._marker.lower()
-        self._forbidden = choices.never_stored | {self._lower_marker}
+        # In lower case, as ASGI has names: layers around a door would not find it otherwise.
+        self._marker = choices.replayed_header.lower().encode()
+        self._forbidden = choices.never_stored | {self._marker}
 
     # --- before the handler ----------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Rulebook:
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
         """Give the header lines of a first answer: all of them, but no false mark of a replay."""
-        marker = self._lower_marker
+        marker = self._marker
         return [line for line in lines if line[0].lower() != marker]
 
 
