@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 
 import pytest
@@ -12,6 +13,7 @@ from adapters.asgi_serving import begun, eventually, keyed, left, replayed, serv
 from semel import AsyncIdempotency
 from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.asgi_requests import Protected
+from semel.core.records import Identity, State
 
 
 @pytest.fixture
@@ -72,6 +74,10 @@ class Server:
 
     async def run(self) -> bytes:
         await self._app(self.scope, self.receive, self.send)
+        return self.body
+
+    @property
+    def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
@@ -133,6 +139,7 @@ async def test_an_answer_above_the_limit_flows_as_it_comes(engine):
         await send(start())
         await send(part(b"x" * 6, more=True))
         await send(part(b"x" * 6, more=True))
+        await send(part(b"w", more=True))
         await arrived.wait()
         await send(part(b"y", more=True))
         await send(part(b"z"))
@@ -143,11 +150,30 @@ async def test_an_answer_above_the_limit_flows_as_it_comes(engine):
         client.stream("POST", "/", headers=keyed()) as first,
     ):
         chunks = first.aiter_raw()
-        assert await anext(chunks) == b"x" * 12
+        assert await anext(chunks) + await anext(chunks) == b"x" * 12
         arrived.set()
-        assert b"".join([chunk async for chunk in chunks]) == b"yz"
+        assert b"".join([chunk async for chunk in chunks]) == b"wyz"
         again = await client.post("/", headers=keyed())
     assert again.json()["code"] == "result_omitted"
+
+
+async def test_the_end_of_an_answer_above_the_limit_is_saved_before_all_of_it_is_out(engine):
+    """Also where its length is told, and its last message is empty, as that of many a file is."""
+    known = []
+
+    async def answer(scope, receive, send):
+        await send(start((b"content-length", b"12")))
+        for _ in range(3):
+            await send(part(b"x" * 4, more=True))
+        await send(part(more=True))
+        known.append((server.body, await engine._store.get(Identity("http", "k"))))
+        await send(part())
+
+    server = Server(IdempotencyMiddleware(By(answer), engine, max_response=5))
+    assert await server.run() == b"x" * 12
+    [(out, record)] = known
+    assert (out, record.state) == (b"x" * 8, State.PROCESSING)
+    assert (await engine._store.get(Identity("http", "k"))).state is State.SUCCEEDED
 
 
 async def test_a_stream_of_events_is_live_and_marked_and_hears_that_its_client_has_gone(engine):
@@ -286,6 +312,7 @@ async def test_an_answer_whose_key_was_taken_away_is_not_given(engine, size, cod
     async def answer(scope, receive, send):
         await engine.forget("k", scope="http")
         await send(start(status=201))
+        await send(part(b"x", more=True))
         await send(part(b"x" * size, more=True))
         await send(part(b"y"))
 
@@ -293,7 +320,7 @@ async def test_an_answer_whose_key_was_taken_away_is_not_given(engine, size, cod
     async with served(door) as client:
         first = await client.post("/", headers=keyed())
     if code is None:
-        assert first.text == "x" * size + "y"
+        assert first.text == "x" + "x" * size + "y"
     else:
         assert (first.status_code, first.json()["code"]) == (409, code)
 
@@ -312,6 +339,49 @@ async def test_after_its_answer_an_application_hears_that_the_request_is_over(en
 
     await Server(IdempotencyMiddleware(By(answer), engine)).run()
     assert heard == [{"type": "http.disconnect"}] * 2
+
+
+async def test_an_application_hears_of_its_client_when_its_answer_is_out_not_sooner(engine):
+    """Who streams an answer listens meanwhile, and stops sending when the client is gone."""
+    may_send, heard = asyncio.Event(), []
+
+    async def answer(scope, receive, send):
+        await receive()
+        listening = asyncio.create_task(receive())
+        sending = asyncio.create_task(send_all(send))
+        await asyncio.sleep(0.05)
+        heard.append(listening.done())
+        may_send.set()
+        await sending
+        heard.append(await listening)
+
+    async def send_all(send):
+        await send(start())
+        await send(part(b"all"))
+
+    class Slow(Server):
+        async def send(self, message) -> None:
+            await may_send.wait()
+            await super().send(message)
+
+    assert await Slow(IdempotencyMiddleware(By(answer), engine)).run() == b"all"
+    assert heard == [False, {"type": "http.disconnect"}]
+
+
+async def test_who_looks_for_the_client_again_and_again_leaves_nothing_behind(engine):
+    left_behind = []
+
+    async def answer(scope, receive, send):
+        await receive()
+        for _ in range(5):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(receive(), 0.001)
+        left_behind.append(receive.__self__._listening)
+        await send(start())
+        await send(part())
+
+    await Server(IdempotencyMiddleware(By(answer), engine)).run()
+    assert left_behind == [()]
 
 
 async def test_a_body_without_a_key_passes_however_large_it_is(engine):

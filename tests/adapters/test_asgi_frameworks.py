@@ -12,9 +12,10 @@ from litestar.background_tasks import BackgroundTask as LitestarTask
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from adapters.asgi_serving import SERVERS, eventually, keyed, replayed, served
@@ -172,3 +173,36 @@ async def test_a_handler_that_raises_leaves_no_stuck_key(engine, position, polic
         first, again = [await client.post("/pay", headers=keyed()) for _ in range(2)]
     assert (first.status_code, again.status_code) == (500, second)
     assert len(runs) == (2 if second == 201 else 1)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_a_stream_reaches_its_first_caller_through_layers_that_take_their_time(
+    engine, server, compressed
+):
+    """They give other tasks a turn while the answer is sent, and one of those listens."""
+    marks = []
+
+    async def stream(request):
+        return StreamingResponse(chunks(), 201)
+
+    async def chunks():
+        for letter in b"abc":
+            yield bytes([letter]) * 60_000
+
+    class Marks(BaseHTTPMiddleware):
+        async def dispatch(self, request, call_next):
+            answer = await call_next(request)
+            marks.append(answer.headers.get("Idempotent-Replayed"))
+            return answer
+
+    layers = [Middleware(Marks), Middleware(IdempotencyMiddleware, engine)]
+    if compressed:
+        layers.insert(0, Middleware(GZipMiddleware))
+    app = Starlette(routes=[Route("/", stream, methods=["POST"])], middleware=layers)
+    async with served(app, server) as client:
+        first, second = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert (first.status_code, first.content) == (second.status_code, second.content)
+    assert first.status_code == 201
+    assert len(first.content) == 180_000
+    assert marks == [None, "true"]

@@ -102,13 +102,15 @@ class Protected(Struct, eq=False):
     """The application has ended."""
     over: bool = False
     """There is nothing left to save."""
+    out: bool = False
+    """There is nothing left to send either, or it passes live: the client may be listened to."""
     client_gone: bool = False
     _start: Message | None = None
     _held: list[bytes] | None = None
     """The parts of the answer so far, if it has several."""
     _size: int = 0
     _flows: bool = False
-    """Too large to be kept: what was held is out, the rest follows as it comes."""
+    """Too large to be kept: what was held is out, but for the newest part; the rest follows."""
     _streams: bool = False
     """A stream of events, which passes as if we were not there."""
     _listening: tuple[asyncio.Future[None], ...] = ()
@@ -133,29 +135,38 @@ class Protected(Struct, eq=False):
                 await self._exchange.raised(error)
             raise
         finally:
-            if not self.over:
-                self._set_over()
+            if not self.out:
+                self._set_out()
             if not self.ended.done():
                 self.ended.set_result(None)
 
-    def _set_over(self) -> None:
-        self.over = True
+    def _set_out(self) -> None:
+        self.over = self.out = True
         listening, self._listening = self._listening, ()
         for listener in listening:
             if not listener.done():
                 listener.set_result(None)
 
     async def receive(self) -> Message:
-        """Give the body, and after it nothing until the answer is complete."""
+        """Give the body, and after it nothing until the answer is out.
+
+        Not sooner: who streams an answer stops, in the middle of it, when the client is gone.
+        """
         message = self._body.taken()
         if message is not None:
             return message
         # Whether the client is still there is not the handler's business: it runs to its end.
-        if not self.over:
-            listener = asyncio.get_running_loop().create_future()
-            self._listening += (listener,)
-            await listener
+        if not self.out:
+            await self._hear()
         return await self._body.receive() if self._streams else {"type": "http.disconnect"}
+
+    async def _hear(self) -> None:
+        listener = asyncio.get_running_loop().create_future()
+        self._listening += (listener,)
+        try:
+            await listener
+        finally:  # some only have a look, again and again
+            self._listening = tuple(each for each in self._listening if each is not listener)
 
     async def send(self, message: Message) -> None:
         """Take what the application sends."""
@@ -179,22 +190,26 @@ class Protected(Struct, eq=False):
         if is_event_stream(lines):
             await self._exchange.unprotected()
             self._streams = True
-            self._set_over()
+            self._set_out()
             lines.append(UNPROTECTED)
             await self._send(message)
 
     async def _hold(self, start: Message, message: Message) -> None:
         """Keep a part of the answer, or let it go if there are too many."""
         chunk = message.get("body", b"")
-        self._size += len(chunk)
-        if self._flows:
-            await self._pass(message)
+        if not chunk:
             return
-        self._held = held = [] if self._held is None else self._held
-        held.append(chunk)
-        if self._size > self._exchange.book.max_response:
-            self._held, self._flows = None, True
-            await self._pass(start, _part(b"".join(held), more=True))
+        self._size += len(chunk)
+        held = self._held
+        if held is None:
+            self._held = [chunk]
+        elif self._size <= self._exchange.book.max_response:
+            held.append(chunk)
+        else:
+            # The newest one stays here: should it be the last, the end is recorded before.
+            first = () if self._flows else (start,)
+            self._held, self._flows = [chunk], True
+            await self._pass(*first, _part(b"".join(held), more=True))
 
     async def _finish(self, start: Message, message: Message) -> None:
         """Save the answer, then send it, or what has to go out in its place."""
@@ -207,13 +222,16 @@ class Protected(Struct, eq=False):
         instead = await self._exchange.answered(
             start["status"], start["headers"], body if fits else None
         )
-        self._set_over()
-        if self._flows:  # too late for another answer: the first part of this one is out
-            await self._pass(message)
-        elif instead is not None:
-            await send_answer(self._pass, instead)
-        else:
-            await self._pass(start, message)
+        self.over = True
+        try:
+            if self._flows:  # too late for another answer: the first part of this one is out
+                await self._pass(message)
+            elif instead is not None:
+                await send_answer(self._pass, instead)
+            else:
+                await self._pass(start, message)
+        finally:
+            self._set_out()
 
     async def _pass(self, *messages: Message) -> None:
         """Send on; a client who has gone is no reason to stop."""
