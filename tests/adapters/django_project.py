@@ -71,3 +71,15 @@ def state(url: str, key: str = "k") -> State | None:
 
 
 __all__ = ["MIDDLEWARE", "aclose", "apost", "post", "project", "state", "urls"]
+
+
+PLAIN_LAYER = "adapters.django_project.plain_layer"
+
+
+def plain_layer(get_response):
+    """Stand for the many middlewares that know no asyncio: below it Django goes by threads."""
+
+    def layer(request):
+        return get_response(request)
+
+    return layer

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from adapters.django_project import MIDDLEWARE, aclose, apost, post, project, state, urls
+from adapters.django_project import (
+    MIDDLEWARE,
+    PLAIN_LAYER,
+    aclose,
+    apost,
+    post,
+    project,
+    state,
+    urls,
+)
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
@@ -24,7 +33,7 @@ from typing import ClassVar
 
 import httpx
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.asgi import get_asgi_application
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
@@ -604,6 +613,101 @@ async def test_what_a_stream_needs_is_closed_after_it_when_its_client_has_gone(d
                 assert answer.json()["code"] == "concurrent_request"
                 await asyncio.sleep(0.01)
     assert told == ["ran", *range(6), "closed", "closed"]
+
+
+# --- middlewares that know no asyncio -------------------------------------------------------------
+
+
+@pytest.fixture(params=["middleware", "decorator"])
+async def threaded(request, sqlite_url):
+    """Serve one view behind each door in turn, on a thread or around one."""
+
+    def serving(view, **options):
+        if request.param == "middleware":
+            layers = [MIDDLEWARE, PLAIN_LAYER]
+            return project(sqlite_url, {"pay": view}, MIDDLEWARE=layers, **options)
+        return project(sqlite_url, {"pay": idempotent(view)}, MIDDLEWARE=[PLAIN_LAYER], **options)
+
+    return serving
+
+
+async def left(entered):
+    """Begin a request, and be cancelled in it."""
+    task = asyncio.create_task(apost())
+    async with asyncio.timeout(PATIENCE):
+        while not entered:  # noqa: ASYNC110 - threads tell of themselves here
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "mixed"])
+async def test_a_client_who_leaves_ends_no_view_on_a_thread(threaded, kind):
+    runs = []
+
+    def plain(request):
+        runs.append("begun")
+        time.sleep(0.1)
+        runs.append("ended")
+        return HttpResponse("paid")
+
+    async def awaiting(request):
+        runs.append("begun")
+        await asyncio.sleep(0.1)
+        runs.append("ended")
+        return HttpResponse("paid")
+
+    def mixed(request):
+        return async_to_sync(awaiting)(request)
+
+    view = {"plain": plain, "async": awaiting, "mixed": mixed}[kind]
+    async with served(threaded(view)):
+        await left(runs)
+        assert (await apost())["Idempotent-Replayed"] == "true"
+    assert runs == ["begun", "ended"]
+
+
+async def test_a_view_on_a_thread_that_raises_when_its_client_has_gone_frees_its_key(
+    threaded, sqlite_url
+):
+    runs = []
+
+    def pay(request):
+        runs.append(1)
+        time.sleep(0.1)
+        raise OSError("broken")
+
+    async with served(threaded(pay)):
+        await left(runs)
+    assert state(sqlite_url) is State.FAILED
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_a_large_answer_of_a_thread_whose_client_has_gone_is_read_to_its_end(threaded):
+    told = []
+
+    def pay(request):
+        told.append("ran")
+        time.sleep(0.1)
+        return StreamingHttpResponse(told.append(each) or b"x" * 10 for each in range(3))
+
+    async with served(threaded(pay, MAX_RESPONSE=12)):
+        await left(told)
+        assert (await apost()).json()["code"] == "result_omitted"
+    assert told == ["ran", 0, 1, 2]
+
+
+async def test_a_large_stream_asks_no_thread_that_has_gone_on(threaded):
+    told = []
+
+    async def pay(request):
+        return StreamingHttpResponse(Rows(told))
+
+    async with served(threaded(pay, MAX_RESPONSE=10)):
+        first = await apost()
+        assert await body_of(first) == b"".join(b"%05d" % number for number in range(6))
+        assert (await apost()).json()["code"] == "result_omitted"
 
 
 @pytest.fixture(scope="module", params=["", MIDDLEWARE])

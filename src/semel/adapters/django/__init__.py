@@ -10,7 +10,7 @@ settings  what `settings.SEMEL` says             engines     the engines of this
 bodies    requests, and what was read of them    responses   responses as values, and back
 running   one protected request on a thread      aio_running the same on asyncio
 atomic    record and rows in one transaction     views       the decorator
-middleware
+middleware                                       uncancelled threads whose clients go away
 """
 
 from semel.adapters.django.engines import aclose, close

@@ -8,6 +8,7 @@ sends it, and there the request's own task does, for a client who leaves would c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from semel.adapters.django.bodies import Body
@@ -20,6 +21,7 @@ from semel.adapters.django.responses import (
     send_instead,
     told_by,
 )
+from semel.adapters.django.uncancelled import uncancelled
 from semel.adapters.door import Door, Exchange
 from semel.adapters.following import Following
 from semel.adapters.nesting import PROTECTED
@@ -36,7 +38,7 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any])
         return view()
     if isinstance(begun, Answer):
         return response_of(begun)
-    return _run(begun, request, view)
+    return uncancelled(request, partial(_run, begun, request, view))
 
 
 def _run(exchange: Exchange, request: Any, view: Callable[[], Any]) -> Any:

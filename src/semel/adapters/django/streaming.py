@@ -14,7 +14,7 @@ from copy import copy
 from functools import cache, partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 
 from semel.adapters.aio_following import Flow
 
@@ -25,6 +25,8 @@ async def read_on(response: Any, flow: Flow) -> None:
     loop = asyncio.get_running_loop()
 
     def begun(chunks: AsyncIterator[bytes]) -> Any:
+        # A thread that waits for this view goes on from here: who needs one asks for another.
+        AsyncToSync.executors.current = None
         sent = copy(response)
         sent.__class__ = _waiting(response.__class__)
         sent.semel_flow = flow

@@ -1,0 +1,40 @@
+"""Requests on threads of a server for asyncio, which nobody's cancellation ends.
+
+Django cancels a request whose client goes away. A thread cannot be cancelled, but all that it waits
+for on the loop is: below a middleware that knows no asyncio, that is the view itself, which would
+go on behind the back of its own record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync, sync_to_async
+
+from semel.adapters.aside import Aside
+from semel.adapters.django.bodies import inner, is_asgi
+
+_ASIDE: Final = Aside()
+
+
+def uncancelled(request: Any, run: Callable[[], Any]) -> Any:
+    """Run a request on this thread, to its end."""
+    return async_to_sync(_aside)(run) if is_asgi(inner(request)) else run()
+
+
+async def _aside(run: Callable[[], Any]) -> Any:
+    # What waits here is cancelled; the task that runs on the thread, which waits for it, is not.
+    task = _ASIDE.begin(sync_to_async(run)())
+    task.add_done_callback(_ASIDE.end)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        _ASIDE.leave(task)
+        await asyncio.wait((task,))
+        with suppress(Exception):  # it is recorded, and nobody is left to be told
+            # Nobody sends it: what is left of a large one is read now, not by the collector.
+            await sync_to_async(task.result().close)()
+        raise
