@@ -384,6 +384,48 @@ async def test_who_looks_for_the_client_again_and_again_leaves_nothing_behind(en
     assert left_behind == [()]
 
 
+@pytest.mark.parametrize("kind", [b"text/plain", b"text/event-stream"])
+async def test_an_answer_that_a_layer_inside_gives_up_on_is_saved_all_the_same(engine, kind):
+    """The effect is done: what is sent in its place frees no key."""
+    slow, complete = asyncio.Event(), engine._store.complete
+
+    async def completing(*given):
+        await slow.wait()
+        return await complete(*given)
+
+    async def answer(scope, receive, send):
+        try:
+            async with asyncio.timeout(0.02):
+                await send(start(status=201))
+                await send(part(b"pa", more=True))
+                await send(part(b"id"))
+        except TimeoutError:
+            await send(start((b"content-type", kind), status=504))
+            await send(part(b"late"))
+
+    app = By(answer)
+    door = IdempotencyMiddleware(app, engine)
+    engine._store.complete = completing
+    first = Server(door)
+    assert await first.run() == b"late"
+    assert first.sent[0]["status"] == 504
+    slow.set()
+    await eventually(lambda: not engine._tasks)
+    again = Server(door)
+    assert (await again.run(), again.sent[0]["status"], app.runs) == (b"paid", 201, 1)
+
+
+async def test_a_layer_inside_may_begin_another_answer(engine):
+    async def answer(scope, receive, send):
+        await send(start())
+        await send(part(b"half", more=True))
+        await send(start(status=201))
+        await send(part(b"whole"))
+
+    server = Server(IdempotencyMiddleware(By(answer), engine))
+    assert (await server.run(), server.sent[0]["status"]) == (b"whole", 201)
+
+
 async def test_a_body_without_a_key_passes_however_large_it_is(engine):
     sizes = []
 

@@ -187,7 +187,8 @@ class Protected(Struct, eq=False):
     async def _begin(self, message: Message) -> None:
         lines = self._exchange.book.first(message.get("headers", ()))
         self._start = message = {**message, "headers": lines}
-        if is_event_stream(lines):
+        self._held = None  # of an answer that a layer inside has given up
+        if is_event_stream(lines) and not self._exchange.ended:
             await self._exchange.unprotected()
             self._streams = True
             self._set_out()
@@ -219,9 +220,13 @@ class Protected(Struct, eq=False):
             body = b"".join((*self._held, body))
             message, self._held = _part(body), None
         fits = self._size <= self._exchange.book.max_response
-        instead = await self._exchange.answered(
-            start["status"], start["headers"], body if fits else None
-        )
+        instead = None
+        # Else a layer inside has given up on an answer while it was being saved, and gives one of
+        # its own: the save goes on, and a retry gets what it saves.
+        if not self._exchange.ended:
+            instead = await self._exchange.answered(
+                start["status"], start["headers"], body if fits else None
+            )
         self.over = True
         try:
             if self._flows:  # too late for another answer: the first part of this one is out
