@@ -131,7 +131,8 @@ def test_a_retry_is_told_to_the_log_without_key_and_path(caplog):
         ("http://bank.example:80/", "http://bank.example", "/"),
         ("http://bank.example:443/", "http://bank.example:443", "/"),
         ("https://ann:secret@bank.example:8443/", "https://bank.example:8443", "/"),
-        ("http://[::1]:8000/a", "http://::1:8000", "/a"),
+        ("http://[::1]:8000/a", "http://[::1]:8000", "/a"),
+        ("http://[::1:8000]/a", "http://[::1:8000]", "/a"),
     ],
 )
 def test_where_a_url_leads(url, origin, path):

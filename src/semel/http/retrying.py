@@ -137,7 +137,10 @@ class Target(Struct, frozen=True):
         """
         parts = urlsplit(url)
         port = None if parts.port == _DEFAULT_PORTS.get(parts.scheme) else parts.port
-        host = parts.hostname if port is None else f"{parts.hostname}:{port}"
+        host = parts.hostname or ""
+        if ":" in host:  # or the end of an IPv6 address could pass for a port
+            host = f"[{host}]"
+        host = host if port is None else f"{host}:{port}"
         return cls(method.upper(), f"{parts.scheme}://{host}", parts.path or "/")
 
     @property
