@@ -252,14 +252,14 @@ WITHOUT = """
 import asyncio, sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == {package!r}:
+        if name.partition(".")[0] in {packages!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Missing())
 import semel
 try:
     {use}
-except semel.ConfigError as error:
-    print(error)
+except (semel.ConfigError, ImportError) as error:
+    print(type(error).__name__, getattr(error, "name", ""), error)
 """
 
 
@@ -272,16 +272,48 @@ except semel.ConfigError as error:
     ],
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, extra, use):
-    script = WITHOUT.format(package=package, use=use)
+    script = WITHOUT.format(packages=(package,), use=use)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert f"needs the package {package}: pip install 'semel[{extra}]'" in done.stdout
+    told = f"needs the package {package}: pip install 'semel[{extra}]'"
+    assert done.stdout.startswith("ConfigError")
+    assert told in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("package", "install", "module"),
+    [
+        ("fastapi", "semel[fastapi]", "semel.adapters.fastapi"),
+        ("flask", "semel[flask]", "semel.adapters.flask"),
+        ("django", "semel[django]", "semel.adapters.django"),
+        ("grpc", "semel[grpc]", "semel.adapters.grpc"),
+        ("httpx", "semel[httpx]", "semel.adapters.httpx"),
+        ("requests", "semel[requests]", "semel.adapters.requests"),
+        ("sqlalchemy", "semel[sqlalchemy]", "semel.observe.sqlalchemy"),
+        ("sqlalchemy", "semel[sqlalchemy]", "semel.stores.sql.sqlalchemy_tables"),
+        ("pytest", "pytest", "semel.testing.StoreContract"),
+    ],
+)
+@pytest.mark.parametrize("others", [(), ("anyio", "starlette", "werkzeug", "urllib3")])
+def test_a_door_without_its_package_names_the_command_that_installs_it(
+    package, install, module, others
+):
+    package_of, _, name = module.rpartition(".")
+    use = f"from {package_of} import {name}"
+    script = WITHOUT.format(packages=(package, *others), use=use)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (
+        f"ModuleNotFoundError {package} "
+        f"{module} needs the package {package}: pip install '{install}'"
+    )
 
 
 def test_every_name_of_semel_is_there_without_any_extra():
     use = "from semel import *; print(hasattr(semel, 'EncryptedCodec'), EncryptedCodec.__name__)"
-    script = WITHOUT.format(package="cryptography", use=use)
+    script = WITHOUT.format(packages=("cryptography",), use=use)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -14,12 +14,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Unpack
 
-import anyio
-import httpx
-
 from semel.attempts import current_attempt
+from semel.core.extras import Needed
 from semel.errors import ConfigError
 from semel.http.retrying import ClientOptions, ClientRules, Sending, Target, chosen
+
+with Needed("semel[httpx]", by=__name__):
+    import httpx
+
+import anyio  # comes with httpx
 
 _RETRIED: Final = (
     httpx.TimeoutException,

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Unpack
 
-import requests
-from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, DEFAULT_RETRIES, HTTPAdapter
-from requests.exceptions import ChunkedEncodingError, UnrewindableBodyError
-from requests.utils import rewind_body
-from urllib3.util import Retry
-
 from semel.attempts import current_attempt
+from semel.core.extras import Needed
 from semel.http.retrying import ClientOptions, ClientRules, Sending, Target, chosen
+
+with Needed("semel[requests]", by=__name__):
+    import requests
+    from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, DEFAULT_RETRIES, HTTPAdapter
+    from requests.exceptions import ChunkedEncodingError, UnrewindableBodyError
+    from requests.utils import rewind_body
+    from urllib3.util import Retry
 
 _RETRIED: Final = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
 

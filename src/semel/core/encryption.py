@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from semel.core.codec import Codec, JsonCodec
+from semel.core.extras import Needed
 from semel.errors import ConfigError, SerializationError
 
 if TYPE_CHECKING:
@@ -72,13 +73,9 @@ class EncryptedCodec:
 
 def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
     """Import what only those who encrypt need, so that the name alone needs nothing."""
-    try:
+    with Needed("semel[encryption]", by="EncryptedCodec", error=ConfigError):
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - see above
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        raise ConfigError(
-            "EncryptedCodec needs the package cryptography: pip install 'semel[encryption]'"
-        ) from missing
     return AESGCM, InvalidTag
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import event
-
+from semel.core.extras import Needed
 from semel.observe.sql import commented
+
+with Needed("semel[sqlalchemy]", by=__name__):
+    from sqlalchemy import event
 
 
 def comment_sql(engine: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from semel.core.extras import Needed
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,28 +21,28 @@ class Backend(NamedTuple):
     """Where the stores of a URL scheme live: a module with `open_store` and `open_async_store`."""
 
     module: str
-    extra: str | None
-    """The extra that brings the driver; None when nothing is needed."""
+    install: str | None
+    """What pip installs to have the driver; None when nothing is needed."""
 
 
 BACKENDS = {
     "memory": Backend("semel.stores.memory", None),
     "sqlite": Backend("semel.stores.sql.sqlite", None),
-    "redis": Backend("semel.stores.redis", "redis"),
-    "rediss": Backend("semel.stores.redis", "redis"),
-    "redis+unix": Backend("semel.stores.redis", "redis"),
-    "redis+cluster": Backend("semel.stores.redis", "redis"),
-    "rediss+cluster": Backend("semel.stores.redis", "redis"),
-    "redis+sentinel": Backend("semel.stores.redis", "redis"),
-    "rediss+sentinel": Backend("semel.stores.redis", "redis"),
-    "mysql": Backend("semel.stores.sql.mysql", "mysql"),
-    "mariadb": Backend("semel.stores.sql.mysql", "mysql"),
-    "postgresql": Backend("semel.stores.sql.postgres", "postgres"),
-    "postgres": Backend("semel.stores.sql.postgres", "postgres"),
+    "redis": Backend("semel.stores.redis", "semel[redis]"),
+    "rediss": Backend("semel.stores.redis", "semel[redis]"),
+    "redis+unix": Backend("semel.stores.redis", "semel[redis]"),
+    "redis+cluster": Backend("semel.stores.redis", "semel[redis]"),
+    "rediss+cluster": Backend("semel.stores.redis", "semel[redis]"),
+    "redis+sentinel": Backend("semel.stores.redis", "semel[redis]"),
+    "rediss+sentinel": Backend("semel.stores.redis", "semel[redis]"),
+    "mysql": Backend("semel.stores.sql.mysql", "semel[mysql]"),
+    "mariadb": Backend("semel.stores.sql.mysql", "semel[mysql]"),
+    "postgresql": Backend("semel.stores.sql.postgres", "semel[postgres]"),
+    "postgres": Backend("semel.stores.sql.postgres", "semel[postgres]"),
 }
 """Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
 
-TIERS = Backend("semel.stores.tiered", "redis")
+TIERS = Backend("semel.stores.tiered", "semel[redis]")
 """Redis in front, another store behind: asked for by `behind`, not by a scheme."""
 
 TIER_OPTIONS = frozenset({"front_ttl", "front_timeout"})
@@ -102,14 +103,8 @@ def _opener(url: object, name: str, options: Mapping[str, Any]) -> Any:
         )
     if backend is None:
         return getattr(_third_party(scheme), name)
-    try:
+    with Needed(backend.install, by=f"{scheme}://", error=ConfigError):
         module = importlib.import_module(backend.module)
-    except ModuleNotFoundError as missing:
-        if backend.extra is None or (missing.name or "").startswith("semel"):
-            raise
-        raise ConfigError(
-            f"{scheme}:// needs the package {missing.name}: pip install 'semel[{backend.extra}]'"
-        ) from missing
     return getattr(module, name)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from semel.core.extras import Needed
 from semel.core.switch import bypass, bypassed
 from semel.testing.clock import FakeClock
 from semel.testing.driver import StoreDriver
@@ -37,7 +38,8 @@ CONTRACT = "semel.testing.contract"
 def __getattr__(name: str) -> Any:
     if name != "StoreContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest  # noqa: PLC0415  the one name that needs it
+    with Needed("pytest", by="semel.testing.StoreContract"):
+        import pytest  # noqa: PLC0415  the one name that needs it
 
     # Before the import: only then do the contract's plain asserts show both sides when they fail.
     pytest.register_assert_rewrite(CONTRACT)

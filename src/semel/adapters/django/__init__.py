@@ -13,6 +13,11 @@ atomic    record and rows in one transaction     views       the decorator
 middleware                                       uncancelled threads whose clients go away
 """
 
+from semel.core.extras import Needed
+
+with Needed("semel[django]", by=__name__):
+    import django  # noqa: F401 - asked for here, so that the answer names the extra
+
 from semel.adapters.django.engines import aclose, close
 from semel.adapters.django.middleware import IdempotencyMiddleware
 from semel.adapters.django.views import Idempotent, exempt, idempotent

@@ -11,6 +11,11 @@ door       the decorator                 endpoints  what FastAPI gives to an end
 answers    values become answers         openapi    what the documentation says of it
 """
 
+from semel.core.extras import Needed
+
+with Needed("semel[fastapi]", by=__name__):
+    import fastapi  # noqa: F401 - asked for here, so that the answer names the extra
+
 from semel.adapters.fastapi.door import Idempotent
 
 __all__ = ["Idempotent"]

@@ -15,13 +15,11 @@ be passed by when an answer is replayed.
 
 from __future__ import annotations
 
-try:
+from semel.core.extras import Needed
+
+with Needed("semel[grpc]", by=__name__):
     import google.protobuf  # noqa: F401 - asked for here, so that the answer names the extra
     import grpc  # noqa: F401 - the same
-except ImportError as error:
-    raise ImportError(
-        "semel.adapters.grpc needs grpcio and protobuf: pip install 'semel[grpc]'"
-    ) from error
 
 from semel.adapters.grpc.aio_client import AsyncIdempotencyClientInterceptor
 from semel.adapters.grpc.aio_server import AsyncIdempotencyInterceptor

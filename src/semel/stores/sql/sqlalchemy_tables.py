@@ -12,28 +12,30 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    DateTime,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    Table,
-    Text,
-    UniqueConstraint,
-    event,
-    func,
-    text,
-)
-from sqlalchemy.dialects import mysql, postgresql
-
+from semel.core.extras import Needed
 from semel.errors import ConfigError
 from semel.stores.sql.migrations import DEFAULT_TABLE, VERSIONS, checked_name
+
+with Needed("semel[sqlalchemy]", by=__name__):
+    from sqlalchemy import (
+        BigInteger,
+        Boolean,
+        Column,
+        Connection,
+        DateTime,
+        Index,
+        Integer,
+        LargeBinary,
+        MetaData,
+        SmallInteger,
+        Table,
+        Text,
+        UniqueConstraint,
+        event,
+        func,
+        text,
+    )
+    from sqlalchemy.dialects import mysql, postgresql
 
 VERSION: Final = 1
 
