@@ -213,8 +213,28 @@ def test_an_engine_that_is_set_up_wrong_is_never_made(kind, args, options, words
 
 def test_an_unknown_option_is_refused_by_the_name_that_was_called(kind):
     name = ENGINES[kind].__name__
-    with refused(TypeError, f"{name}() got an unexpected keyword argument 'retention'"):
+    with refused(
+        TypeError,
+        f"{name}() got an unexpected keyword argument 'retention'",
+        "known are policy, scopes, prefix, hooks, key_pattern, codecs, cache, cache_ttl;",
+    ):
         ENGINES[kind]("memory://", retention=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("url", "the URL, or the store, is the first argument"),
+        ("preset", "`preset` in semel.toml, or SEMEL_ENV"),
+        ("disabled", "`disabled` in semel.toml, or SEMEL_DISABLED"),
+        ("ttl", "policy=Policy(ttl=...)"),
+    ],
+)
+def test_an_option_that_is_said_elsewhere_is_told_where(kind, name, words):
+    with pytest.raises(TypeError) as caught:
+        ENGINES[kind](**{name: "test"})
+    assert words in str(caught.value)
+    assert "open_store" not in str(caught.value)
 
 
 def test_an_option_of_the_store_is_told_where_to_go(kind):

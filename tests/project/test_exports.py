@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 
 import pytest
 
 import semel
 from semel import errors
+from semel.core.policy import DAY, HOUR, MINUTE, PRESETS
 from semel.http.problems import PROBLEMS
+
+UNITS = {"days": DAY, "hours": HOUR, "minutes": MINUTE}
 
 RELIED_ON = {
     "AsyncIdempotency",
@@ -66,6 +70,23 @@ def test_every_field_of_a_policy_is_explained(project):
     rows = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert explained == set(semel.Policy.__struct_fields__)
+
+
+def test_every_preset_of_a_policy_is_explained(project):
+    page = (project / "docs" / "reference" / "policy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `Policy\.(\w+)\(\)` \| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
+    told = {name: sets for _, name, sets in rows}
+    assert told == {name: ", ".join(map(said, preset.items())) for name, preset in PRESETS.items()}
+    for method, name, _ in rows:
+        assert getattr(semel.Policy, method)() == semel.Policy.preset(name)
+
+
+def said(field):
+    name, value = field
+    if name == "ttl":
+        longest = next(unit for unit in UNITS if value > UNITS[unit])
+        return f"`ttl` {value / UNITS[longest]:g} {longest}"
+    return f"`{name}` `{json.dumps(value) if isinstance(value, str) else value}`"
 
 
 def test_every_problem_is_explained_with_its_status(project):

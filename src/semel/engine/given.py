@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from semel.core.policy import Policy
 from semel.errors import ConfigError
@@ -12,6 +12,26 @@ from semel.stores.base import Store, is_for_asyncio
 S = TypeVar("S")
 
 STORE_VERBS = tuple(name for name in vars(Store) if not name.startswith("_"))
+
+SETTINGS: Final = {
+    "url": "the URL, or the store, is the first argument, without a name",
+    "preset": "a preset is chosen by the settings: `preset` in semel.toml, or SEMEL_ENV",
+    "environment": "the environment is chosen by the settings: SEMEL_ENV",
+    "disabled": "it is one of the settings: `disabled` in semel.toml, or SEMEL_DISABLED",
+}
+"""Where a setting is said that is no argument of an engine."""
+
+
+def where_it_goes(name: str, taken: Sequence[str], opener: str) -> str:
+    """Say what to do with an argument that an engine does not take."""
+    if name in SETTINGS:
+        return SETTINGS[name]
+    if name in Policy.__struct_fields__:
+        return f"it is a field of a policy: policy=Policy({name}=...)"
+    return (
+        f"known are {', '.join(taken)}; "
+        f"options of a store, such as behind=, go to semel.{opener}(url, ...)"
+    )
 
 
 def check_options(

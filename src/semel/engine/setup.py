@@ -28,7 +28,7 @@ from semel.core.settings import CODE, Settings, load_settings
 from semel.core.switch import BYPASSED
 from semel.decorated import Unknown
 from semel.engine.call import Call
-from semel.engine.given import check_options, checked_store
+from semel.engine.given import check_options, checked_store, where_it_goes
 from semel.errors import ConfigError, NestedCall, StoreUnavailable
 from semel.transactions.inside import warn_inside
 
@@ -71,9 +71,10 @@ class Setup(ABC, Generic[S]):
     ) -> None:
         if unknown:  # Python itself would name this class, which users do not know
             opener = "open_async_store" if self._asynchronous else "open_store"
+            name, taken = min(unknown), inspect.getfullargspec(Setup.__init__).kwonlyargs
             raise TypeError(
-                f"{type(self).__name__}() got an unexpected keyword argument {min(unknown)!r}; "
-                f"options of a store, such as behind=, go to semel.{opener}(url, ...)"
+                f"{type(self).__name__}() got an unexpected keyword argument {name!r}; "
+                f"{where_it_goes(name, taken, opener)}"
             )
         check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {"prefix": prefix, "key_pattern": key_pattern}
