@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from docs.test_examples import ROOT, blocks, script
+
+DOOR = re.compile(r"Idempotent\(|Idempotency(?:Middleware|Interceptor)")
+"""The first of them on a page makes the door, or names it in the settings."""
 
 GUARANTEES = """\
 | you use | at most one stored outcome | at most one effect |
@@ -25,11 +29,14 @@ def test_the_guarantees_are_stated_word_for_word():
     assert GUARANTEES in (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 
 
-def test_the_guards_can_be_tried_twice_in_one_folder(tmp_path):
-    page = (ROOT / "docs" / "howto" / "guards.md").read_text(encoding="utf-8")
-    example = tmp_path / "page_guards.py"
-    example.write_text(script(blocks(page)), encoding="utf-8")
-    for _ in range(2):
+REPEATABLE = ["guards", "asgi", "fastapi", "wsgi", "flask", "django", "grpc"]
+
+
+def test_the_pages_can_be_tried_twice_in_one_folder(tmp_path):
+    for page in REPEATABLE * 2:
+        text = (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8")
+        example = tmp_path / f"page_{page}.py"  # a plain name could hide a package
+        example.write_text(script(blocks(text)), encoding="utf-8")
         done = subprocess.run(
             [sys.executable, "-W", "error", example.name],
             cwd=tmp_path,
@@ -38,7 +45,24 @@ def test_the_guards_can_be_tried_twice_in_one_folder(tmp_path):
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"{page}: {done.stderr}"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/howto/{door}.md" for door in REPEATABLE if door != "guards")]
+)
+def test_the_first_example_of_a_door_says_whose_key_it_is_and_holds_none(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    first = next(block.code for block in blocks(text) if DOOR.search(block.code))
+    assert re.search(r"\btenant\b", first, re.IGNORECASE), first
+    assert "payment()" not in first
+
+
+@pytest.mark.parametrize("page", ["http", "fastapi", "grpc"])
+def test_a_page_that_names_the_policy_of_payments_says_what_it_costs(page):
+    text = (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8")
+    assert "Policy.payment()" in text
+    assert "](http.md#payments)" in text or "### Payments" in text
 
 
 @pytest.mark.parametrize("page", ["mysql.md", "postgresql.md"])
