@@ -687,6 +687,46 @@ def test_wrong_settings_are_found_by_the_check_and_stop_the_start(wrong):
             IdempotencyMiddleware(Counted())
 
 
+def test_the_check_tells_every_mistake_once_by_the_name_that_the_settings_have():
+    wrong = {
+        "URL": "memory://",
+        "EXCLUDE": "/login",
+        "HEADER": None,  # not wrong: the key comes from elsewhere
+        "QUERY": 7,
+        "INCLUDE": ["login"],
+        "MAX_BODY": -1,
+        "METHODS": 7,
+        "TENANT": "no.such.module",
+        "TENNANT": None,
+        "ENGINE": {"nonsense": 1},
+    }
+    told = [
+        "there is no 'TENNANT'; known: URL, ENGINE, HEADER",
+        "TENANT cannot be imported: No module named 'no'",
+        "METHODS: ",
+        "QUERY must be a text or None; got 7",
+        "MAX_BODY must be a number of bytes; got -1",
+        "INCLUDE: a path pattern begins with / or *",
+        "EXCLUDE must be a sequence of patterns, not the text '/login'",
+        "ENGINE: Idempotency() got an unexpected keyword argument 'nonsense'",
+    ]
+    with override_settings(SEMEL=wrong):
+        messages = [message.msg for message in run_checks(tags=["semel"])]
+        with pytest.raises(ConfigError) as caught:
+            IdempotencyMiddleware(Counted())
+    assert len(messages) == len(told)
+    for words in told:
+        (found,) = [text for text in messages if text.startswith(f"settings.SEMEL: {words}")]
+        if not words.startswith("ENGINE"):
+            assert found.removeprefix("settings.SEMEL: ") in str(caught.value)
+
+
+def test_options_that_do_not_go_together_are_found_by_the_check():
+    with override_settings(SEMEL={"URL": "memory://", "HEADER": None}):
+        (message,) = run_checks(tags=["semel"])
+    assert message.msg.startswith("settings.SEMEL: a key comes from header, query, field or key")
+
+
 def test_a_cap_above_djangos_own_is_warned_of():
     with override_settings(SEMEL={"URL": "memory://", "MAX_BODY": 10_000_000}):
         (message,) = run_checks(tags=["semel"])

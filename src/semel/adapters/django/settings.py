@@ -15,7 +15,10 @@ from msgspec import Struct
 
 from semel.adapters.options import MiddlewareOptions, PathOptions
 from semel.adapters.wsgi_requests import refuse_underscores
+from semel.core.policy import resolve
 from semel.errors import ConfigError
+from semel.http.messages import Request
+from semel.http.routing import Routing
 
 SETTING: Final = "SEMEL"
 _BY_PATH: Final = ("key", "tenant", "payload", "policy", "stored")
@@ -40,31 +43,55 @@ class Configured(Struct, frozen=True):
 
 
 def configured() -> Configured:
-    """Read the project's settings; what is wrong there is a ConfigError."""
+    """Read the project's settings; all that is wrong there is one ConfigError."""
+    chosen, mistakes = read()
+    if mistakes:
+        raise ConfigError("\n  - ".join([f"settings.{SETTING} is wrong:", *mistakes]))
+    return chosen
+
+
+def read() -> tuple[Configured, list[str]]:
+    """Read the settings, and say all that is wrong there; if something is, no option counts."""
     written = getattr(settings, SETTING, {})
     if not isinstance(written, Mapping):
         raise ConfigError(f"settings.{SETTING} must be a dict, not {type(written).__name__}")
     known = {name.upper(): name for name in MiddlewareOptions.__annotations__}
+    mistakes = []
     unknown = written.keys() - known.keys() - {"URL", "ENGINE"}
     if unknown:
-        told = ", ".join(["URL", "ENGINE", *known])
-        raise ConfigError(f"settings.{SETTING} has no {min(unknown, key=str)!r}; known: {told}")
-    options = {
-        known[name]: _value(known[name], value) for name, value in written.items() if name in known
-    }
-    refuse_underscores(options)
+        names = ", ".join(map(repr, sorted(unknown, key=str)))
+        mistakes.append(f"there is no {names}; known: {', '.join(['URL', 'ENGINE', *known])}")
+    options = {}
+    for capitals, name in known.items():
+        if capitals in written:
+            try:
+                options[name] = _checked(name, written[capitals])
+            except (ConfigError, TypeError) as error:
+                mistakes.append(_in_capitals(name, str(error)))
     engine = written.get("ENGINE", {})
     if not isinstance(engine, Mapping):
-        raise ConfigError(f"settings.{SETTING}: ENGINE must be a dict of an engine's arguments")
-    return Configured(written.get("URL"), {**engine}, options)
+        mistakes.append("ENGINE must be a dict of an engine's arguments")
+        engine = {}
+    return Configured(written.get("URL"), {**engine}, {} if mistakes else options), mistakes
 
 
-def _value(name: str, value: Any) -> Any:
-    if name not in _BY_PATH or not isinstance(value, str):
-        return value
-    try:
-        return import_string(value)
-    except ImportError as error:
-        raise ConfigError(
-            f"settings.{SETTING}: {name.upper()} cannot be imported: {error}"
-        ) from error
+def _checked(name: str, value: Any) -> Any:
+    """Give the value of one option; what is wrong with it alone is refused."""
+    if name in _BY_PATH and isinstance(value, str):
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise ConfigError(f"{name} cannot be imported: {error}") from error
+    refuse_underscores({name: value})
+    # With a source of keys beside it, for one that is switched off here may be replaced by another.
+    Routing(resolved=lambda _, *policies: resolve(*policies), **{"key": _some_key, name: value})
+    return value
+
+
+def _some_key(_: Request, __: bytes) -> None: ...
+
+
+def _in_capitals(name: str, said: str) -> str:
+    """Name an option as the settings do."""
+    capitals = name.upper()
+    return capitals + said.removeprefix(name) if said.startswith(name) else f"{capitals}: {said}"

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core import checks
 
-from semel.adapters.django.settings import SETTING, configured
+from semel.adapters.django.settings import SETTING, read
 from semel.adapters.door import Door
 from semel.errors import ConfigError
 from semel.sync import Idempotency
@@ -16,17 +16,25 @@ from semel.sync import Idempotency
 
 @checks.register("semel")  # type: ignore[untyped-decorator]  # Django ships no types
 def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
-    """Make a door as the settings say, and look whether it works out."""
+    """Make a door as the settings say, and tell of everything that does not work out."""
     if not hasattr(settings, SETTING):
         return []
     try:
-        chosen = configured()
+        chosen, mistakes = read()
+    except ConfigError as error:
+        return [checks.Error(str(error), id="semel.E001")]
+    max_body = 0
+    try:
         with Idempotency(chosen.url, **chosen.engine) as engine:
-            book = Door(engine, chosen.options).book(chosen.view_options)
-    except (ConfigError, TypeError) as error:
-        return [checks.Error(f"settings.{SETTING}: {error}", id="semel.E001")]
+            max_body = Door(engine, chosen.options).book(chosen.view_options).max_body
+    except ConfigError as error:
+        mistakes.append(str(error))
+    except TypeError as error:
+        mistakes.append(f"ENGINE: {error}")
+    if mistakes:
+        return [checks.Error(f"settings.{SETTING}: {told}", id="semel.E001") for told in mistakes]
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    if limit is not None and book.max_body > limit:
+    if limit is not None and max_body > limit:
         return [
             checks.Warning(
                 f"settings.{SETTING}: MAX_BODY is above DATA_UPLOAD_MAX_MEMORY_SIZE, which counts",
