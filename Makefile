@@ -40,7 +40,7 @@ $(BENCH_READY): pyproject.toml constraints.txt scripts/setup.sh
 	scripts/setup.sh $(BENCH_VENV) bench
 	@touch $@
 
-demo: $(READY)  ## see it work, in a few seconds
+demo: $(READY)  ## see it work: 15 seconds, or a minute or two with a new environment
 	$(RUN) examples.demo
 
 servers: $(READY)  ## find or install the servers that the tests talk to

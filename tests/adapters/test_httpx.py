@@ -35,6 +35,17 @@ def test_an_async_transport_needs_an_async_one():
         AsyncIdempotentTransport(httpx.HTTPTransport())
 
 
+async def test_a_client_of_the_other_kind_is_told_which_transport_it_takes():
+    with pytest.raises(ConfigError, match="AsyncClient takes an AsyncIdempotentTransport"):
+        await httpx.AsyncClient(transport=IdempotentTransport()).get("https://bank.example/")
+    with pytest.raises(ConfigError, match="AsyncClient takes an AsyncIdempotentTransport"):
+        await httpx.AsyncClient(transport=IdempotentTransport()).__aenter__()
+    with pytest.raises(ConfigError, match="Client takes an IdempotentTransport"):
+        httpx.Client(transport=AsyncIdempotentTransport()).get("https://bank.example/")
+    with pytest.raises(ConfigError, match="Client takes an IdempotentTransport"):
+        httpx.Client(transport=AsyncIdempotentTransport()).__enter__()
+
+
 def test_extensions_that_are_shared_by_requests_do_not_share_a_key():
     shared = {"sni_hostname": "bank.example"}
     requests = [httpx.Request("POST", "https://bank.example/", extensions=shared) for _ in "ab"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Unpack
+from typing import Final, NoReturn, Unpack
 
 from semel.attempts import current_attempt
 from semel.core.extras import Needed
@@ -36,6 +36,9 @@ _CALL: Final = "semel.call"
 _SHORT: Final = 1024 * 1024
 _LENGTH: Final = re.compile("[0-9]{1,9}")
 """A length that may be short; Python refuses to read one of thousands of digits."""
+
+_FOR_TASKS: Final = "an httpx.AsyncClient takes an AsyncIdempotentTransport, not this one"
+_FOR_THREADS: Final = "an httpx.Client takes an IdempotentTransport, not an async one"
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -81,6 +84,13 @@ class IdempotentTransport(httpx.BaseTransport):
         """Close the wrapped transport."""
         self._wrapped.close()
 
+    async def __aenter__(self) -> NoReturn:
+        raise ConfigError(_FOR_TASKS)
+
+    async def handle_async_request(self, _: httpx.Request) -> NoReturn:
+        """Say which transport the other client takes."""
+        raise ConfigError(_FOR_TASKS)
+
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     """The same for `httpx.AsyncClient`."""
@@ -123,6 +133,13 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the wrapped transport."""
         await self._wrapped.aclose()
+
+    def __enter__(self) -> NoReturn:
+        raise ConfigError(_FOR_THREADS)
+
+    def handle_request(self, _: httpx.Request) -> NoReturn:
+        """Say which transport the other client takes."""
+        raise ConfigError(_FOR_THREADS)
 
 
 def _begun(rules: ClientRules, request: httpx.Request) -> tuple[httpx.Request, Sending | None]:
