@@ -507,3 +507,12 @@ def test_a_table_that_is_dropped_is_named(server, mysql_url, kind):
         server.execute("DROP TABLE idempotent_record", database=database_of(mysql_url))
         with pytest.raises(ConfigError, match="has no such table"):
             store.counts()
+
+
+def test_another_event_loop_is_told_to_open_another_store(mysql_url):
+    store = AsyncMySQLStore(mysql_url)
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(store.counts())
+        with pytest.raises(ConfigError, match="belongs to another event loop"):
+            second.run(store.counts())
+        first.run(store.close())

@@ -319,7 +319,7 @@ def test_another_event_loop_is_told_to_open_another_store(postgres_url):
     store = AsyncPostgresStore(postgres_url)
     with asyncio.Runner() as first, asyncio.Runner() as second:
         first.run(store.counts())
-        with pytest.raises(ConfigError, match="event loop"):
+        with pytest.raises(ConfigError, match="belongs to another event loop"):
             second.run(store.counts())
         first.run(store.close())
 

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from redis import exceptions as driver
 
-from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.loops import only_loop
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import translated
@@ -58,13 +59,7 @@ class AsyncTransport(ABC):
     @contextlib.asynccontextmanager
     async def _turn(self, spent: float = 0.0) -> AsyncIterator[None]:
         """One caller's turn: on the right loop, within the timeout."""
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise ConfigError(
-                f"the store at {self.where} belongs to another event loop; open one per loop"
-            )
+        self._loop = only_loop(self._loop, self.where)
         if self._closed:
             raise StoreUnavailable(f"the store at {self.where} was closed")
         with translated(self.where):

@@ -17,6 +17,7 @@ from asyncmy.cursors import Cursor
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
+from semel.stores.loops import only_loop
 from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.batches import Bulk
 from semel.stores.sql.mysql.effort import Effort
@@ -64,11 +65,13 @@ class Pool:
     def _fresh(self) -> None:
         self._seats = asyncio.Semaphore(self._size)
         self._idle: deque[Connection] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def take(self, patience: float) -> Connection:
         """Give a connection that nobody else uses."""
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} is closed")
+        self._loop = only_loop(self._loop, self.place)
         try:
             async with asyncio.timeout(patience):
                 await self._seats.acquire()

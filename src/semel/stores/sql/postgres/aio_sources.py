@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol, TypeAlias
 
-from semel.errors import ConfigError, StoreUnavailable
+from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
+from semel.stores.loops import only_loop
 from semel.stores.sql.postgres.aio_sessions import AsyncSession, OwnAsyncSession
 from semel.stores.sql.postgres.lending import exhausted, is_old, just_used, leave_alone
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
@@ -89,13 +90,7 @@ class AsyncOwnPool:
     async def _take_seat(self, patience: Patience) -> None:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is not None and self._loop is not loop:
-            raise ConfigError(
-                "a store for asyncio belongs to the event loop that used it first; open another "
-                "one for this loop"
-            )
-        self._loop = loop
+        self._loop = only_loop(self._loop, self.place)
         if not self._seats.locked():
             await self._seats.acquire()  # one is free: no need for a timer
             return
