@@ -172,6 +172,16 @@ class UpdatedAtStands(DictStore):
         return record if record is None else replace(record, updated_at=record.created_at)
 
 
+class NothingIsKeptForNoTime(DictStore):
+    def touch(self, identity, ttl):
+        return super().touch(identity, max(ttl, 0.001))
+
+
+class TouchEndsWhatRuns(DictStore):
+    def touch(self, identity, ttl):
+        return super().touch(identity, ttl) or (ttl == 0 and self.forget(identity))
+
+
 class PutOverwrites(DictStore):
     def put(self, identity, result, ttl, *, owner):
         self._records.pop(identity, None)

@@ -72,6 +72,11 @@ CAUGHT_BY = [
     (broken.EmptyResultIsLost, "test_a_result_comes_back_as_it_went_in"),
     (broken.UpdatedAtStands, "test_renew_and_takeover_keep_the_time_of_creation"),
     (
+        broken.NothingIsKeptForNoTime,
+        "test_what_is_touched_to_be_kept_for_no_time_is_gone_at_once",
+    ),
+    (broken.TouchEndsWhatRuns, "test_what_runs_or_is_abandoned_cannot_be_touched_away"),
+    (
         broken.PutOverwrites,
         "test_put_by_another_owner_does_not_change_what_is_done",
     ),

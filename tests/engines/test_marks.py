@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from engines.facade import Driven, Effect, World, never
+from engines.facade import PATIENCE, Driven, Effect, World, never
 from semel import (
     AsyncIdempotency,
     ConcurrentRequest,
@@ -15,6 +15,7 @@ from semel import (
     EncryptedCodec,
     Idempotency,
     InvalidKey,
+    OutcomeUnknown,
     Policy,
     ResultUnavailable,
     SerializationError,
@@ -99,7 +100,7 @@ def act_as_if_nothing_were_marked(marks) -> None:
         assert not marks.refresh("k")
         assert not marks.delete("k")
         assert marks.delete_many(["k"]) == {"k": False}
-        assert marks.clear() == 0
+        assert marks.clear("") == 0
     assert effect.runs == 2
     with pytest.raises(ResultUnavailable):
         marks.get_result("k")
@@ -339,7 +340,7 @@ def test_clear_removes_what_begins_with_the_prefix_in_one_scope(marks):
         "a%": True,
         "a_": True,
     }
-    assert marks.clear() == 3
+    assert marks.clear("") == 3
     assert marks.check("a:1", scope="other")
 
 
@@ -347,13 +348,76 @@ def test_clear_needs_a_scope(memory):
     memory.set("k")
     for scope in (None, "", 5):
         with pytest.raises(InvalidKey, match="scope"):
-            memory.clear(scope=scope)
+            memory.clear("", scope=scope)
     assert memory.check("k")
 
 
 def test_a_store_that_cannot_list_cannot_clear(bare):
     with pytest.raises(ConfigError, match="cannot list its keys, so it cannot clear"):
-        bare.clear()
+        bare.clear("")
+
+
+def test_clear_must_be_told_what_to_remove(memory):
+    memory.set("k")
+    with pytest.raises(TypeError, match="prefix"):
+        memory.clear()
+    for prefix in (None, 5, b"k"):
+        with pytest.raises(InvalidKey, match=r"the prefix must be a str .* not "):
+            memory.clear(prefix)
+    assert memory.check("k")
+
+
+def test_clear_leaves_what_is_running_and_what_is_held(marks):
+    engine, effect = marks.driven, Effect().held()
+    running = engine.start("k:runs", effect)
+    effect.wait_started()
+    with pytest.raises(ZeroDivisionError):
+        engine.execute(
+            "k:held",
+            Effect(raising=ZeroDivisionError()),
+            policy=Policy(abandoned="hold"),
+        )
+    marks.set("k:done")
+    with pytest.raises(ZeroDivisionError):
+        engine.execute(
+            "k:failed", Effect(raising=ZeroDivisionError()), policy=Policy(failure="final")
+        )
+    assert marks.clear("k:") == 2
+    assert marks.exists_many(["k:runs", "k:held", "k:done", "k:failed"]) == {
+        "k:runs": True,
+        "k:held": True,
+        "k:done": False,
+        "k:failed": False,
+    }
+    with pytest.raises(OutcomeUnknown):
+        engine.execute("k:held", never)
+    effect.release()
+    assert running.result(PATIENCE) == "done"
+    assert engine.execute("k:runs", never) == "done"
+
+
+def test_what_begins_to_run_after_it_was_listed_is_not_cleared(marks):
+    engine, effect = marks.driven, Effect().held()
+    with pytest.raises(ZeroDivisionError):
+        engine.execute("k", Effect(raising=ZeroDivisionError()))
+    runs = []
+
+    def begin() -> None:
+        runs.append(engine.start("k", effect))
+        effect.wait_started()
+
+    engine.store.before["touch"] = begin
+    assert marks.clear("k") == 0
+    effect.release()
+    assert runs[0].result(PATIENCE) == "done"
+    assert engine.execute("k", never) == "done"
+
+
+def test_what_is_cleared_runs_again_in_spite_of_the_local_cache(memory_world):
+    marks = Marks(memory_world.engine(cache=10))
+    assert marks.driven.execute("k", lambda: "first") == "first"
+    assert marks.clear("k") == 1
+    assert marks.driven.execute("k", lambda: "second") == "second"
 
 
 # --- codecs and bad input ------------------------------------------------------------------

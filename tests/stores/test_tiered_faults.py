@@ -206,6 +206,19 @@ def test_forget_asks_a_front_that_is_out_of_use_all_the_same(opened, proxy):
     assert tiers.claim(ask(BERT, RED)).number == 1
 
 
+def test_what_is_kept_for_no_time_is_forgotten_by_a_front_that_is_out_of_use_too(opened, proxy):
+    tiers = opened(proxy.url)
+    succeed(tiers, ANNA, RED)
+    proxy.refusing = True
+    proxy.cut_all()
+    with pytest.raises(StoreUnavailable, match="did not confirm"):
+        tiers.touch(KEY, 0.0)
+    assert tiers.get(KEY) is not None  # not even tried: the front could still answer with it
+    proxy.refusing = False
+    assert tiers.touch(KEY, 0.0)
+    assert tiers.claim(ask(BERT, RED)).number == 1
+
+
 # --- forks ------------------------------------------------------------------------------------------
 
 

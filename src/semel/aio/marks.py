@@ -103,8 +103,15 @@ class AsyncMarks:
         finally:
             engine._forgotten(identity)
 
-    async def clear(self, prefix: str = "", *, scope: str = "default") -> int:
-        """Remove every mark of a scope whose key begins with `prefix`; tells how many."""
+    async def clear(self, prefix: str, *, scope: str = "default") -> int:
+        """Remove what is finished in a scope and whose key begins with `prefix`; tells how many.
+
+        "" is the beginning of every key: the whole scope. What is running, abandoned or held stays:
+        `delete` removes one of those, for who knows what became of it.
+        """
+        if not isinstance(prefix, str):
+            given = type(prefix).__name__
+            raise InvalidKey(f'the prefix must be a str ("" = every key), not {given}')
         store = self._store
         if not isinstance(store, AsyncScannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
@@ -113,7 +120,9 @@ class AsyncMarks:
         cursor: str | None = None
         while True:
             page = await store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
-            removed += sum(await self._forget(store, [record.identity for record in page.records]))
+            for record in page.records:
+                if record.state is not State.PROCESSING:
+                    removed += await self._expire(store, record.identity)
             cursor = page.cursor
             if cursor is None:
                 return removed
@@ -191,6 +200,14 @@ class AsyncMarks:
         else:
             records = [await store.get(identity) for identity in identities]
         return dict(zip(wanted, records, strict=True))
+
+    async def _expire(self, store: AsyncStore, identity: Identity) -> bool:
+        """Remove what is finished at this very moment, as only the store can tell."""
+        try:
+            # Not `forget`: what began to run since it was listed must stay.
+            return await store.touch(identity, 0.0)
+        finally:
+            self._engine._forgotten(identity)
 
     async def _forget(self, store: AsyncStore, identities: list[Identity]) -> list[bool]:
         try:

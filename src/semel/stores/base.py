@@ -77,7 +77,10 @@ class Store(Protocol):
         ...
 
     def touch(self, identity: Identity, ttl: float) -> bool:
-        """Keep a finished record for `ttl` from now; False when there is none."""
+        """Keep a finished record for `ttl` from now; False when there is none.
+
+        Kept for 0, it is absent at once: so it is removed where what runs must stay.
+        """
         ...
 
     def forget(self, identity: Identity) -> bool:

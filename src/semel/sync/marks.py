@@ -101,8 +101,15 @@ class Marks:
         finally:
             engine._forgotten(identity)
 
-    def clear(self, prefix: str = "", *, scope: str = "default") -> int:
-        """Remove every mark of a scope whose key begins with `prefix`; tells how many."""
+    def clear(self, prefix: str, *, scope: str = "default") -> int:
+        """Remove what is finished in a scope and whose key begins with `prefix`; tells how many.
+
+        "" is the beginning of every key: the whole scope. What is running, abandoned or held stays:
+        `delete` removes one of those, for who knows what became of it.
+        """
+        if not isinstance(prefix, str):
+            given = type(prefix).__name__
+            raise InvalidKey(f'the prefix must be a str ("" = every key), not {given}')
         store = self._store
         if not isinstance(store, Scannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
@@ -111,7 +118,9 @@ class Marks:
         cursor: str | None = None
         while True:
             page = store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
-            removed += sum(self._forget(store, [record.identity for record in page.records]))
+            for record in page.records:
+                if record.state is not State.PROCESSING:
+                    removed += self._expire(store, record.identity)
             cursor = page.cursor
             if cursor is None:
                 return removed
@@ -188,6 +197,14 @@ class Marks:
         else:
             records = [store.get(identity) for identity in identities]
         return dict(zip(wanted, records, strict=True))
+
+    def _expire(self, store: Store, identity: Identity) -> bool:
+        """Remove what is finished at this very moment, as only the store can tell."""
+        try:
+            # Not `forget`: what began to run since it was listed must stay.
+            return store.touch(identity, 0.0)
+        finally:
+            self._engine._forgotten(identity)
 
     def _forget(self, store: Store, identities: list[Identity]) -> list[bool]:
         try:

@@ -153,8 +153,15 @@ class AsyncTieredStore:
     async def touch(self, identity: Identity, ttl: float) -> bool:
         """Keep a finished record for `ttl` from now; False when there is none.
 
-        A front that cannot be told may answer for as long as it would have before.
+        A front that cannot be told may answer for as long as it would have before; but to be kept
+        for 0 is to be forgotten, and raises if the front did not confirm, before and after.
         """
+        if ttl <= 0:
+            mark = self._tier.forgotten(identity)
+            await self._front.confirm([mark])
+            gone = await self._behind.touch(identity, ttl)
+            await self._front.confirm([mark])
+            return gone
         touched = await self._behind.touch(identity, ttl)
         if touched:
             await self._front.tell([self._tier.forgotten(identity)])

@@ -120,6 +120,25 @@ class MarkContract(StoreUnderTest):
         sleep(2 * SHORT)
         assert driven.get(KEY) is None
 
+    def test_what_is_touched_to_be_kept_for_no_time_is_gone_at_once(
+        self, driven: StoreDriver
+    ) -> None:
+        succeed(driven, ANNA, RED)
+        assert driven.touch(KEY, 0.0) is True
+        assert driven.get(KEY) is None
+        assert driven.touch(KEY, 0.0) is False
+        claimed = driven.claim(ask(BERT, BLUE))
+        assert isinstance(claimed, Claimed)
+        assert claimed.number == 1
+
+    def test_what_runs_or_is_abandoned_cannot_be_touched_away(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        assert driven.touch(KEY, 0.0) is False
+        park(driven)
+        assert driven.touch(KEY, 0.0) is False
+        assert record_of(driven).state is State.PROCESSING
+        assert driven.complete(KEY, ANNA, RESULT, LONG) is True
+
     def test_touch_is_refused_without_a_finished_record(self, driven: StoreDriver) -> None:
         assert driven.touch(KEY, LONG) is False
         driven.claim(ask(ANNA))
