@@ -74,7 +74,7 @@ def test_after_a_jump_back_the_takeover_comes_late_and_nothing_runs_twice(store_
     with Idempotency(store) as one, Idempotency(store) as other:
 
         def jumping() -> str:
-            clock.advance(-HOUR)
+            clock.set_back(HOUR)
             clock.advance(31.0)  # longer than the lease, as the wall counts it
             with pytest.raises(ConcurrentRequest) as busy:
                 elsewhere(lambda: other.execute("k", lambda: "must not run", policy=REFUSING))

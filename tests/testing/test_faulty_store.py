@@ -170,3 +170,59 @@ def test_it_offers_what_its_store_offers_and_no_more():
     assert isinstance(FaultyStore(MemoryStore()), Scannable)
     assert not isinstance(FaultyStore(DictStore()), Batching)
     assert not isinstance(FaultyStore(DictStore()), Scannable)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Refuse, r"by calling its class: Refuse\(\.\.\.\)"),
+        (Delay, r"by calling its class: Delay"),
+        ("x", "a Refuse, LoseReply or Delay; got 'x'"),
+        (StoreFull("no room"), r"a Refuse, LoseReply or Delay; got StoreFull"),
+        (None, "got None"),
+    ],
+)
+def test_what_is_no_fault_is_refused(faulty, driven, fault, words):
+    with pytest.raises(ConfigError, match=words):
+        faulty.inject("claim", fault)
+    assert isinstance(driven.claim(ASK), Claimed)
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.5, True, "2", None])
+def test_a_fault_that_never_happens_is_refused(faulty, times):
+    with pytest.raises(ConfigError, match="times must be a whole number of 1 or more"):
+        faulty.inject("claim", Refuse(), times=times)
+
+
+def test_faults_are_counted_of_verbs_that_there_are(faulty):
+    with pytest.raises(ConfigError, match=r"'clam' .*: the verbs are adopt, claim, "):
+        faulty.fired("clam")
+
+
+@pytest.mark.parametrize("kind", [Refuse, LoseReply])
+def test_a_fault_raises_an_exception_and_nothing_else(kind):
+    for error in ("no room", StoreFull, None):
+        with pytest.raises(ConfigError, match=f"{kind.__name__} takes the exception to raise"):
+            kind(error)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "5", None])
+def test_a_delay_takes_time(seconds):
+    with pytest.raises(ConfigError, match="a delay must be"):
+        Delay(seconds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "opener"), [(FaultyStore, "open_store"), (AsyncFaultyStore, "open_async_store")]
+)
+@pytest.mark.parametrize("given", ["memory://", None, object(), MemoryStore])
+def test_only_a_store_can_be_made_to_fail(kind, opener, given):
+    with pytest.raises(ConfigError, match=rf"in front of a store, such as {opener}\(url\)"):
+        kind(given)
+
+
+def test_a_store_of_the_other_kind_is_told_its_place():
+    with pytest.raises(ConfigError, match="AsyncMemoryStore is a store for asyncio: use AsyncF"):
+        FaultyStore(AsyncMemoryStore())
+    with pytest.raises(ConfigError, match="MemoryStore is a store for threads: use FaultyStore"):
+        AsyncFaultyStore(MemoryStore())

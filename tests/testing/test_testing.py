@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 
 import semel.testing
+from semel.errors import ConfigError
 from semel.testing import FakeClock
 
 
@@ -54,8 +56,20 @@ def test_a_fake_clock_moves_when_told():
     clock = FakeClock(100.0)
     clock.advance(2.5)
     assert clock() == 102.5
-    clock.advance(-50)
-    assert clock() == 52.5
+    clock.advance(timedelta(minutes=1))
+    assert clock() == 162.5
+    clock.set_back(100)
+    assert clock() == 62.5
+
+
+@pytest.mark.parametrize("by", [-5, float("nan"), "5", None, timedelta(seconds=-1)])
+def test_a_fake_clock_goes_back_only_by_its_own_word(by):
+    clock = FakeClock(100.0)
+    with pytest.raises(ConfigError, match="the time that passes must be"):
+        clock.advance(by)
+    with pytest.raises(ConfigError, match="what the clock is set back by must be"):
+        clock.set_back(by)
+    assert clock() == 100.0
 
 
 def run_pytest(folder, *options):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from semel.core.policy import Duration, seconds
+
 START = 1_700_000_000.0
 """An ordinary moment, so that fences and dates look as they do in production."""
 
@@ -19,7 +21,14 @@ class FakeClock:
         """Tell the time."""
         return self._now
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass; a negative number is a clock that was set back."""
+    def advance(self, by: Duration) -> None:
+        """Let time pass."""
+        self._move(seconds("the time that passes", by, zero=True))
+
+    def set_back(self, by: Duration) -> None:
+        """Let the clock go wrong, as when somebody sets it back."""
+        self._move(-seconds("what the clock is set back by", by))
+
+    def _move(self, by: float) -> None:
         with self._lock:
-            self._now += seconds
+            self._now += by

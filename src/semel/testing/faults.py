@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
+from semel.core.policy import seconds
 from semel.errors import ConfigError, StoreUnavailable
 
 
@@ -20,22 +21,30 @@ def _cut() -> Exception:
     return StoreUnavailable("the connection was cut (a fault of the test)")
 
 
-class Refuse(Struct, frozen=True):
+class _Failing(Struct, frozen=True):
+    error: Exception = field(default_factory=_cut)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.error, BaseException):
+            name = type(self).__name__
+            raise ConfigError(f"{name} takes the exception to raise; got {self.error!r}")
+
+
+class Refuse(_Failing, frozen=True):
     """The call fails before the store has seen it."""
 
-    error: Exception = field(default_factory=_cut)
 
-
-class LoseReply(Struct, frozen=True):
+class LoseReply(_Failing, frozen=True):
     """The store applies the verb; its answer never arrives."""
-
-    error: Exception = field(default_factory=_cut)
 
 
 class Delay(Struct, frozen=True):
     """The call reaches the store only after some seconds."""
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        seconds("a delay", self.seconds)
 
 
 Fault: TypeAlias = Refuse | LoseReply | Delay
@@ -60,10 +69,14 @@ class FaultScript:
 
     def inject(self, verb: str, fault: Fault, *, times: int = 1) -> None:
         """Let the next calls of a verb meet this fault; the store must have such a verb."""
-        if verb not in self._verbs:
-            # It would never happen, and the test that counts on it would prove nothing.
-            known = ", ".join(sorted(self._verbs))
-            raise ConfigError(f"no call of {verb!r} can meet a fault: the verbs are {known}")
+        # What would never happen is refused: the test that counts on it would prove nothing.
+        self._check_verb(verb)
+        if isinstance(fault, type):
+            raise ConfigError(f"a fault is made by calling its class: {fault.__name__}(...)")
+        if not isinstance(fault, Fault):
+            raise ConfigError(f"a fault is a Refuse, LoseReply or Delay; got {fault!r}")
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            raise ConfigError(f"times must be a whole number of 1 or more; got {times!r}")
         self._faults[verb].extend(repeat(fault, times))
 
     def heal(self) -> None:
@@ -71,8 +84,14 @@ class FaultScript:
         self._faults.clear()
 
     def fired(self, verb: str) -> int:
-        """How many calls of this verb have met a fault."""
+        """How many calls of this verb have met a fault; the store must have such a verb."""
+        self._check_verb(verb)
         return sum(call.verb == verb and call.fault is not None for call in self.calls)
+
+    def _check_verb(self, verb: str) -> None:
+        if verb not in self._verbs:
+            known = ", ".join(sorted(self._verbs))
+            raise ConfigError(f"no call of {verb!r} can meet a fault: the verbs are {known}")
 
     def _next(self, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fault | None:
         faults = self._faults[verb]

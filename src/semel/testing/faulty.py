@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Record
-from semel.stores.base import AsyncNotifying, AsyncStore, Notifying, Store
+from semel.errors import ConfigError
+from semel.stores.base import AsyncNotifying, AsyncStore, Notifying, Store, is_for_asyncio
 from semel.testing.faults import Delay, FaultScript, LoseReply, Refuse
 
 P = ParamSpec("P")
@@ -37,6 +38,7 @@ class FaultyStore(FaultScript):
     """A store for threads whose calls fail as scripted."""
 
     def __init__(self, store: Store) -> None:
+        _check(store, asynchronous=False)
         offered = [verb for verb in OPTIONAL_VERBS if hasattr(store, verb)]
         super().__init__([*VERBS, *offered])
         self.store = store
@@ -117,6 +119,7 @@ class AsyncFaultyStore(FaultScript):
     """A store for asyncio whose calls fail as scripted."""
 
     def __init__(self, store: AsyncStore) -> None:
+        _check(store, asynchronous=True)
         offered = [verb for verb in OPTIONAL_VERBS if hasattr(store, verb)]
         super().__init__([*VERBS, *offered])
         self.store = store
@@ -191,3 +194,22 @@ class AsyncFaultyStore(FaultScript):
             case Delay(seconds):
                 await asyncio.sleep(seconds)
         return await apply(*args, **kwargs)
+
+
+def _check(store: object, *, asynchronous: bool) -> None:
+    """Refuse what is no store of this kind: on it, no fault would ever be met."""
+    kind, opener = (
+        ("AsyncFaultyStore", "open_async_store") if asynchronous else ("FaultyStore", "open_store")
+    )
+    whole = all(callable(getattr(store, verb, None)) for verb in (*VERBS, "close"))
+    if isinstance(store, type) or not whole:
+        raise ConfigError(
+            f"{kind} stands in front of a store, such as {opener}(url) or one of your own; got "
+            f"{type(store).__name__}"
+        )
+    if is_for_asyncio(store) is not asynchronous:
+        other = "FaultyStore" if asynchronous else "AsyncFaultyStore"
+        raise ConfigError(
+            f"{type(store).__name__} is a store {'for threads' if asynchronous else 'for asyncio'}"
+            f": use {other}"
+        )
