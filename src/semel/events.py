@@ -167,7 +167,7 @@ class Parked(Event, frozen=True, kw_only=True):
 
 
 class LostLease(Event, frozen=True, kw_only=True):
-    """Another attempt may have replaced this one."""
+    """Another attempt may have replaced this one: the store refused it, or its lease ran out."""
 
     level = logging.ERROR
 

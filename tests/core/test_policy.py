@@ -14,6 +14,7 @@ from semel.core.policy import (
     LONGEST,
     POSITIVE,
     PRESETS,
+    SHORTEST_LEASE,
     Policy,
     Rules,
     resolve,
@@ -91,6 +92,13 @@ def test_a_duration_is_seconds_or_a_timedelta_and_becomes_seconds(name):
 )
 def test_a_duration_that_makes_no_sense_is_refused(wrong, why):
     assert why in refused(ttl=wrong)
+
+
+@pytest.mark.parametrize("lease", [0.0001, 0.049, timedelta(milliseconds=1)])
+def test_a_lease_that_ends_before_it_can_be_renewed_is_refused(lease):
+    assert "at least 0.05 seconds, or it ends before it can be renewed" in refused(lease=lease)
+    assert "more than zero seconds" in refused(lease=-lease)
+    assert Policy(lease=SHORTEST_LEASE).lease == 0.05
 
 
 def test_waiting_may_be_endless_or_not_at_all():

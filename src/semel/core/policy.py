@@ -30,6 +30,10 @@ StoreFailure: TypeAlias = Literal["closed", "open"]
 LONGEST = 100 * 365 * 86400.0
 """A hundred years: beyond it a duration is a mistake, and some stores cannot hold it."""
 
+SHORTEST_LEASE = 0.05
+"""A lease is renewed after a third of it, and what a thread waits for its turn, and a store for its
+disk, must fit into that third: a shorter one is lost again and again while nothing is wrong."""
+
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 GUARD_PATIENCE = 0.3
@@ -191,6 +195,8 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of
     """One field of a policy in its stored form, or a ConfigError that names it."""
     if name in CHOICES:
         return _choice(name, value)
+    if name == "lease":
+        return _lease(value)
     if name in POSITIVE:
         return seconds(f"policy field {name}", value)
     match name:
@@ -236,6 +242,14 @@ def seconds(name: str, value: Any, *, zero: bool = False) -> float:
     if value > LONGEST:
         raise _refusal(name, value, "at most 100 years")
     return float(value)
+
+
+def _lease(value: Any) -> float:
+    lease = seconds("policy field lease", value)
+    if lease < SHORTEST_LEASE:
+        expected = f"at least {SHORTEST_LEASE} seconds, or it ends before it can be renewed"
+        raise _wrong("lease", lease, expected)
+    return lease
 
 
 def _whole(name: str, value: Any, *, at_least: int) -> int:
