@@ -170,6 +170,23 @@ def test_an_async_function_needs_the_async_engine():
 
 ENGINES = {"threads": Idempotency, "asyncio": AsyncIdempotency}
 
+
+async def listen(event):
+    """A hook that nobody would await."""
+
+
+async def events_of(event):
+    yield event
+
+
+class Listener:
+    async def __call__(self, event):
+        """A hook that nobody would await."""
+
+    async def hear(self, event):
+        """A hook that nobody would await."""
+
+
 BAD_ENGINES = {
     "an unknown scheme": (
         ("mongo://h",),
@@ -195,6 +212,11 @@ BAD_ENGINES = {
     "scopes: of dicts": (("memory://",), {"scopes": {"a": {}}}, "a mapping from scope to Policy"),
     "hooks: a function": (("memory://",), {"hooks": print}, "a sequence of callables"),
     "hooks: of texts": (("memory://",), {"hooks": ["print"]}, "a sequence of callables"),
+    "hooks: an async function": (("memory://",), {"hooks": [listen]}, "nobody would await listen"),
+    "hooks: an async part": (("memory://",), {"hooks": [partial(listen)]}, "nobody would await"),
+    "hooks: an async object": (("memory://",), {"hooks": [Listener()]}, "await Listener, an async"),
+    "hooks: an async method": (("memory://",), {"hooks": [Listener().hear]}, "await Listener.hear"),
+    "hooks: an async generator": (("memory://",), {"hooks": [events_of]}, "await events_of"),
     "codecs: one codec": (("memory://",), {"codecs": object()}, "a sequence of codecs"),
     "codecs: of names": (("memory://",), {"codecs": ["json"]}, "a sequence of codecs"),
     "cache: a switch": (("memory://",), {"cache": True}, "the number of results to keep"),

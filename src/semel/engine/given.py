@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -46,10 +47,23 @@ def check_options(
         raise ConfigError("scopes must be a mapping from scope to Policy")
     if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
         raise ConfigError("hooks must be a sequence of callables that take an event")
+    for hook in hooks:
+        if _is_async(hook):
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            raise ConfigError(
+                f"hooks must be plain functions: nobody would await {name}, an async one"
+            )
     if not isinstance(codecs, Sequence) or not all(hasattr(item, "decode") for item in codecs):
         raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
     if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
         raise ConfigError("cache must be the number of results to keep, 0 for none")
+
+
+def _is_async(hook: object) -> bool:
+    called = (hook, getattr(hook, "__call__", None))  # noqa: B004 - an object is called by its method
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called
+    )
 
 
 def checked_store(store: S, *, asynchronous: bool) -> S:
