@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
 
 from semel.core.codec import JsonCodec, MsgpackCodec
+from semel.core.encryption import EncryptedCodec
 from semel.core.policy import (
     CHOICES,
     GUARD_PATIENCE,
@@ -21,6 +23,7 @@ from semel.core.policy import (
     seconds,
 )
 from semel.errors import ConfigError
+from semel.sync import Idempotency
 
 DAY = 86400.0
 NUMBER_OF_SECONDS = "a number of seconds or a timedelta"
@@ -126,6 +129,90 @@ def test_a_codec_is_named_or_brought_along():
     assert "an object with name, encode and decode" in refused(codec=object())
     with pytest.raises(ConfigError, match="no codec is called 'pickle'; known: json, msgpack"):
         Policy(codec="pickle")
+
+
+class Zip:
+    """A codec of the user's own."""
+
+    name = "zip/1"
+
+    def encode(self, value, context, hint=None):
+        return b""
+
+    def decode(self, data, context, hint=None):
+        return None
+
+
+class TakesNoHint(Zip):
+    def encode(self, value, context):
+        return b""
+
+
+class TakesNoContext(Zip):
+    def decode(self, data):
+        return None
+
+
+class Awaited(Zip):
+    async def encode(self, value, context, hint=None):
+        return b""
+
+
+class NoMethod(Zip):
+    decode = "zip"
+
+
+class LikeJson(JsonCodec):
+    """It may write what JSON is not."""
+
+
+def named(name):
+    return type("Named", (Zip,), {"name": name})()
+
+
+@pytest.mark.parametrize(
+    ("codec", "why"),
+    [
+        (Zip, "must be an object, Zip(...), not the class Zip itself"),
+        (TakesNoHint(), "encode is a plain method that takes (value, context, hint=None)"),
+        (TakesNoContext(), "decode is a plain method that takes (data, context, hint=None)"),
+        (Awaited(), "must be a codec whose encode is a plain method"),
+        (NoMethod(), "must be a codec whose decode is a plain method"),
+        (LikeJson(), "a name of its own; LikeJson has 'json/1', under which semel"),
+        (named("msgpack/1"), "a name of its own; Named has 'msgpack/1'"),
+        (named("omitted"), "a name of its own"),
+        (named("http/1"), "a name of its own"),
+        (named(""), "a printable text of 1 to 255 bytes, such as 'zip/1'; Named has ''"),
+        (named("\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 128), "a printable text of 1 to 255"),
+        (named("zip\n"), "a printable text"),
+        (named("\ud800"), "a printable text"),
+        (named(None), "Named has None"),
+        (named(b"zip/1"), "a printable text"),
+    ],
+)
+def test_a_codec_that_cannot_work_is_refused_before_anything_runs(codec, why):
+    assert why in refused(codec=codec)
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        Idempotency("memory://", codecs=[codec])
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        EncryptedCodec(codec, keys={"a": b"k" * 32}, primary="a")
+
+
+def test_a_codec_may_be_made_in_any_way_that_can_be_called():
+    class Untold:
+        """Tells no signature, as some functions of extensions do not."""
+
+        @property
+        def __signature__(self):
+            raise ValueError
+
+        def __call__(self, *args):
+            return b""
+
+    anything = type("Anything", (Zip,), {"encode": lambda *args: b""})()
+    untold = type("OfAnExtension", (Zip,), {"encode": Untold()})()
+    for codec in (Zip(), anything, untold, named("x" * 255), JsonCodec()):
+        assert Policy(codec=codec).codec is codec
 
 
 def test_a_message_is_text_or_none():

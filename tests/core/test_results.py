@@ -80,10 +80,19 @@ def test_a_result_that_cannot_be_encoded_is_left_out_with_the_reason():
 def test_any_error_of_a_codec_leaves_the_result_out():
     assert unkept("v", Broken(encoding=SerializationError("not today"))) == "not today"
     assert unkept("v", Broken(encoding=ZeroDivisionError("secret"))) == (
-        "ZeroDivisionError while encoding str"
+        "ZeroDivisionError while encoding str with the codec broken/1"
     )
     assert unkept("v", Broken(decoding=RecursionError("secret"))) == (
-        "RecursionError while encoding str"
+        "RecursionError while reading back str with the codec broken/1"
+    )
+
+
+@pytest.mark.parametrize("data", ["text", bytearray(b"bytes"), None])
+def test_a_codec_that_gives_no_bytes_leaves_the_result_out(data):
+    codec = Broken()
+    codec.encode = lambda value, context, hint=None: data
+    assert unkept("secret", codec) == (
+        f"the codec broken/1 encoded it as {type(data).__name__}, not as bytes"
     )
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from semel.core.codec import Codec, JsonCodec
+from semel.core.codec import Codec, JsonCodec, check_codec
 from semel.core.extras import Needed
 from semel.errors import ConfigError, SerializationError
 
@@ -33,6 +33,7 @@ class EncryptedCodec:
         self, inner: Codec | None = None, *, keys: Mapping[str, bytes], primary: str
     ) -> None:
         self._inner: Codec = JsonCodec() if inner is None else inner
+        check_codec(self._inner, "the codec inside EncryptedCodec")
         self.name = f"aesgcm/1+{self._inner.name}"
         aes_gcm, self._invalid_tag = _cryptography()
         self._ciphers = {_key_id(name): aes_gcm(_checked(name, key)) for name, key in keys.items()}

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, force_setattr
 
-from semel.core.codec import Codec, codec_named
+from semel.core.codec import Codec, check_codec, codec_named
 from semel.errors import ConfigError
 
 Duration: TypeAlias = float | timedelta
@@ -262,8 +262,7 @@ def _codec(value: Any) -> Any:
     if isinstance(value, str):
         codec_named(value)  # a ConfigError now is better than one at the first call
         return value
-    if not all(hasattr(value, needed) for needed in ("name", "encode", "decode")):
-        raise _wrong("codec", value, "a codec's name or an object with name, encode and decode")
+    check_codec(value, "policy field codec")
     return value
 
 

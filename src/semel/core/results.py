@@ -33,16 +33,23 @@ class Kept(Struct, Generic[T], frozen=True, gc=False):
 def keep(value: T, codec: Codec, identity: Identity, hint: object, limit: int) -> Kept[T]:
     """Encode a value and read it back."""
     context = b"" if type(codec) in UNBOUND else identity.encoded
+    step = "encoding"
     try:
         data = codec.encode(value, context, hint)
+        if not isinstance(data, bytes):
+            reason = f"the codec {codec.name} encoded it as {type(data).__name__}, not as bytes"
+            return Kept(omitted(reason), value, reason)
         if len(data) > limit:
             reason = f"it has {len(data)} bytes, the policy keeps at most {limit}"
             return Kept(omitted(reason), value, reason)
+        step = "reading back"
         back = cast("T", codec.decode(data, context, hint))
     except SerializationError as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a user's type may do anything; the effect is done
-        reason = f"{type(error).__name__} while encoding {type(value).__name__}"
+        # Its text stays untold: it may quote the value, which the codec was perhaps to encrypt.
+        kind = type(value).__name__
+        reason = f"{type(error).__name__} while {step} {kind} with the codec {codec.name}"
     else:
         return Kept(Encoded(codec.name, data), back)
     return Kept(omitted(reason), value, reason)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
+from semel.core.codec import check_codec
 from semel.core.policy import Policy
 from semel.errors import ConfigError
 from semel.stores.base import Store, is_for_asyncio
@@ -53,8 +54,10 @@ def check_options(
             raise ConfigError(
                 f"hooks must be plain functions: nobody would await {name}, an async one"
             )
-    if not isinstance(codecs, Sequence) or not all(hasattr(item, "decode") for item in codecs):
+    if not isinstance(codecs, Sequence) or any(isinstance(item, str) for item in codecs):
         raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
+    for codec in codecs:
+        check_codec(codec, "each of codecs")
     if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
         raise ConfigError("cache must be the number of results to keep, 0 for none")
 

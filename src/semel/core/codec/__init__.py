@@ -5,9 +5,11 @@ walk         tree <-> value
 formats      built-in types          temporal   dates and times
 kinds        classes with fields     names      which class a stored name means
 hints        classes in annotations  registering   types of the user's own
+checking     codecs of the user's own
 outcomes     failures, and successes without a value
 """
 
+from semel.core.codec.checking import check_codec
 from semel.core.codec.hints import returned_by
 from semel.core.codec.outcomes import decode_failure, encode_failure, omission_reason, omitted
 from semel.core.codec.registering import register_type
@@ -26,6 +28,7 @@ __all__ = [
     "Codec",
     "JsonCodec",
     "MsgpackCodec",
+    "check_codec",
     "codec_named",
     "decode_failure",
     "decoder_for",

@@ -26,7 +26,12 @@ class Codec(Protocol):
         ...
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
-        """Encode a result; `context` is the identity it belongs to, `hint` its declared type."""
+        """Encode a result.
+
+        `context` is scope and key as bytes, the same when the result is read back: what encrypts or
+        signs can bind the result to it. `hint` is the type that the call or the annotation of its
+        function names, None if neither does.
+        """
         ...
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
@@ -113,7 +118,7 @@ class MsgpackCodec(_TreeCodec):
 
 
 _BY_SHORT_NAME: Final[Mapping[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec()}
-_BY_STORED_NAME: Final[Mapping[str, Codec]] = {
+BY_STORED_NAME: Final[Mapping[str, Codec]] = {
     codec.name: codec for codec in _BY_SHORT_NAME.values()
 }
 
@@ -129,7 +134,7 @@ def codec_named(name: str) -> Codec:
 
 def decoder_for(stored_name: str, extra: Mapping[str, Codec]) -> Codec:
     """Give the codec that wrote a result, by its stored name; `extra` are the caller's own."""
-    codec = extra.get(stored_name, _BY_STORED_NAME.get(stored_name))
+    codec = extra.get(stored_name, BY_STORED_NAME.get(stored_name))
     if codec is None:
         raise SerializationError(
             f"the stored result was written by the codec {stored_name!r}, which is not known here"
