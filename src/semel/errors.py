@@ -50,9 +50,15 @@ def _remade(kind: type[IdempotencyError], args: tuple[Any, ...], state: dict[str
 
 
 class ConfigError(IdempotencyError, ValueError):
-    """A setting, URL, policy or decorator is wrong; the message names it and the way out."""
+    """A setting, URL, policy or decorator is wrong; the message names it and the way out.
+
+    So is a function that gives a coroutine to `Idempotency`. Unless the coroutine was begun,
+    `nothing_ran` is True, and the key may be used again at once under any policy.
+    """
 
     code = "config_error"
+    nothing_ran: bool = False
+    """The function was called, and it is certain that it has done nothing."""
 
 
 class InvalidKey(IdempotencyError, ValueError):

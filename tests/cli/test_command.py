@@ -40,6 +40,7 @@ def test_the_version_is_told(semel_sqlite):
         ("list", "--limit", "many"),
         ("list", "--state", "abroad"),
         ("stuck", "--older-than", "yesterday"),
+        ("stuck", "--older-than=-5m"),
         ("show", "orders"),
         ("resolve", "orders", "a"),
         ("resolve", "orders", "a", "--failed", "x", "--succeeded", "1"),

@@ -6,7 +6,6 @@ import pytest
 
 from semel.core.codec import encode_failure
 from semel.core.decide import (
-    NothingRan,
     Refuse,
     Verdict,
     Wait,
@@ -28,6 +27,7 @@ from semel.core.records import (
 from semel.errors import (
     AttemptsExhausted,
     ConcurrentRequest,
+    ConfigError,
     DuplicateRequest,
     OutcomeUnknown,
     PayloadMismatch,
@@ -172,7 +172,10 @@ class TestVerdict:
         assert said == Verdict(default, "it raised RuntimeError")
 
     def test_of_a_coroutine_that_nobody_began_is_forget(self, abandoned, default):
-        assert verdict(NothingRan(), rules_for("final", abandoned)) == Verdict("forget")
+        error = ConfigError("a coroutine")
+        assert verdict(error, rules_for("final", abandoned)) == Verdict("final")
+        error.nothing_ran = True
+        assert verdict(error, rules_for("final", abandoned)) == Verdict("forget")
 
     def test_of_what_proves_that_nothing_happened_is_forget(self, abandoned, default):
         rules = rules_for("final", abandoned, not_done=(ConnectionRefusedError, KeyboardInterrupt))

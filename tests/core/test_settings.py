@@ -419,3 +419,21 @@ def test_importing_the_settings_does_not_import_a_toml_parser():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("lease", "-1", "policy field lease must be more than zero seconds; got -1.0"),
+        ("ttl", "-5m", "policy field ttl must be more than zero seconds; got -300.0"),
+        ("wait_timeout", "-1s", "policy field wait_timeout must be zero or more seconds; got -1.0"),
+        ("lease", "0", "policy field lease must be more than zero seconds; got 0"),
+        ("lease", "10ms", "policy field lease must be at least 0.05 seconds"),
+        ("lease", "--1", "must be seconds or a text such as 250ms"),
+    ],
+)
+def test_a_duration_below_zero_is_told_from_a_text_that_is_none(problems, name, text, why):
+    (problem,) = problems(environ={f"SEMEL_{name.upper()}": text})
+    assert problem.startswith(f"SEMEL_{name.upper()}: {why}")
+    (problem,) = problems({"semel.toml": f'[policy]\n{name} = "{text}"'})
+    assert problem.startswith(f"semel.toml: policy.{name}: {why}")

@@ -128,8 +128,11 @@ def test_a_coroutine_that_nobody_would_await_is_no_result():
         return "charged"
 
     with Idempotency("memory://") as idem:
-        with pytest.raises(ConfigError, match="AsyncIdempotency"):
+        with pytest.raises(ConfigError, match="AsyncIdempotency") as refusal:
             idem.execute("k", lambda: charge())  # noqa: PLW0108 - hides that it is async
+        assert type(refusal.value) is ConfigError
+        assert refusal.value.nothing_ran
+        assert not idem.marks.check("k")
         assert idem.execute("k", lambda: "charged") == "charged"
 
 
@@ -157,8 +160,9 @@ def test_a_coroutine_that_has_begun_leaves_the_outcome_in_doubt():
         return coroutine
 
     with Idempotency("memory://", policy=HELD) as idem:
-        with pytest.raises(ConfigError, match="AsyncIdempotency"):
+        with pytest.raises(ConfigError, match="AsyncIdempotency") as refusal:
             idem.execute("k", begin)
+        assert not refusal.value.nothing_ran
         with pytest.raises(OutcomeUnknown):
             idem.execute("k", lambda: "must not run")
 

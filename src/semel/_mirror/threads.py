@@ -11,7 +11,6 @@ from types import CoroutineType
 from typing import Any, Self, TypeVar, cast
 
 from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
-from semel.core.decide import NothingRan
 from semel.errors import ConfigError
 
 T = TypeVar("T")
@@ -31,12 +30,13 @@ def drain(tasks: set[Any], timeout: float) -> None:
 def finished(value: T) -> T:
     """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
     if isinstance(value, CoroutineType):
-        refusal = NothingRan if getcoroutinestate(value) == CORO_CREATED else ConfigError
-        value.close()
-        raise refusal(
+        refusal = ConfigError(
             "the function gave a coroutine instead of a value: await it there, "
             "or use an AsyncIdempotency"
         )
+        refusal.nothing_ran = getcoroutinestate(value) == CORO_CREATED
+        value.close()
+        raise refusal
     return value
 
 

@@ -123,9 +123,12 @@ def _new_key(options: argparse.Namespace) -> int:
 
 def _duration(text: str) -> float:
     try:
-        return parse_duration(text)
+        seconds = parse_duration(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    if seconds < 0:
+        raise argparse.ArgumentTypeError("must be 0 seconds or longer")
+    return seconds
 
 
 def _positive(text: str) -> float:

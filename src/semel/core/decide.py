@@ -105,10 +105,6 @@ def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:
     return WaitTimeout("the running attempt did not end within the time this call waits")
 
 
-class NothingRan(ConfigError):
-    """The function only gave a coroutine that nobody had begun to run, and nobody will."""
-
-
 class Undone(Exception):
     """An attempt that ended without a result worth keeping, though nothing was raised.
 
@@ -132,7 +128,7 @@ class Verdict(Struct, frozen=True):
 def verdict(error: BaseException, rules: Rules) -> Verdict:
     """What is recorded when the function ends with this error."""
     default = Verdict("unknown" if rules.hold else "forget")
-    if isinstance(error, (NothingRan, *rules.not_done)):
+    if isinstance(error, rules.not_done) or (isinstance(error, ConfigError) and error.nothing_ran):
         return Verdict("forget")
     if not isinstance(error, Exception):
         # Interrupted, cancelled, exiting: the function did not decide anything.

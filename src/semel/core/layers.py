@@ -33,7 +33,7 @@ _SWITCHES = ("disabled", "payload_required")
 _MAY_BE_NONE = ("wait_timeout", "max_attempts")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": MINUTE, "h": HOUR, "d": DAY}
-_DURATION = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})?", re.ASCII)
+_DURATION = re.compile(rf"(-?\d+(?:\.\d+)?)({'|'.join(_UNITS)})?", re.ASCII)
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -254,7 +254,7 @@ def _policy_value(name: str, value: object) -> object:
 
 
 def parse_duration(text: str) -> float:
-    """Read `30`, `250ms`, `30s`, `10m`, `24h` or `7d` as seconds."""
+    """Read `30`, `250ms`, `30s`, `10m`, `24h` or `7d` as seconds, if need be below 0."""
     parsed = _DURATION.fullmatch(text)
     if parsed is None:
         raise ConfigError("must be seconds or a text such as 250ms, 30s, 10m, 24h, 7d")
