@@ -341,8 +341,9 @@ def test_a_field_added_later_takes_its_default(old_and_new):
 def test_a_field_removed_later_makes_the_value_unreadable(old_and_new):
     old, new = old_and_new
     data = JsonCodec().encode(new(a=1), b"", new)
-    with pytest.raises(SerializationError, match=r"cannot be read.*b"):
+    with pytest.raises(SerializationError, match="cannot be read") as caught:
         JsonCodec().decode(data, b"", old)
+    assert "b" in str(caught.value.__cause__ or caught.value)
 
 
 def test_a_field_added_later_without_a_default_makes_the_value_unreadable(old_and_new):

@@ -389,6 +389,17 @@ def test_an_error_in_a_registered_function_becomes_ours():
         codec.encode(Money(1), b"")
 
 
+@pytest.mark.parametrize("step", ["encode", "decode"])
+def test_what_an_error_in_a_registered_function_quotes_is_not_told(step):
+    def fail(quoted):
+        raise ValueError(f"a bad number: {quoted}")
+
+    encode = fail if step == "encode" else (lambda money: money.cents)
+    register_type(Money, name="money", encode=encode, decode=fail)
+    with pytest.raises(SerializationError, match=f"ValueError while it was {step}d$"):
+        codec.decode(codec.encode(Money(4111), b""), b"")
+
+
 def test_a_name_belongs_to_one_class():
     register_type(Point, name="taken")
     register_type(Point, name="taken")

@@ -72,7 +72,10 @@ class _TreeCodec:
         except Refused as refused:
             raise refused.as_error("result") from None
         except Exception as error:  # the user's classes and encoders run here: any error may come
-            raise SerializationError(f"the result cannot be stored: {error!r}") from error
+            # Its text stays untold, here and below: it may quote the value, and what is told of a
+            # result that cannot be stored is stored as it is, also where results are encrypted.
+            told = f"the result cannot be stored: {type(error).__name__} while it was encoded"
+            raise SerializationError(told) from error
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> Any:
         """Read a result back, or say why it cannot be read."""
@@ -85,7 +88,8 @@ class _TreeCodec:
         except Refused as refused:
             raise SerializationError(f"the stored result cannot be read: {refused}") from None
         except Exception as error:  # damaged bytes, and classes that have changed: any may come
-            raise SerializationError(f"the stored result cannot be read: {error!r}") from error
+            told = f"the stored result cannot be read: {type(error).__name__} while it was decoded"
+            raise SerializationError(told) from error
 
 
 def _refuse_extension(code: int, _: memoryview) -> NoReturn:
