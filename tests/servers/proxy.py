@@ -25,6 +25,7 @@ class Proxy:
     def __init__(self, upstream_port: int) -> None:
         self._upstream_port = upstream_port
         self._listener = socket.create_server((HOST, 0))
+        self._listener.settimeout(0.05)
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         """How many connections were let through."""
@@ -77,7 +78,6 @@ class Proxy:
         thread.start()
 
     def _accept(self) -> None:
-        self._listener.settimeout(0.05)
         while not self._closing.is_set():
             try:
                 client, _ = self._listener.accept()
