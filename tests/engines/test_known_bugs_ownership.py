@@ -22,10 +22,10 @@ REFUSING = Policy(concurrent="reject")
 def overtaken(world, effect):
     """An attempt that could not renew, and the one that took over and is running."""
     late, successor = world.engine(), world.engine()
-    late.break_renewals()
     new = Effect("new").held()
     old = late.start("k", effect.held(), policy=SHORT)
     effect.wait_started()
+    late.break_renewals()  # not before: a claim that was slow is renewed before its function runs
     taking_over = successor.start("k", new)
     new.wait_started()
     assert late.renewals_failed() >= 1
@@ -66,9 +66,10 @@ def test_an_owner_that_fails_after_a_takeover_does_not_free_the_new_claim(world)
 def test_a_late_owner_that_nobody_replaced_saves_its_result(world, abandoned):
     """Known bug 1: a lease that has passed is no reason to throw a result away."""
     late, other = world.engine(), world.engine()
-    late.break_renewals()
     effect = Effect("late").held()
     running = late.start("k", effect, policy=Policy(lease=0.2, abandoned=abandoned))
+    effect.wait_started()
+    late.break_renewals()
     wait_until(lambda: (record := other.peek("k")) is not None and record.abandoned)
     effect.release()
     assert running.result(PATIENCE) == "late"
@@ -125,10 +126,10 @@ def test_one_failed_renewal_is_made_good_by_the_next(world):
 def test_a_function_whose_renewals_fail_to_the_deadline_is_told(world):
     """Known bug 5: the function never learns that it is not the only one any more."""
     engine = world.engine()
-    engine.break_renewals()
     seen = []
 
     def works_until_told():
+        engine.break_renewals()
         attempt = current_attempt()
         attempt.check()
         wait_until(lambda: attempt.lost)
