@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -62,6 +63,8 @@ class Child:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        url = str(orders.get("url", ""))
+        self._file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
         self._news: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -87,6 +90,13 @@ class Child:
         self.process.stdin.flush()
 
     def pause(self) -> None:
+        self._stop()
+        while self._file is not None and is_locked(self._file):
+            # Stopped in the middle of a renewal, it would keep SQLite's lock: the whole file's.
+            self.resume()
+            self._stop()
+
+    def _stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
         _, status = os.waitpid(self.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), "it did not stop"
@@ -110,6 +120,16 @@ class Child:
             self.process.stdin.close()
         self._reader.join(PATIENCE)
         self.process.stdout.close()
+
+
+def is_locked(file: str) -> bool:
+    """Whether somebody is writing to an SQLite database."""
+    with contextlib.closing(sqlite3.connect(file, timeout=0.0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+    return False
 
 
 @contextlib.contextmanager

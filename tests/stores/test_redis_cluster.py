@@ -373,7 +373,7 @@ def standing_still(cluster, identity):
 
 
 def test_a_node_that_stands_still_is_asked_last_for_the_map(cluster, monkeypatch):
-    with opened(cluster.url, timeout=0.8) as store:
+    with opened(cluster.url, timeout=3.0) as store:
         store.claim(ask())
         manager, asked_last = store._transport.client.nodes_manager, []
         monkeypatch.setattr(
@@ -392,7 +392,7 @@ async def test_a_node_that_stands_still_is_asked_last_for_the_map_on_asyncio(clu
     async def noted(_, *, last_failed_node_name):
         asked_last.append(last_failed_node_name)
 
-    async with opened_async(cluster.url, timeout=0.8) as store:
+    async with opened_async(cluster.url, timeout=3.0) as store:
         await store.claim(ask())
         manager = store._transport._client.nodes_manager
         monkeypatch.setattr(type(manager), "initialize", noted)
