@@ -70,7 +70,7 @@ def test_nobody_is_shown_the_password():
         (URL + "?autocreate=maybe", "autocreate is on or off"),
         (URL + "?ssl_ca=/does/not/exist", "certificates"),
         (URL + "?ssl=perhaps", "ssl is on or off"),
-        (URL + "?columns=x", "columns are functions"),
+        (URL + "?columns=x", "columns is a mapping of functions: give it by name"),
     ],
 )
 @pytest.mark.parametrize("opener", [open_store, open_async_store])

@@ -97,6 +97,8 @@ MISTAKES = {
     "redis://h:1/0/1": "database must be a number, got '0/1'",
     "redis://h?db=x": "option 'db' .* bad value 'x'",
     "redis://h?retrys=3": "unknown option 'retrys'",
+    "redis://h?credential_provider=x": "redis-py's others are given by name",
+    "redis://h?timeout=2": "timeout is an option of open_store, and the setting store_timeout",
     "redis://h?socket_keepalive=maybe": "option 'socket_keepalive' .* bad value 'maybe'",
     "redis://h?decode_responses=1": "unknown option 'decode_responses'",
     "redis://h?max_connections=0": "max_connections must be a positive number, got 0",

@@ -49,6 +49,25 @@ def test_an_unknown_scheme_is_named_with_the_known_ones():
         open_store("lost://")
 
 
+@pytest.mark.parametrize("opener", [open_store, open_async_store])
+@pytest.mark.parametrize("name", ["prefix", "behind", "front_ttl", "front_timeout"])
+@pytest.mark.parametrize(
+    "url",
+    ["memory://", "sqlite:///x.db", "mysql://u@h/d", "postgresql://h/d", "redis://h"],
+)
+def test_an_option_that_no_url_carries_is_asked_for_by_name(url, name, opener):
+    with pytest.raises(ConfigError, match=f"{name} is an option of open_store.*: give it by name"):
+        opener(f"{url}?{name}=1")
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://?clock=1", "mysql://u@h/d?columns=x", "postgresql://h/d?columns=x"]
+)
+def test_a_function_is_asked_for_by_name(url):
+    with pytest.raises(ConfigError, match=r"is a (mapping of )?functions?: give it by name"):
+        open_store(url)
+
+
 def test_a_fault_of_our_own_modules_is_not_taken_for_a_missing_extra(monkeypatch):
     def broken(name):
         raise ModuleNotFoundError("No module named 'semel.lost'", name="semel.lost")

@@ -64,6 +64,8 @@ async def test_an_absolute_path_for_asyncio(path):
         ("sqlite:////no/such/place/semel.db", "the directory of .* does not exist"),
         ("sqlite:////", "/ is a directory"),
         ("sqlite:///x.db?mode=ro", "does not know the option mode"),
+        ("sqlite:///x.db?clock=1", "clock is a function: give it by name, not in the URL"),
+        ("sqlite:///x.db?trace=1", "trace is a function: give it by name, not in the URL"),
         ("sqlite:///x.db?synchronous=OFF", "synchronous must be FULL or NORMAL, not 'OFF'"),
         ("sqlite:///x.db?table=drop%20table", "a table name is made of"),
         ("sqlite:///x.db?timeout=soon", "timeout must be a number of seconds above 0, not 'soon'"),

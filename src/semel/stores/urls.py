@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from semel.errors import ConfigError
+
+_BESIDE_EVERY_URL: Final = {
+    "prefix": "an option of open_store, and a setting",
+    "behind": "an option of open_store, and a setting",
+    "front_ttl": "an option of open_store",
+    "front_timeout": "an option of open_store",
+}
 
 
 def check_login(url: str) -> None:
@@ -35,6 +42,14 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
             raise ConfigError(f"{scheme}:// has the option {name} twice")
         options[name] = value
     return unquote(address), options
+
+
+def refuse_in_url(in_url: Iterable[str], **by_name: str) -> None:
+    """Refuse the options that a URL cannot carry; `by_name` are those of this store, and why."""
+    reasons = _BESIDE_EVERY_URL | by_name
+    for name in in_url:
+        if name in reasons:
+            raise ConfigError(f"{name} is {reasons[name]}: give it by name, not in the URL")
 
 
 def merge_options(

@@ -11,7 +11,7 @@ from typing import Any
 from semel.errors import ConfigError
 from semel.stores.memory.aio import AsyncMemoryStore
 from semel.stores.memory.store import MemoryStore
-from semel.stores.urls import merge_options, split_url
+from semel.stores.urls import merge_options, refuse_in_url, split_url
 
 __all__ = ["AsyncMemoryStore", "MemoryStore", "open_async_store", "open_store"]
 
@@ -37,4 +37,5 @@ def _arguments(url: str, options: dict[str, Any]) -> dict[str, Any]:
     address, in_url = split_url(url)
     if address not in {"", "/"}:
         raise ConfigError(f"memory:// has no address; got {address!r}")
+    refuse_in_url(in_url, clock="a function")
     return merge_options("memory", in_url, options, OPTIONS)

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote
 from msgspec import Struct
 
 from semel.errors import ConfigError
-from semel.stores.urls import check_login
+from semel.stores.urls import check_login, refuse_in_url
 
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
@@ -196,9 +196,13 @@ def _database(path: str) -> int:
 def _query_options(query: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
+        refuse_in_url([name], timeout="an option of open_store, and the setting store_timeout")
         parse = OPTIONS.get(name)
         if parse is None:
-            raise ConfigError(f"unknown option {name!r} in the URL; known: {', '.join(OPTIONS)}")
+            raise ConfigError(
+                f"unknown option {name!r} in the URL; known: {', '.join(OPTIONS)}. redis-py's "
+                "others are given by name"
+            )
         try:
             options[name] = parse(text)
         except (ValueError, KeyError):

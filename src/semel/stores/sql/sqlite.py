@@ -2,7 +2,7 @@
 
 `sqlite:///semel.db` is relative to the working directory, `sqlite:////var/lib/semel.db` absolute.
 Options in the URL: `table`, `synchronous` (FULL, or NORMAL: the last commits may be lost when the
-machine, not the program, goes down) and `timeout`.
+machine, not the program, goes down) and `timeout`; `clock` and `trace`, functions, by name only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from semel.stores.sql.sqlite_verbs import SQLiteVerbs
 from semel.stores.sql.store import SQLStore, all_or_error
 from semel.stores.sql.verbs import Operation
 from semel.stores.sql.writing import Writer
-from semel.stores.urls import merge_options, positive_seconds, split_url
+from semel.stores.urls import merge_options, positive_seconds, refuse_in_url, split_url
 
 OPTIONS: Final = frozenset({"table", "synchronous", "timeout", "trace", "clock"})
 
@@ -126,6 +126,7 @@ def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, 
     address, in_url = split_url(url)
     if not address.startswith("/"):
         raise ConfigError(f"{url}: write sqlite:///semel.db, or sqlite:////var/lib/semel.db")
+    refuse_in_url(in_url, clock="a function", trace="a function")
     arguments = merge_options("sqlite", in_url, options, OPTIONS)
     given = arguments.pop("timeout", timeout)
     return address[1:], {**arguments, "timeout": positive_seconds("timeout", given)}

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from msgspec import Struct
 
 from semel.errors import ConfigError
-from semel.stores.urls import check_login, merge_options, split_url, switch
+from semel.stores.urls import check_login, merge_options, refuse_in_url, split_url, switch
 
 PORT: Final = 3306
 
@@ -61,8 +61,7 @@ def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
     if not database or "/" in database:
         raise ConfigError(f"name the database in the URL: {scheme}://user:password@host/database")
     in_url = split_url(url)[1]
-    if "columns" in in_url:
-        raise ConfigError("columns are functions: give them by name, not in the URL")
+    refuse_in_url(in_url, columns="a mapping of functions")
     merged = merge_options(scheme, in_url, options, ADDRESS_OPTIONS | STORE_OPTIONS)
     address = Address(
         host=parts.hostname or "localhost",

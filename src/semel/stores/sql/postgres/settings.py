@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.errors import ConfigError
-from semel.stores.urls import check_login, switch, whole_number
+from semel.stores.urls import check_login, refuse_in_url, switch, whole_number
 
 STORE_OPTIONS: Final = frozenset(
     {"table", "schema", "columns", "partitions", "autocreate", "timeout", "batching"}
@@ -66,12 +66,11 @@ def part(url: str) -> tuple[str, dict[str, str]]:
     theirs: list[str] = []
     for option in filter(None, query.split("&")):
         name, _, value = option.partition("=")
+        refuse_in_url([name], columns="a mapping of functions")
         if name not in STORE_OPTIONS | POOL_OPTIONS:
             theirs.append(option)
         elif name in ours:
             raise ConfigError(f"postgresql:// has the option {name} twice")
-        elif name == "columns":
-            raise ConfigError("columns are functions: give them by name, not in the URL")
         else:
             ours[name] = unquote(value)
     return (f"{address}?{'&'.join(theirs)}" if theirs else address), ours
