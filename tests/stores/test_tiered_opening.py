@@ -116,7 +116,28 @@ def test_options_go_with_a_front_that_is_given_by_url():
     with pytest.raises(ConfigError, match="'max_connections' goes with a front"):
         TieredStore(open_redis(NOWHERE), MemoryStore(), max_connections=3)
     with pytest.raises(ConfigError, match="unknown option 'colour'"):
-        open_store(NOWHERE, behind="memory://", colour="red")
+        open_store(NOWHERE, behind="sqlite:///semel.db", colour="red")
+
+
+@pytest.mark.parametrize("opener", [open_store, open_async_store])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("front_tl", "front_ttl"), ("front_timout", "front_timeout"), ("max_conections", "max_c")],
+)
+def test_a_mistyped_option_is_answered_with_the_one_that_was_meant(opener, typed, meant):
+    with pytest.raises(ConfigError, match=f"unknown option '{typed}'.*did you mean {meant}"):
+        opener(NOWHERE, behind="sqlite:///semel.db", **{typed: 5})
+
+
+def test_a_mistyped_option_beside_a_store_in_front_is_answered_too():
+    with pytest.raises(ConfigError, match="given by URL; did you mean front_ttl"):
+        TieredStore(open_redis(NOWHERE), MemoryStore(), front_tl=5)
+
+
+@pytest.mark.parametrize("opener", [open_store, open_async_store])
+def test_what_decides_must_outlast_the_process(opener):
+    with pytest.raises(ConfigError, match=r"must outlast the process, and memory:// does not"):
+        opener(NOWHERE, behind="memory://?max_records=10")
 
 
 @pytest.mark.parametrize("opener", [open_store, open_async_store])
@@ -145,7 +166,7 @@ def test_the_store_behind_must_be_of_the_right_kind():
 @pytest.mark.parametrize("name", ["front_ttl", "front_timeout"])
 def test_durations_are_more_than_nothing(name):
     with pytest.raises(ConfigError, match=name):
-        open_store(NOWHERE, behind="memory://", **{name: 0})
+        open_store(NOWHERE, behind="sqlite:///semel.db", **{name: 0})
 
 
 # --- by settings ----------------------------------------------------------------------------------

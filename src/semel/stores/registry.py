@@ -48,6 +48,9 @@ TIERS = Backend("semel.stores.tiered", "semel[redis]")
 TIER_OPTIONS = frozenset({"front_ttl", "front_timeout"})
 """Options that mean nothing without a store behind."""
 
+OPEN_OPTIONS = TIER_OPTIONS | {"behind", "prefix", "timeout"}
+"""Options of `open_store` itself, whichever store is opened."""
+
 ENTRY_POINT_GROUP = "semel.stores"
 
 

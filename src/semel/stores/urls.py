@@ -52,6 +52,14 @@ def refuse_in_url(in_url: Iterable[str], **by_name: str) -> None:
             raise ConfigError(f"{name} is {reasons[name]}: give it by name, not in the URL")
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Name the options that a mistyped one may have meant, for the end of a message."""
+    from difflib import get_close_matches  # noqa: PLC0415 - few mistype, and all would load it
+
+    near = get_close_matches(name, sorted(known))
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def merge_options(
     scheme: str, in_url: Mapping[str, str], by_name: Mapping[str, Any], known: frozenset[str]
 ) -> dict[str, Any]:

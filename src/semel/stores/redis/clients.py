@@ -30,6 +30,8 @@ from redis.sentinel import Sentinel
 
 from semel.errors import ConfigError
 from semel.stores.redis.addresses import Kind, ServerAddress
+from semel.stores.registry import OPEN_OPTIONS
+from semel.stores.urls import did_you_mean
 
 DEFAULT_CONNECTIONS = 64
 SPARE_CONNECTIONS = 8
@@ -181,7 +183,10 @@ class _Settings:
         known = {name for kind in classes for name in inspect.signature(kind).parameters}
         for name in self.both:
             if name not in known:
-                raise ConfigError(f"unknown option {name!r}: redis-py knows no such setting here")
+                raise ConfigError(
+                    f"unknown option {name!r}: neither open_store nor redis-py knows it here"
+                    + did_you_mean(name, known | OPEN_OPTIONS)
+                )
 
 
 def connection_limit(address: ServerAddress, more: Mapping[str, Any]) -> int:

@@ -21,7 +21,8 @@ from semel.stores.base import (
     is_for_asyncio,
 )
 from semel.stores.redis import AsyncRedisStore, RedisStore
-from semel.stores.registry import BACKENDS
+from semel.stores.registry import BACKENDS, TIER_OPTIONS
+from semel.stores.urls import did_you_mean
 
 RedisKind = TypeVar("RedisKind", RedisStore, AsyncRedisStore)
 
@@ -50,13 +51,30 @@ def check_front_url(url: str) -> None:
         )
 
 
+def check_behind_url(url: str) -> None:
+    """Refuse a store behind that forgets with its process: Redis would outlast what decides.
+
+    A store object in memory is taken. Whoever makes one shares it among the engines of a process,
+    and knows that it is for a test.
+    """
+    if url.partition("://")[0] == "memory":
+        raise ConfigError(
+            "the store behind decides, so it must outlast the process, and memory:// does not; "
+            "give an SQL store, as in behind=sqlite:///semel.db (a test may give a MemoryStore)"
+        )
+
+
 def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, Any]) -> RedisKind:
     """Give a Redis store of the application, if it is one; options are for URLs."""
     if not isinstance(front, kind):
         found = type(front).__name__
         raise ConfigError(f"the front must be a Redis URL or {kind.__name__}, not {found}")
     if options:
-        raise ConfigError(f"the option {min(options)!r} goes with a front that is given by URL")
+        name = min(options)
+        raise ConfigError(
+            f"the option {name!r} goes with a front that is given by URL"
+            + did_you_mean(name, TIER_OPTIONS)
+        )
     return front
 
 

@@ -34,6 +34,7 @@ from semel.stores.tiered.opening import (
     FRONT_TIMEOUT,
     FRONT_TTL,
     Behind,
+    check_behind_url,
     check_front_url,
     checked_behind,
     checked_front,
@@ -70,6 +71,7 @@ class TieredStore:
         else:
             front = checked_front(front, RedisStore, options)
         if isinstance(behind, str):
+            check_behind_url(behind)
             behind = open_store(behind, prefix=prefix, timeout=timeout)
             self._opened.append(behind)
         self._behind: Behind = checked_behind(behind, asynchronous=False)
