@@ -1,4 +1,7 @@
-"""The shared contract, on MariaDB: for threads, for asyncio, on an application's connections."""
+"""The shared contract, on MariaDB: for threads, for asyncio, on an application's connections.
+
+Some run on a table whose name is a word of SQL.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ def url(mariadb_of_this_worker):
 @pytest.fixture
 def empty(mariadb_of_this_worker, url):
     database = url.rpartition("/")[2]
-    with contextlib.suppress(pymysql.err.ProgrammingError):  # the first test creates the table
-        mariadb_of_this_worker.execute(f"DELETE FROM {database}.idempotent_record")  # noqa: S608 - our own name
+    for table in ("idempotent_record", "order"):
+        with contextlib.suppress(pymysql.err.ProgrammingError):  # the first test creates the table
+            mariadb_of_this_worker.execute(f"DELETE FROM {database}.`{table}`")  # noqa: S608 - our own names
     return url
 
 
@@ -34,7 +38,7 @@ class TestMySQL(StoreContract):
 class TestAsyncMySQL(StoreContract):
     @pytest.fixture
     def store(self, empty):
-        return AsyncMySQLStore(empty)
+        return AsyncMySQLStore(f"{empty}?table=order")
 
 
 class TestAsyncMySQLWithoutBatching(StoreContract):
@@ -58,4 +62,4 @@ class TestMySQLOnGivenConnections(StoreContract):
                 init_command="SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES', time_zone = '+05:00'",
             )
 
-        return MySQLStore(connect=connect)
+        return MySQLStore(connect=connect, table="order")

@@ -84,7 +84,7 @@ def test_migrate_makes_the_table_and_says_which_version_it_has(run, mysql_url, k
 
         async def migrate():
             store = AsyncMySQLStore(mysql_url, autocreate=False)
-            assert "CREATE TABLE IF NOT EXISTS idempotent_record" in store.migration()
+            assert "CREATE TABLE IF NOT EXISTS `idempotent_record`" in store.migration()
             assert await store.migrate() == await store.migrate() == 1
             await store.close()
 
@@ -96,7 +96,7 @@ def test_migrate_makes_the_table_and_says_which_version_it_has(run, mysql_url, k
 def test_without_autocreate_a_missing_table_is_named(mysql_url, kind):
     with driven(kind, f"{mysql_url}?autocreate=off&table=payments") as store:
         for _ in range(2):
-            with pytest.raises(ConfigError, match=r"table payments is missing.*store.migrate"):
+            with pytest.raises(ConfigError, match=r"table payments is missing.*`semel migrate`"):
                 store.claim(ask())
 
 
@@ -189,6 +189,21 @@ def test_own_columns_are_filled_by_each_claim(run, mysql_url, kind):
         assert run("SELECT tenant_id FROM idempotent_record") == [(7,)]
         store.put(Identity("s", "mark"), RESULT, 60, owner=new_owner())
         assert run("SELECT tenant_id FROM idempotent_record WHERE idem_key = 'mark'") == [(None,)]
+
+
+async def test_words_of_sql_are_names_too(run, mysql_url):
+    columns = {"order": "INT", "rank": "INT"}
+    fill = dict.fromkeys(columns, lambda request: int(request.identity.key))
+    store = AsyncMySQLStore(mysql_url, table="group", columns=fill)
+    await store.migrate(columns=columns)
+    asks = [ask(Identity("s", str(number)), lease=0.001) for number in range(3)]
+    assert all(isinstance(claim, Claimed) for claim in await store.claim_many(asks))
+    again = ask(asks[1].identity)
+    wait_until(lambda: not run("SELECT 1 FROM `group` WHERE lease_until > UTC_TIMESTAMP(6)"))
+    assert (await store.claim(again)).number == 2
+    assert run("SELECT `order`, `rank` FROM `group` ORDER BY `order`") == [(0, 0), (1, 1), (2, 2)]
+    assert await store.purge(abandoned_after=0) == 2
+    await store.close()
 
 
 def test_a_column_that_the_table_does_not_have_is_named(mysql_url, kind):

@@ -31,9 +31,11 @@ class TestSQLite(WithFakeClock):
 
 
 class TestSQLiteByTheHostsClock(StoreContract):
+    """On a table whose name is a word of SQL."""
+
     @pytest.fixture
     def store(self, tmp_path):
-        return SQLiteStore(tmp_path / "semel.db")
+        return SQLiteStore(tmp_path / "semel.db", table="order")
 
 
 class TestAsyncSQLite(WithFakeClock):

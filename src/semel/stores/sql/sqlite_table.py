@@ -62,17 +62,19 @@ class SQLiteTable:
                 f"a table name is made of letters, digits and _ (at most 63), not {name!r}"
             )
         self.name = name
+        self.quoted = f'"{name}"'
+        """The name as it stands in statements."""
         self._prefix = prefix
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._clock = clock
         self.create = texts.create(name)
-        self._read = f"SELECT {_LIST} FROM {name} WHERE identity = ?"  # noqa: S608 - checked above
-        self._save = texts.upsert(name)
-        self._insert = {size: texts.insert(name, size) for size in (1, *SIZES)}
-        self._complete = texts.complete(name)
-        self._complete_many = {size: texts.complete_many(name, size) for size in SIZES}
-        self._whose = {size: texts.whose(name, size) for size in SIZES}
-        self._delete = f"DELETE FROM {name} WHERE identity = ?"  # noqa: S608 - checked above
+        self._read = f"SELECT {_LIST} FROM {self.quoted} WHERE identity = ?"  # noqa: S608 - checked above
+        self._save = texts.upsert(self.quoted)
+        self._insert = {size: texts.insert(self.quoted, size) for size in (1, *SIZES)}
+        self._complete = texts.complete(self.quoted)
+        self._complete_many = {size: texts.complete_many(self.quoted, size) for size in SIZES}
+        self._whose = {size: texts.whose(self.quoted, size) for size in SIZES}
+        self._delete = f"DELETE FROM {self.quoted} WHERE identity = ?"  # noqa: S608 - checked above
 
     def version(self) -> Verb[int]:
         """Read the version of the table, which opening the file has made."""
@@ -165,7 +167,7 @@ class SQLiteTable:
             where.append("(idem_key, biz_type) > (?, ?)")
             values.extend(position(cursor))
         reply = yield Statement(
-            f"SELECT {_LIST} FROM {self.name} WHERE {' AND '.join(where)} "  # noqa: S608 - constants
+            f"SELECT {_LIST} FROM {self.quoted} WHERE {' AND '.join(where)} "  # noqa: S608 - constants
             "ORDER BY idem_key, biz_type LIMIT ?",
             (*values, limit + 1),
             writes=False,
@@ -176,7 +178,7 @@ class SQLiteTable:
         """Read the index of leases from its old end."""
         now = self.now()
         reply = yield Statement(
-            f"SELECT {_LIST} FROM {self.name} "  # noqa: S608 - checked above
+            f"SELECT {_LIST} FROM {self.quoted} "  # noqa: S608 - checked above
             "WHERE status = 0 AND prefix = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?",
             (self._prefix, stamp(now - older_than), limit),
             writes=False,
@@ -187,16 +189,16 @@ class SQLiteTable:
         """Delete along the indexes, in one small batch."""
         now = self.now()
         # By rowid, which each index holds: the record is looked up once, where it is deleted.
-        may_go = f"SELECT rowid FROM {self.name} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - checked above
+        may_go = f"SELECT rowid FROM {self.quoted} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - checked above
         values: list[object] = [stamp(now), self._prefix]
         if abandoned_after is not None:
             may_go += (
-                f" UNION ALL SELECT rowid FROM {self.name} "  # noqa: S608 - checked above
+                f" UNION ALL SELECT rowid FROM {self.quoted} "  # noqa: S608 - checked above
                 "WHERE status = 0 AND hold = 0 AND prefix = ? AND lease_until <= ?"
             )
             values.extend((self._prefix, stamp(now - abandoned_after)))
         reply = yield Statement(
-            f"DELETE FROM {self.name} WHERE rowid IN ({may_go} LIMIT ?)",  # noqa: S608 - checked above
+            f"DELETE FROM {self.quoted} WHERE rowid IN ({may_go} LIMIT ?)",  # noqa: S608 - checked above
             (*values, limit),
             writes=True,
         )
@@ -209,7 +211,7 @@ class SQLiteTable:
             "SELECT count(CASE WHEN status = 0 AND lease_until > ? THEN 1 END), "  # noqa: S608 - as above
             "count(CASE WHEN status = 0 AND lease_until <= ? THEN 1 END), "
             "count(CASE WHEN status = 1 THEN 1 END), count(CASE WHEN status = 2 THEN 1 END) "
-            f"FROM {self.name} WHERE prefix = ? AND (expire_at IS NULL OR expire_at > ?)",
+            f"FROM {self.quoted} WHERE prefix = ? AND (expire_at IS NULL OR expire_at > ?)",
             (now, now, self._prefix, now),
             writes=False,
         )

@@ -1,4 +1,7 @@
-"""The texts of SQLite's statements, for a table whose name has been checked."""
+"""The texts of SQLite's statements, for a table whose name has been checked.
+
+All but `create` take it quoted.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from semel.stores.sql.rows import COLUMNS, FORMAT
 
 def create(table: str) -> tuple[str, ...]:
     """Make the table and its indexes."""
+    quoted = f'"{table}"'  # it may be a word of SQL
     # A table with rowids: results live outside the tree of digests, which stays small. With
     # WITHOUT ROWID and 4 KB results, claim + complete runs at 0.4 of this speed.
     return (
         f"""
-        CREATE TABLE {table} (
+        CREATE TABLE {quoted} (
             identity BLOB PRIMARY KEY NOT NULL,
             prefix TEXT NOT NULL,
             idem_key TEXT NOT NULL,
@@ -34,9 +38,9 @@ def create(table: str) -> tuple[str, ...]:
             format INTEGER NOT NULL
         )
         """,
-        f"CREATE UNIQUE INDEX {table}_key ON {table} (idem_key, biz_type, prefix)",
-        f"CREATE INDEX {table}_lease ON {table} (prefix, lease_until) WHERE status = 0",
-        f"CREATE INDEX {table}_expiry ON {table} (prefix, expire_at) WHERE expire_at IS NOT NULL",
+        f"CREATE UNIQUE INDEX {table}_key ON {quoted} (idem_key, biz_type, prefix)",
+        f"CREATE INDEX {table}_lease ON {quoted} (prefix, lease_until) WHERE status = 0",
+        f"CREATE INDEX {table}_expiry ON {quoted} (prefix, expire_at) WHERE expire_at IS NOT NULL",
     )
 
 

@@ -77,7 +77,7 @@ class MySQLRecords:
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
         """Mark the attempt."""
         yield Statement(
-            f"UPDATE {self._table.name} SET hold = %s WHERE digest = %s AND owner = %s",  # noqa: S608 - a checked name
+            f"UPDATE {self._table.quoted} SET hold = %s WHERE digest = %s AND owner = %s",  # noqa: S608 - a checked name
             (held, self._table.digest(identity), owner),
             writes=True,
         )

@@ -53,7 +53,7 @@ class SQLiteRecords:
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - one line for all
         """Take the write lock before the first read: a reader that wants to write may not wait."""
-        yield command(f"DELETE FROM {self._table.name} WHERE 0")  # noqa: S608 - a checked name
+        yield command(f"DELETE FROM {self._table.quoted} WHERE 0")  # noqa: S608 - a checked name
         files = yield from self._files()
         if len(files) > 1:  # only now: to look for the table is to read
             self._check((yield from self._found_in(files)))
@@ -62,7 +62,7 @@ class SQLiteRecords:
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
         """Mark the attempt."""
         yield Statement(
-            f"UPDATE {self._table.name} SET hold = ? WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
+            f"UPDATE {self._table.quoted} SET hold = ? WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
             (held, self._table._digest(identity), owner),
             writes=True,
         )

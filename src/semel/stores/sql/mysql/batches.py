@@ -54,7 +54,7 @@ class BatchStatements:
         self._table = table
         own = "".join(f", {name}" for name in table.own_names)
         self._insert = (
-            f"INSERT INTO {table.name} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - a checked name
+            f"INSERT INTO {table.quoted} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - a checked name
             "payload_hash, status, created_at, updated_at, "
             f"owner, number, fence, hold, lease_until, format{own}) VALUES "
         )
@@ -115,7 +115,7 @@ class BatchStatements:
 
     def _look(self, digests: Iterable[bytes], made_here: str, condition: str = "") -> Statement:
         return Statement(
-            f"{self._read}{made_here} FROM {self._table.name} "
+            f"{self._read}{made_here} FROM {self._table.quoted} "
             f"WHERE {condition}digest IN ({_listed(digests)})",
             (),
             writes=False,
@@ -124,7 +124,7 @@ class BatchStatements:
     def owners(self, digests: Iterable[bytes], state: State) -> Statement:
         """Read who owns the records that are in this state, and have not expired."""
         return Statement(
-            f"SELECT digest, owner FROM {self._table.name} "  # noqa: S608 - a checked name
+            f"SELECT digest, owner FROM {self._table.quoted} "  # noqa: S608 - a checked name
             f"WHERE digest IN ({_listed(digests)}) AND status = {int(state)} "
             f"AND (expire_at IS NULL OR expire_at > {NOW})",
             (),
@@ -158,7 +158,7 @@ class BatchStatements:
         # As one value: digests are of one length, and pairs cost a server two microseconds a row.
         owned = _listed(digest + ask.owner for digest, ask in asks.items())
         return Statement(
-            f"UPDATE {self._table.name} FORCE INDEX (PRIMARY) "  # noqa: S608 - a checked name
+            f"UPDATE {self._table.quoted} FORCE INDEX (PRIMARY) "  # noqa: S608 - a checked name
             f"SET {changes}, updated_at = {NOW} WHERE digest IN ({_listed(asks)}) "
             f"AND CONCAT(digest, owner) IN ({owned}) AND status = {_RUNNING}",
             values,

@@ -39,7 +39,7 @@ _LOST: Final = frozenset({
 })  # fmt: skip
 """The connection is of no use any more. Whether the statement was carried out is not known."""
 
-_MIGRATE = "run store.migrate(), or the SQL files in semel/stores/sql/mysql/ddl"
+_MIGRATE = "run `semel migrate`, or the SQL files in semel/stores/sql/mysql/ddl"
 _DENIED = "refuses the user or the password"
 _FORBIDDEN = (
     f"does not permit this user to do that; let one who may create tables {_MIGRATE}, and GRANT "

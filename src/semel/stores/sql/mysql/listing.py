@@ -31,7 +31,7 @@ class Listing:
 
     def __init__(self, table: MySQLTable) -> None:
         self._table = table
-        self._select = f"SELECT {READ_COLUMNS}, {READ_NOW} FROM {table.name}"  # noqa: S608 - a checked name
+        self._select = f"SELECT {READ_COLUMNS}, {READ_NOW} FROM {table.quoted}"  # noqa: S608 - a checked name
 
     def page(
         self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
@@ -86,7 +86,7 @@ class Listing:
         return removed
 
     def _remove(self, may_go: str, by: str, values: tuple[int, ...], limit: int) -> Verb[int]:
-        name = self._table.name
+        name = self._table.quoted
         found = yield Statement(
             f"SELECT digest FROM {name} {_DUE} "  # noqa: S608 - a checked name
             f"WHERE prefix = %s AND {may_go} ORDER BY {by} LIMIT %s",
@@ -112,7 +112,7 @@ class Listing:
             f"SELECT COUNT(CASE WHEN lease_until > {NOW} THEN 1 END), "  # noqa: S608 - checked
             f"COUNT(CASE WHEN lease_until <= {NOW} THEN 1 END), "
             "COUNT(CASE WHEN status = 1 THEN 1 END), COUNT(CASE WHEN status = 2 THEN 1 END) "
-            f"FROM {self._table.name} WHERE prefix = %s "
+            f"FROM {self._table.quoted} WHERE prefix = %s "
             f"AND (expire_at IS NULL OR expire_at > {NOW})",
             (self._table.prefix,),
             writes=False,

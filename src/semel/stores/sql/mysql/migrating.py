@@ -20,6 +20,7 @@ from semel.stores.sql.migrations import (
     still_to_run,
 )
 from semel.stores.sql.mysql.session import lock_wait
+from semel.stores.sql.mysql.table import quoted
 from semel.stores.sql.verbs import Statement, Verb
 
 MIGRATIONS: Final = read_migrations("semel.stores.sql.mysql")
@@ -53,7 +54,7 @@ class Schema:
             if not self._autocreate:
                 raise ConfigError(
                     f"the table {self._table} is missing or of an older version, and autocreate is "
-                    "off: run store.migrate(), or the SQL files in semel/stores/sql/mysql/ddl"
+                    "off: run `semel migrate`, or the SQL files in semel/stores/sql/mysql/ddl"
                 )
             yield from self.migrate({})
         self.ensured = True
@@ -68,7 +69,7 @@ class Schema:
         for name, kind in columns.items():
             found = yield _ask(_FIND_COLUMN, self._table, checked_name("column", name))
             if not found.rows:
-                change = f"ALTER TABLE {self._table} ADD COLUMN {name} {kind}"
+                change = f"ALTER TABLE {quoted(self._table)} ADD COLUMN {quoted(name)} {kind}"
                 yield Statement(change, (), writes=True)
         yield _ask(f"SELECT RELEASE_LOCK({_LOCK})", self._table)
         return MIGRATIONS[-1].version

@@ -67,16 +67,19 @@ class MySQLTable:
         if len(prefix) > PREFIX_LENGTH:
             raise ConfigError(f"the prefix has {len(prefix)} characters, at most {PREFIX_LENGTH}")
         self.name = name
+        self.quoted = quoted(name)
+        """The name as it stands in statements."""
         self.prefix = prefix
         self._own = _checked(own)
-        self.own_names = tuple(self._own)
+        self.own_names = tuple(map(quoted, self._own))
+        """The application's own columns, as they stand in statements."""
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._read = (
             f"SELECT {READ_COLUMNS}, {READ_NOW}, {self.made_here} "  # noqa: S608 - checked above
-            f"FROM {name} WHERE digest = %s"
+            f"FROM {self.quoted} WHERE digest = %s"
         )
-        self._insert_claim = _insert(name, self.new_fence, self.own_names)
-        self._insert_mark = _insert(name, self.new_fence, ())
+        self._insert_claim = _insert(self.quoted, self.new_fence, self.own_names)
+        self._insert_mark = _insert(self.quoted, self.new_fence, ())
 
     # --- one record ----------------------------------------------------------------------
 
@@ -127,9 +130,9 @@ class MySQLTable:
         values: dict[str, object] = dict(zip(COLUMNS, to_row(record), strict=True))
         was: dict[str, object] = dict(zip(COLUMNS, to_row(stored), strict=True))
         same = ("fence", "status", "lease_until", "expire_at")
-        more = "".join(f", {name} = %s" for name in own)
+        more = "".join(f", {quoted(name)} = %s" for name in own)
         return Statement(
-            f"UPDATE {self.name} SET {_SWAP}{more} "  # noqa: S608 - checked above
+            f"UPDATE {self.quoted} SET {_SWAP}{more} "  # noqa: S608 - checked above
             "WHERE digest = %s AND fence = %s AND status = %s "
             f"AND {_microseconds('lease_until')} <=> %s AND {_microseconds('expire_at')} <=> %s",
             (
@@ -194,7 +197,7 @@ class MySQLTable:
         self, changes: str, values: tuple[object, ...], identity: Identity, owner: bytes
     ) -> Statement:
         return Statement(
-            f"UPDATE {self.name} SET {changes}, updated_at = {NOW} "  # noqa: S608 - checked above
+            f"UPDATE {self.quoted} SET {changes}, updated_at = {NOW} "  # noqa: S608 - checked above
             "WHERE digest = %s AND owner = %s AND status = 0",
             (*values, self.digest(identity), owner),
             writes=True,
@@ -203,7 +206,7 @@ class MySQLTable:
     def touch(self, identity: Identity, ttl: float) -> Statement:
         """Keep a finished record for `ttl` from now."""
         return Statement(
-            f"UPDATE {self.name} SET expire_at = {_LATER} "  # noqa: S608 - checked above
+            f"UPDATE {self.quoted} SET expire_at = {_LATER} "  # noqa: S608 - checked above
             f"WHERE digest = %s AND expire_at > {NOW}",
             (stamp(ttl), self.digest(identity)),
             writes=True,
@@ -212,7 +215,7 @@ class MySQLTable:
     def delete(self, identity: Identity) -> Statement:
         """Remove the record; an expired one is absent already and left to the purge."""
         return Statement(
-            f"DELETE FROM {self.name} WHERE digest = %s "  # noqa: S608 - checked above
+            f"DELETE FROM {self.quoted} WHERE digest = %s "  # noqa: S608 - checked above
             f"AND (expire_at IS NULL OR expire_at > {NOW})",
             (self.digest(identity),),
             writes=True,
@@ -221,6 +224,11 @@ class MySQLTable:
     def digest(self, identity: Identity) -> bytes:
         """Give the primary key of an identity under this prefix."""
         return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
+
+
+def quoted(name: str) -> str:
+    """Write a checked name as it stands in statements: `order` may be one, and is a word of SQL."""
+    return f"`{name}`"
 
 
 def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:

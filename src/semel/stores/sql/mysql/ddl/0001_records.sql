@@ -1,4 +1,5 @@
--- The table of records, and the memory of which version of it exists. May run twice.
+-- The table of records, and the memory of which version of it exists. May run twice; `semel migrate`
+-- runs the same.
 -- Runs on MySQL 8 and MariaDB 10.6 or newer: of the comments with an exclamation mark each is read
 -- by one of them alone, and asks for the collation that compares every character, also the last.
 -- For a table of another name exchange idempotent_record everywhere.
@@ -8,7 +9,7 @@ CREATE TABLE IF NOT EXISTS semel_schema (
     version INT NOT NULL
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4;
 
-CREATE TABLE IF NOT EXISTS idempotent_record (
+CREATE TABLE IF NOT EXISTS `idempotent_record` (
     -- The judge of identity: a digest of prefix, scope and key. A text would be compared by a
     -- collation, and most of those take Abc, abc and 'abc ' for the same.
     digest BINARY(16) NOT NULL PRIMARY KEY,
