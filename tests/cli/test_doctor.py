@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from semel.core.records import ClaimRequest, Identity
 from semel.errors import StoreError
 from semel.stores.memory import MemoryStore
+from semel.stores.redis import RedisStore
 from semel.stores.redis.dangers import dangers
 from semel.stores.registry import open_store
 from semel.stores.sql.sqlite import SQLiteStore
@@ -51,16 +53,47 @@ def test_a_redis_that_may_forget_is_warned_about(own_redis, semel_sqlite):
     assert "appendonly is off" in said.out
 
 
-def test_a_server_that_tells_nothing_about_itself_is_said(own_redis, semel_sqlite):
-    client = own_redis.client()
-    client.acl_setuser(
-        "quiet", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-info"]
-    )
-    client.close()
-    said = semel_sqlite("--url", f"redis://quiet:secret@127.0.0.1:{own_redis.port}/0", "doctor")
-    assert said.code == 1
-    assert "does not tell about itself" in said.out
+HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto" / "redis.md"
+
+
+@pytest.fixture
+def permitted(own_redis):
+    """Gives the URL of a user who may do what the page on Redis says, but for some of it."""
+
+    def permit(*without: str) -> str:
+        table = HOWTO.read_text("utf-8").partition("ACL SETUSER semel")[2].partition("```")[0]
+        rules = [word for word in re.findall(r"[~&+]\S+", table) if word not in without]
+        with own_redis.client() as client:
+            client.config_set("appendonly", "yes")
+            client.execute_command("ACL", "SETUSER", "semel", "on", ">secret", "-@all", *rules)
+        return f"redis://semel:secret@127.0.0.1:{own_redis.port}/0"
+
+    return permit
+
+
+def test_the_permissions_of_the_page_on_redis_are_enough(permitted, semel_sqlite):
+    said = semel_sqlite("--url", permitted(), "doctor")
+    assert (said.code, {line[0] for line in said.lines[1:]}) == (0, {"ok"})
+
+
+def test_a_right_that_is_not_granted_is_told_and_is_no_danger(permitted, semel_sqlite):
+    said = semel_sqlite("--url", permitted("+info"), "doctor")
+    assert said.code == 0
+    assert "skipped  server" in said.out
+    assert "the command info; what to grant is on the page docs/howto/redis.md" in said.out
     assert "secret" not in said.out
+
+
+def test_a_server_that_cannot_tell_about_itself_is_warned_about(
+    permitted, semel_sqlite, monkeypatch
+):
+    def fail(_):
+        raise StoreError("gibberish")
+
+    monkeypatch.setattr(RedisStore, "diagnose", fail)
+    said = semel_sqlite("--url", permitted(), "doctor")
+    assert said.code == 1
+    assert "does not tell about itself: gibberish" in said.out
 
 
 def test_what_info_says_is_read():

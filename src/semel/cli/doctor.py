@@ -14,12 +14,13 @@ from semel.core.codec import omitted
 from semel.core.keys import OwnerIds, new_key
 from semel.core.records import Identity
 from semel.core.settings import Settings
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreRefused
 from semel.repair import health
 from semel.stores.base import Diagnosing, Scannable
 from semel.sync import Idempotency
 
-Level: TypeAlias = Literal["ok", "warning", "problem"]
+Level: TypeAlias = Literal["ok", "skipped", "warning", "problem"]
+"""`skipped`: nobody could look. That says nothing about the store, good or bad."""
 
 CLOCKS_APART = 5.0
 """Seconds between our clock and the store's that are worth a word. Nothing depends on them."""
@@ -46,7 +47,7 @@ def doctor(options: Namespace) -> int:
         print(showing.as_json([finding._asdict() for finding in findings]))
     else:
         print(showing.columns(("RESULT", "ABOUT", ""), findings))
-    return 0 if all(finding.level == "ok" for finding in findings) else 1
+    return 0 if all(finding.level in {"ok", "skipped"} for finding in findings) else 1
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
@@ -78,6 +79,8 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
         try:
             for danger in store.diagnose():
                 yield Finding("warning", "server", danger)
+        except StoreRefused as error:
+            yield Finding("skipped", "server", f"its settings were not looked at: {error}")
         except StoreError as error:
             yield Finding("warning", "server", f"it does not tell about itself: {error}")
     if isinstance(store, Scannable):

@@ -11,6 +11,7 @@ The least a server has to permit, `idem:` being the prefix:
         +spublish +ssubscribe +sunsubscribe    wake-ups, Redis 7 and newer; else waiters poll
         +publish +subscribe +unsubscribe       wake-ups, before Redis 7; else waiters poll
         +scan                        listing and counting (command line, dashboard)
+        +info                        `semel doctor`, about the server's settings
         +cluster|slots +command      a cluster
         +asking                      a cluster while its slots are moved
         +select                      another database than 0

@@ -101,7 +101,7 @@ def _ours(error: BaseException, text: str, where: str) -> StoreError:
     if isinstance(error, driver.NoPermissionError) or _NOT_PERMITTED.search(text):
         return StoreRefused(
             f"{where} does not permit this user what semel needs: {_permission(text)}; "
-            "the ACL line is in the documentation of semel.stores.redis"
+            "what to grant is on the page docs/howto/redis.md"
         )
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):

@@ -1,3 +1,8 @@
 -- KEYS[1]: any key of the server to ask. Answers what it says of its memory and its persistence.
 
-return redis.call('INFO', 'memory') .. redis.call('INFO', 'persistence')
+local memory = redis.pcall('INFO', 'memory')
+if type(memory) == 'table' then
+    -- Not every server says which command of a script a user may not run.
+    return redis.error_reply("NOPERM this user has no permissions to run the 'info' command")
+end
+return memory .. redis.call('INFO', 'persistence')
