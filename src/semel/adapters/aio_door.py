@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from semel.adapters.logged import log_failure
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.call import Call
 from semel.errors import ConfigError, IdempotencyError
-from semel.events import logger
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.routing import Routing
@@ -129,7 +129,7 @@ def refused(book: Rulebook, error: IdempotencyError | Refusal) -> Answer:
     """Answer with a problem; one that is our own or the application's mistake is logged."""
     answer = book.refusal(error)
     if answer.status >= 500:  # noqa: PLR2004 - the server's errors
-        logger.error("a request with a key was not processed", exc_info=error)
+        log_failure("a request with a key was not processed", error)
     return answer
 
 

@@ -23,6 +23,7 @@ from semel.adapters.grpc.storing import (
     packed,
     unpacked,
 )
+from semel.adapters.logged import log_failure
 from semel.core.decide import Undone
 from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Rules
@@ -157,7 +158,7 @@ class MethodBook:
         if isinstance(error, Refusal):
             return self._abort(error.code, _REFUSALS[error.code], retry=False)
         if error.http_status >= _SERVER_ERROR:
-            logger.error("a call with a key was not processed", exc_info=error)
+            log_failure("a call with a key was not processed", error)
         name, detail = problem_of(error)
         code = (
             self.choices.busy_code
