@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "idem:"
 DEFAULT_TIMEOUT = 5.0
 
+SEARCH_SHARE = 0.5
+"""For which part of its `timeout` a call looks for a server that it cannot reach, in every store.
+Enough for a restart; and a request does not pay all of it while the server stays away."""
+
 
 class Backend(NamedTuple):
     """Where the stores of a URL scheme live: a module with `open_store` and `open_async_store`."""

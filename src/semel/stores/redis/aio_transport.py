@@ -24,6 +24,7 @@ from semel.stores.redis.line import Lanes
 from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
 from semel.stores.redis.scripts import Call
 from semel.stores.redis.transport import scan_command, scan_reply
+from semel.stores.registry import SEARCH_SHARE
 
 Answer = TypeVar("Answer")
 
@@ -150,7 +151,7 @@ class AsyncServerTransport(AsyncTransport):
     async def _repeated(
         self, commands: Sequence[bytes], *, urgent: bool = False
     ) -> list[Reply | Exception]:
-        repeating = Repeating(self._timeout / 2)
+        repeating = Repeating(self._timeout * SEARCH_SHARE)
         while True:
             try:
                 return await self._ask(commands, urgent=urgent)

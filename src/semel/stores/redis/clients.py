@@ -5,7 +5,8 @@ This module configures. What differs from redis-py's defaults, and why:
 - Its commands are repeated ten times, each with its own timeout, which can add up to a minute.
   Here a call is repeated only while half of `timeout` has not passed, and each wait for the
   socket takes at most the other half, so that a call ends within `timeout` (or half as much
-  again, for threads, when its last repetition had to connect first).
+  again, for threads, when its last repetition had to connect first). It is the transport that
+  repeats; redis-py itself does so only behind a Sentinel, which may be asked for another server.
 - A wrong password is not repeated: it stays wrong.
 - Pools do not refuse callers: a gate lets in as many as there are connections.
 """
@@ -120,7 +121,8 @@ def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> C
             return lambda: sentinel.master_for(address.service, retry=patience, **settings.both)
         case _:
             settings.check(redis.Redis)
-            return lambda: redis.Redis(retry=patience, **settings.place, **settings.both)
+            once = RetryWithin(0)
+            return lambda: redis.Redis(retry=once, **settings.place, **settings.both)
 
 
 def async_opener(
@@ -143,7 +145,8 @@ def async_opener(
             return lambda: sentinel.master_for(address.service, retry=patience, **settings.both)
         case _:
             settings.check(redis.asyncio.Redis)
-            return lambda: redis.asyncio.Redis(retry=patience, **settings.place, **settings.both)
+            once = AsyncRetryWithin(0)
+            return lambda: redis.asyncio.Redis(retry=once, **settings.place, **settings.both)
 
 
 def clients_of(client: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from semel.stores.redis.failures import DRIVER_ERRORS, translated
 from semel.stores.redis.repeating import Repeating, unfit_server
 from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.wires import Wires
+from semel.stores.registry import SEARCH_SHARE
 
 Answer = TypeVar("Answer")
 
@@ -123,7 +124,7 @@ class ServerTransport(Transport):
         return self._repeated([attempt.wire() for attempt in attempts])
 
     def _repeated(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
-        repeating = Repeating(self._timeout / 2)
+        repeating = Repeating(self._timeout * SEARCH_SHARE)
         while True:
             try:
                 return self._ask(commands)

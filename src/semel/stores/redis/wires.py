@@ -79,10 +79,9 @@ class Wires:
     def _take(self) -> Any:
         if self._pid != os.getpid():
             self._begin()  # forked: these connections are the parent's
-        try:
+        with suppress(IndexError):  # none is idle; not the reason of what connecting may raise
             return self._idle.pop()
-        except IndexError:
-            return self._pool.get_connection()
+        return self._pool.get_connection()
 
     def _give_back(self, connection: Any) -> None:
         if not self._keep:

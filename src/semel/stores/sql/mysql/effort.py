@@ -9,7 +9,14 @@ import random
 import time
 from typing import Final
 
-from semel.stores.sql.mysql.errors import concerns_all, is_lost, may_repeat, translate
+from semel.stores.registry import SEARCH_SHARE
+from semel.stores.sql.mysql.errors import (
+    concerns_all,
+    is_lost,
+    is_unreachable,
+    may_repeat,
+    translate,
+)
 
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.1
@@ -21,6 +28,7 @@ class Effort:
     def __init__(self, place: str, timeout: float, *, patient: bool = True) -> None:
         """`patient`: whether a lock is worth waiting for, and not somebody else's affair."""
         self.timeout = timeout
+        self._search_ends: float | None = None
         self._patient = patient
         self._place = place
         self._deadline = time.monotonic() + timeout
@@ -39,14 +47,15 @@ class Effort:
         A statement that the server undid (deadlock, lock timeout) is repeated while there is
         time, unless it is a batch: one locked member must not hold up the others. A statement
         whose connection was lost is repeated once, on a new connection: each of ours may be
-        carried out twice, and a server that fails twice in a row is down.
+        carried out twice, and what breaks two connections would break a third. A server that
+        cannot be reached is looked for, because it may be restarting, but not to the end: while
+        it is down, every caller pays for that.
         """
         if self.remaining > 0:
             if self._patient and may_repeat(error):
-                # Apart from each other: two that met once should not meet again.
-                pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-                return min(pause, self.remaining)
+                return min(self._next_pause(), self.remaining)
+            if is_unreachable(error) and self._searches():
+                return self._next_pause()
             if is_lost(error) and not self._reconnected:
                 self._reconnected = True
                 return 0.0
@@ -54,6 +63,18 @@ class Effort:
         if concerns_all(error):
             self._verdict = ours
         raise ours
+
+    def _next_pause(self) -> float:
+        # Apart from each other: two that met once should not meet again.
+        pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return pause
+
+    def _searches(self) -> bool:
+        now = time.monotonic()
+        if self._search_ends is None:
+            self._search_ends = now + self.timeout * SEARCH_SHARE
+        return now < self._search_ends
 
     def check(self) -> None:
         """Spare the rest of a batch the wait for a server that did not answer its first part."""

@@ -79,6 +79,9 @@ _NO_ENTRY: Final = _REFUSED | {
 }
 """No connection can be had."""
 
+_UNREACHABLE: Final = frozenset({2002, 2003, 2005})
+"""Nobody answers there: the server is down, and may be starting again."""
+
 _SAYS: Final = _NO_ENTRY | {
     1205: "has the record locked by another transaction",
     1213: "made this statement the victim of one deadlock after the other",
@@ -120,6 +123,11 @@ def may_repeat(error: BaseException) -> bool:
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is of no use any more."""
     return isinstance(error, (OSError, EOFError)) or code_of(error) in _LOST
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether no connection came about at all."""
+    return code_of(error) in _UNREACHABLE
 
 
 def concerns_all(error: BaseException) -> bool:

@@ -4,7 +4,8 @@ This module decides. It never waits and touches no connection.
 
 A deadlock, a serialization failure and a duplicate that was inserted at the same moment undo the
 whole statement: it is repeated. So is one whose connection was lost, on another connection: every
-verb is safe to send twice.
+verb is safe to send twice. A server that cannot be reached is looked for, because it may be
+restarting, but not to the end: while it is down, every caller pays for that.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from psycopg import errors as sql
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 
 from semel.errors import StoreUnavailable
+from semel.stores.registry import SEARCH_SHARE
 from semel.stores.sql.postgres.errors import TimeIsUp, is_hopeless
 
 MOST_REPEATS: Final = 12
-"""Of what was undone. A lost server is looked for as long as there is time."""
+"""Of what was undone. A lost server is looked for as often as there is time to."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
@@ -61,6 +63,8 @@ class Patience:
 
     def __init__(self, seconds: float) -> None:
         self.deadline = time.monotonic() + seconds
+        self._seconds = seconds
+        self._search_ends: float | None = None
         self._repeats = 0
         self._first: Exception | None = None
 
@@ -75,11 +79,20 @@ class Patience:
 
     def pause_after(self, error: Exception) -> float | None:
         """How long to wait before the call is repeated; None when it should not be."""
-        undone = isinstance(error, UNDONE) and self._repeats < MOST_REPEATS
-        if not (undone or is_lost(error)):
+        if isinstance(error, UNDONE) and self._repeats < MOST_REPEATS:
+            end = self.deadline
+        elif is_lost(error):
+            end = self._end_of_search()
+        else:
             return None
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._repeats)
         pause = random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again
         self._repeats += 1
         self._first = self._first or error
-        return pause if pause < self.left else None
+        return pause if time.monotonic() + pause < end else None
+
+    def _end_of_search(self) -> float:
+        """Give the moment when a server that was lost is given up, counted from its loss."""
+        if self._search_ends is None:
+            self._search_ends = time.monotonic() + self._seconds * SEARCH_SHARE
+        return min(self._search_ends, self.deadline)

@@ -1,0 +1,91 @@
+"""A server that refuses connections: looked for during half of `timeout`, by every store.
+
+Time stands still here, but for the pauses between two tries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from semel import StoreUnavailable, open_async_store, open_store
+from semel.core.records import Identity
+from semel.stores.redis import aio_transport, clients, repeating, transport
+from semel.stores.registry import SEARCH_SHARE
+from semel.stores.sql.mysql import effort, tasks, threads
+from semel.stores.sql.postgres import aio_executor, executor, patience
+
+TIMEOUT = 4.0
+LONGEST_PAUSE = 0.25
+
+URLS = [
+    "redis://127.0.0.1:1/0",
+    "postgresql://shop:secret@127.0.0.1:1/shop",
+    "postgresql://shop:secret@127.0.0.1:1/shop?keepalives=1",  # for asyncio: psycopg
+    "mysql://shop:secret@127.0.0.1:1/shop",
+]
+
+KEY = Identity("orders", "42")
+
+
+class Clock:
+    """Goes on only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    async def async_sleep(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (clients, transport, executor, patience, threads, effort):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(repeating, "monotonic", clock.monotonic)
+    monkeypatch.setattr("redis.retry.sleep", clock.sleep)
+    monkeypatch.setattr("redis.asyncio.retry.sleep", clock.async_sleep)
+    patched = SimpleNamespace(**{**vars(asyncio), "sleep": clock.async_sleep})
+    for module in (aio_transport, aio_executor, tasks):
+        monkeypatch.setattr(module, "asyncio", patched)
+    return clock
+
+
+def check(clock: Clock) -> None:
+    assert len(clock.pauses) > 5
+    assert abs(sum(clock.pauses) - TIMEOUT * SEARCH_SHARE) <= LONGEST_PAUSE
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_it_is_looked_for_during_half_of_the_time(url, clock):
+    store = open_store(url, timeout=TIMEOUT)
+    with pytest.raises(StoreUnavailable) as refused:
+        store.get(KEY)
+    store.close()
+    check(clock)
+    reasons, error = [], refused.value
+    while error is not None:
+        reasons.append(error)
+        error = error.__cause__ or error.__context__
+    assert not any(isinstance(reason, IndexError) for reason in reasons), "it has no part in this"
+
+
+@pytest.mark.parametrize("url", URLS)
+async def test_it_is_looked_for_during_half_of_the_time_by_tasks(url, clock):
+    store = open_async_store(url, timeout=TIMEOUT)
+    with pytest.raises(StoreUnavailable):
+        await store.get(KEY)
+    await store.close()
+    check(clock)
