@@ -15,6 +15,8 @@ OURS = AnswerCodec()
 class Encrypting(JsonCodec):
     """A codec of an application, built on one of ours."""
 
+    name = "sealed/1"
+
 
 @pytest.mark.parametrize(
     ("given", "used"), [(JsonCodec(), OURS), ((own := Encrypting()), own), ("msgpack", OURS)]
