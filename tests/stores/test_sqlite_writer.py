@@ -151,3 +151,12 @@ def test_a_store_forgets_the_loops_that_were_closed(tmp_path):
         asyncio.run(claimed(store, number))
     assert len(store._executor._desks) == 1
     asyncio.run(store.close())
+
+
+def test_a_store_keeps_in_mind_the_loops_that_are_open(tmp_path):
+    store = AsyncSQLiteStore(tmp_path / "semel.db")
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(claimed(store, 1))
+        second.run(claimed(store, 2))
+        assert len(store._executor._desks) == 2
+        first.run(store.close())
