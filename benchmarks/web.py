@@ -21,8 +21,9 @@ from benchmarks.figures import OURS, Lane, Race, Role, Section, at_least, paired
 from benchmarks.measuring import Effort
 
 CONNECTIONS = 32
+PAIRED = ("bare", "semel", "commands")
 PAIRED_ROUNDS = 21
-"""Of the bare application and ours alone, which must be told apart finely."""
+"""Of those alone that must be told apart finely."""
 ROUNDS = 5
 LAP = 0.3
 """Seconds that a lap should take."""
@@ -32,13 +33,14 @@ BODY = b'{"account":"ann","amount":500,"currency":"EUR","order":"2024-000017"}'
 LANES: dict[str, tuple[str, Role]] = {
     "bare": (BARE, "floor"),
     "semel": (OURS, "ours"),
+    "commands": ("its two commands to Redis, and nothing else", "usual"),
     "decorator": ("semel, by its decorator", "usual"),
     "idemkit": ("idemkit", "alternative"),
     "asgi_idempotency_header": ("asgi-idempotency-header", "alternative"),
 }
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
-    "starlette": ("bare", "semel", "idemkit", "asgi_idempotency_header"),
-    "fastapi": ("bare", "semel", "decorator", "idemkit", "asgi_idempotency_header"),
+    "starlette": ("bare", "semel", "commands", "idemkit", "asgi_idempotency_header"),
+    "fastapi": ("bare", "semel", "commands", "decorator", "idemkit", "asgi_idempotency_header"),
 }
 Samples: TypeAlias = dict[str, list[float]]
 """Of each lane, the rates of its rounds."""
@@ -63,9 +65,10 @@ def _framework(name: str, effort: Effort) -> Section:
             ports = {
                 lane: stack.enter_context(_served(name, lane, redis.url, server)) for lane in lanes
             }
-            two = {lane: ports[lane] for lane in ("bare", "semel")}
-            heart = _races(name, *asyncio.run(_race(two, effort, PAIRED_ROUNDS)))
-            races = _races(name, *asyncio.run(_race(ports, effort, ROUNDS)))
+            few = {lane: ports[lane] for lane in PAIRED}
+            rest = {lane: port for lane, port in ports.items() if lane != "commands"}
+            heart = _races(name, *asyncio.run(_race(few, effort, PAIRED_ROUNDS)))
+            races = _races(name, *asyncio.run(_race(rest, effort, ROUNDS)))
         finally:
             os.sched_setaffinity(0, before)
     first, again = LIMITS[name]

@@ -56,6 +56,10 @@ def protected(app: Any, lane: str, redis: str) -> Any:
             from semel.adapters.asgi import IdempotencyMiddleware
 
             return IdempotencyMiddleware(app, redis)
+        case "commands":
+            from benchmarks.web_floor import TwoCommands
+
+            return TwoCommands(app, redis)
         case "idemkit":
             from idemkit import HttpConfig
             from idemkit import IdempotencyMiddleware as Idemkit
