@@ -698,6 +698,21 @@ async def test_a_large_answer_of_a_thread_whose_client_has_gone_is_read_to_its_e
     assert told == ["ran", 0, 1, 2]
 
 
+async def test_a_plain_view_that_is_called_on_the_loop_itself_runs_there(sqlite_url):
+    """As by an async view, or by a test: nobody can cancel it, and its key must not stay locked."""
+
+    @idempotent
+    def pay(request):
+        return HttpResponse("paid")
+
+    async def asking(request):
+        return pay(request)
+
+    async with served(project(sqlite_url, {"pay": asking}, MIDDLEWARE=[])):
+        assert (await apost()).content == b"paid"
+        assert (await apost())["Idempotent-Replayed"] == "true"
+
+
 async def test_a_large_stream_asks_no_thread_that_has_gone_on(threaded):
     told = []
 

@@ -22,7 +22,18 @@ _ASIDE: Final = Aside()
 
 def uncancelled(request: Any, run: Callable[[], Any]) -> Any:
     """Run a request on this thread, to its end."""
-    return async_to_sync(_aside)(run) if is_asgi(inner(request)) else run()
+    if not is_asgi(inner(request)) or _runs_a_loop():
+        return run()
+    return async_to_sync(_aside)(run)
+
+
+def _runs_a_loop() -> bool:
+    """Tell whether this thread is a loop's own: what holds up the loop, nobody cancels there."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _aside(run: Callable[[], Any]) -> Any:
