@@ -422,8 +422,27 @@ async def test_a_layer_inside_may_begin_another_answer(engine):
         await send(start(status=201))
         await send(part(b"whole"))
 
-    server = Server(IdempotencyMiddleware(By(answer), engine))
-    assert (await server.run(), server.sent[0]["status"]) == (b"whole", 201)
+    app = By(answer)
+    for _ in range(2):
+        # What was given up does not count: together they would be too large to be kept.
+        server = Server(IdempotencyMiddleware(app, engine, max_response=6))
+        assert (await server.run(), server.sent[0]["status"]) == (b"whole", 201)
+    assert app.runs == 1
+
+
+async def test_another_answer_behind_one_that_is_partly_out_is_not_kept(engine):
+    async def answer(scope, receive, send):
+        await send(start())
+        for _ in range(2):
+            await send(part(b"x" * 4, more=True))
+        await send(start(status=201))
+        await send(part(b"whole"))
+
+    app = By(answer)
+    door = IdempotencyMiddleware(app, engine, max_response=6)
+    assert await Server(door).run() == b"xxxxwhole"
+    assert b"result_omitted" in await Server(door).run()
+    assert app.runs == 1
 
 
 async def test_a_body_without_a_key_passes_however_large_it_is(engine):

@@ -188,6 +188,8 @@ class Protected(Struct, eq=False):
         lines = self._exchange.book.first(message.get("headers", ()))
         self._start = message = {**message, "headers": lines}
         self._held = None  # of an answer that a layer inside has given up
+        if not self._flows:
+            self._size = 0
         if is_event_stream(lines) and not self._exchange.ended:
             await self._exchange.unprotected()
             self._streams = True
