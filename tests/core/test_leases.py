@@ -196,6 +196,31 @@ def test_doubtful_claims_are_bounded(monkeypatch):
     assert running.doubtful(SENT + 1.0) == [first]
 
 
+def test_a_claim_that_is_doubted_while_another_is_settled_is_given_back_too():
+    running = Leases()
+    first, second = (ClaimRequest(KEY, owner, None, 30.0, 60.0) for owner in (b"anna", b"bert"))
+    running.doubt(first, SENT)
+
+    class Shared(dict):
+        """Another thread comes in between as soon as it was seen empty."""
+
+        came = False
+
+        def __len__(self):
+            found = super().__len__()
+            if found == 0 and not self.came:
+                self.came = True
+                running.doubt(second, SENT)
+            return found
+
+    running._unsure = shared = Shared(running._unsure)
+    running.settled(first)
+    running.next_due()
+    assert shared.came
+    assert running.next_due() == SENT + 1.0
+    assert running.doubtful(SENT + 1.0) == [second]
+
+
 def test_a_lease_in_a_traceback_tells_neither_key_nor_result():
     one = Lease(Identity("cards", "card-of-anna"), b"anna", 2, 30.0, SENT)
     one.unsaved = CompleteRequest(one.identity, b"anna", Encoded("json/1", b'"secret"'), 60.0)

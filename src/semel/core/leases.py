@@ -129,22 +129,22 @@ class Leases:
     def doubt(self, ask: ClaimRequest, now: float) -> float:
         """Remember a claim that may have been applied; tells when to give it back."""
         if len(self._unsure) < MOST_DOUBTS:
+            soon = now + SLOWEST_RETRY
+            self._unsure_due = min(self._unsure_due, soon) if self._unsure else soon
             self._unsure[ask.owner] = ask
-            self._unsure_due = min(self._unsure_due, now + SLOWEST_RETRY)
         return self._unsure_due
 
     def doubtful(self, now: float) -> list[ClaimRequest]:
         """Claims to give back now."""
-        if now < self._unsure_due:
+        if not self._unsure or now < self._unsure_due:
             return []
         self._unsure_due = now + SLOWEST_RETRY
         return list(self._unsure.values())
 
     def settled(self, ask: ClaimRequest) -> None:
         """A doubtful claim was given back, or was never given."""
+        # When to come back is left as it is: another thread may doubt a claim at this very moment.
         self._unsure.pop(ask.owner, None)
-        if not self._unsure:
-            self._unsure_due = math.inf
 
     def newly_lost(self, now: float) -> list[Lease]:
         """Leases that are lost by the clock alone, each told once."""
@@ -171,7 +171,7 @@ class Leases:
 
     def next_due(self) -> float:
         """When the timer has to come back; infinity when there is nothing to do."""
-        return min(self._unsure_due, self.next_renewal())
+        return min(self._unsure_due if self._unsure else math.inf, self.next_renewal())
 
     def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
         """Note what the store said; True when the lease is lost by this (told once)."""
