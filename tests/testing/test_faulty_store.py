@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -210,6 +211,12 @@ def test_a_fault_raises_an_exception_and_nothing_else(kind):
 def test_a_delay_takes_time(seconds):
     with pytest.raises(ConfigError, match="a delay must be"):
         Delay(seconds)
+
+
+def test_a_delay_may_be_a_timedelta(faulty, driven):
+    assert Delay(timedelta(minutes=1)) == Delay(60.0)
+    faulty.inject("claim", Delay(timedelta(milliseconds=1)))
+    assert isinstance(driven.claim(ASK), Claimed)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import Any, TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from semel.core.policy import seconds
 from semel.errors import ConfigError, StoreUnavailable
@@ -44,7 +45,7 @@ class Delay(Struct, frozen=True):
     seconds: float
 
     def __post_init__(self) -> None:
-        seconds("a delay", self.seconds)
+        force_setattr(self, "seconds", seconds("a delay", self.seconds))  # a timedelta, too
 
 
 Fault: TypeAlias = Refuse | LoseReply | Delay
