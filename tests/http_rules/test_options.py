@@ -49,6 +49,8 @@ async def an_async_function(request):
         ({"max_response": True}, "max_response"),
         ({"retry_after": 0}, "retry_after"),
         ({"problems": {"x": {}}}, "'x'"),
+        ({"problems": 5}, "problems must be a mapping"),
+        ({"problems": {"concurrent_request": "busy"}}, "problems must be a mapping"),
         ({"reqiured": True}, "no option 'reqiured'"),
     ],
 )

@@ -103,6 +103,12 @@ _encode = msgspec.json.Encoder().encode
 
 def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
     """Refuse codes and words that do not exist, when the door is made."""
+    if not isinstance(wordings, Mapping) or not all(
+        isinstance(words, Mapping) for words in wordings.values()
+    ):
+        raise ConfigError(
+            'problems must be a mapping from codes to words: {"concurrent_request": {"title": ...}}'
+        )
     for code, words in wordings.items():
         if code not in PROBLEMS:
             raise ConfigError(f"no problem has the code {code!r}; known: {', '.join(PROBLEMS)}")
