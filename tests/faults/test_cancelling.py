@@ -187,13 +187,21 @@ async def test_close_drains_the_giving_back_of_a_claim_that_nobody_wants(store, 
         asked.set()
         await asyncio.Event().wait()
 
-    store.store.claim = given_and_not_told
-    store.inject("fail", Delay(0.05))
+    looked, fail = asyncio.Event(), store.store.fail
+
+    async def given_back_later(*args, **kwargs):
+        await looked.wait()
+        return await fail(*args, **kwargs)
+
+    store.store.claim, store.store.fail = given_and_not_told, given_back_later
     task = asyncio.create_task(engine.execute("k", done))
     await asked.wait()
     await cancel(task)
     assert (await engine.peek("k")).state is State.PROCESSING
-    await engine.close()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    looked.set()
+    await closing
     assert (await engine.peek("k")).state is State.FAILED
 
 
