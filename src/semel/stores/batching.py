@@ -208,13 +208,11 @@ class Lane(Generic[Ask, Answer]):
 class Single(Protocol):
     """A store's verbs for one."""
 
-    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
+    async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
         ...
 
-    def complete(
-        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Awaitable[bool]:
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from semel.core.records import (
@@ -49,14 +49,8 @@ class AsyncSQLStore:
         self._upkeep = executor if upkeep is None else upkeep
         """Runs what can wait, beside the calls where the database gains by that."""
 
-    # The two verbs of every call, this one and `complete`, give what is to be awaited: a store may
-    # have something shorter to give than a coroutine.
-
-    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
+    async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        return self._claim(ask)
-
-    async def _claim(self, ask: ClaimRequest) -> Claim:
         try:
             return await self._run(self._verbs.claim(ask))
         except RecordLocked as locked:
@@ -66,11 +60,9 @@ class AsyncSQLStore:
         """Extend the owner's lease from now."""
         return await self._run(self._verbs.renew(RenewRequest(identity, owner, lease)))
 
-    def complete(
-        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Awaitable[bool]:
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
-        return self._run(self._verbs.complete(CompleteRequest(identity, owner, result, ttl)))
+        return await self._run(self._verbs.complete(CompleteRequest(identity, owner, result, ttl)))
 
     async def fail(
         self,
