@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
@@ -98,17 +98,13 @@ class AsyncPostgresStore(AsyncSQLStore):
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
-    # These two hand on a coroutine: one of their own around it would only take time.
-
-    def claim(self, ask: ClaimRequest) -> Coroutine[Any, Any, Claim]:
+    async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation, together with those who ask at the same time."""
-        return self._single.claim(ask)
+        return await self._single.claim(ask)
 
-    def complete(
-        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Coroutine[Any, Any, bool]:
+    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success, together with those who do at the same time."""
-        return self._single.complete(identity, owner, result, ttl)
+        return await self._single.complete(identity, owner, result, ttl)
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one statement as far as that goes."""
