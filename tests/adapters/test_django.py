@@ -458,6 +458,53 @@ def test_a_body_that_nobody_kept_is_an_error_and_runs_nothing(sqlite_url):
     assert view.runs == 0
 
 
+def in_chunks(body, length="", *, terminated=True, kind="text/plain"):
+    """What a server tells of a body that its client sent in chunks."""
+    told = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": length, "CONTENT_TYPE": kind}
+    told["HTTP_TRANSFER_ENCODING"] = "chunked"
+    if terminated:
+        told["wsgi.input_terminated"] = True
+    return told
+
+
+@pytest.mark.parametrize("length", ["", "6"])
+def test_a_length_beside_chunks_does_not_cut_the_body(door, length):
+    with door(Counted(lambda request: HttpResponse(request.body))):
+        first = post(**in_chunks(b"pay 10 to ann", length))
+        assert (first.status_code, first.content) == (200, b"pay 10 to ann")
+        assert post(**in_chunks(b"pay 10 to ann", length))["Idempotent-Replayed"] == "true"
+        other = post(**in_chunks(b"pay 10 to eve", length))
+        assert (other.status_code, other.json()["code"]) == (422, "payload_mismatch")
+
+
+def test_a_form_in_chunks_is_read_by_the_view(door):
+    with door(Counted(lambda request: JsonResponse(request.POST.dict()))):
+        told = in_chunks(b"to=ann&amount=10", kind="application/x-www-form-urlencoded")
+        assert post(**told).json() == {"to": "ann", "amount": "10"}
+
+
+def test_chunks_whose_end_the_server_does_not_tell_are_refused(door, sqlite_url):
+    view = Counted()
+    with door(view):
+        for length in ("", "6"):
+            answer = post(**in_chunks(b"pay 10 to ann", length, terminated=False))
+            assert (answer.status_code, answer.json()["code"]) == (400, "body_incomplete")
+    assert (view.runs, state(sqlite_url)) == (0, None)
+
+
+def test_chunks_that_django_has_cut_before_us_are_refused(sqlite_url):
+    view = Counted()
+
+    def reading_before(request):
+        assert request.body == b"pay 10"
+        return idempotent(view)(request)
+
+    with project(sqlite_url, {"pay": reading_before}):
+        answer = post(**in_chunks(b"pay 10 to ann", "6"))
+        assert (answer.status_code, answer.json()["code"]) == (400, "body_incomplete")
+    assert (view.runs, state(sqlite_url)) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("told", "code"),
     [

@@ -39,6 +39,11 @@ def state(idem, key="k"):
     return idem.peek(key, scope="http").state
 
 
+def state_or_none(idem, key="k"):
+    record = idem.peek(key, scope="http")
+    return None if record is None else record.state
+
+
 def counting(view):
     """Count the runs of a view."""
 
@@ -619,6 +624,88 @@ def test_a_body_that_nobody_kept_is_an_error_and_runs_nothing(app, idem):
     client = reading(app, idem, request_stream)
     assert client.post("/", headers=KEY, data="raw").status_code == 500
     assert idem.peek("k", scope="http") is None
+
+
+def post_chunks(client, body, *, kind="text/plain", length="", terminated=True):
+    """Send a body as a server gives it whose client sent it in chunks."""
+    told = {"CONTENT_LENGTH": length, "HTTP_TRANSFER_ENCODING": "chunked"}
+    if terminated:
+        told["wsgi.input_terminated"] = True
+    return client.post(
+        "/",
+        headers=KEY,
+        content_type=kind,
+        input_stream=io.BytesIO(body),
+        environ_overrides=told,
+    )
+
+
+@pytest.mark.parametrize("length", ["", "6"])
+@pytest.mark.parametrize("before", [lambda: None, request_data])
+def test_a_length_beside_chunks_does_not_cut_the_body(app, idem, before, length):
+    client = reading(app, idem, before)
+    assert post_chunks(client, b"pay 10 to ann", length=length).json["data"] == "pay 10 to ann"
+    again = post_chunks(client, b"pay 10 to ann", length=length)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert post_chunks(client, b"pay 10 to eve", length=length).status_code == 422
+
+
+@pytest.mark.parametrize("before", [lambda: None, request_data, lambda: request.form])
+def test_chunks_whose_end_the_server_does_not_tell_are_refused(app, idem, before):
+    client = reading(app, idem, before)
+    answer = post_chunks(client, b"pay 10 to ann", length="6", terminated=False)
+    assert (answer.status_code, answer.json["code"]) == (400, "body_incomplete")
+    assert state_or_none(idem) is None
+
+
+def lost_in_a_form():
+    request.stream.read()
+    assert not request.form
+
+
+FORM_TYPE = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        (request_stream, "text/plain"),
+        (lambda: request.stream.read(4), "text/plain"),
+        (lambda: request.get_data(cache=False), "text/plain"),
+        (lost_in_a_form, "text/plain"),
+        (lost_in_a_form, FORM_TYPE),
+    ],
+)
+def test_chunks_that_nobody_kept_are_an_error_and_run_nothing(app, idem, before, kind):
+    client = reading(app, idem, before)
+    assert post_chunks(client, b"pay=ann", kind=kind).status_code == 500
+    assert post_chunks(client, b"pay=eve", kind=kind).status_code == 500
+    assert state_or_none(idem) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [(lambda: request.form, "text/plain"), (lambda: request.form, FORM_TYPE), (request_data, "")],
+)
+def test_chunks_that_were_kept_are_compared(app, idem, before, kind):
+    client = reading(app, idem, before)
+    assert post_chunks(client, b"pay=ann", kind=kind).status_code == 200
+    again = post_chunks(client, b"pay=ann", kind=kind)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert post_chunks(client, b"pay=eve", kind=kind).status_code == 422
+
+
+def test_an_empty_body_in_chunks_that_was_kept_is_compared(app, idem):
+    client = reading(app, idem, request_data)
+    assert post_chunks(client, b"").status_code == 200
+    assert post_chunks(client, b"").headers["Idempotent-Replayed"] == "true"
+    assert post_chunks(client, b"pay=eve").status_code == 422
+
+
+def test_a_body_of_which_somebody_took_a_part_is_an_error_and_runs_nothing(app, idem):
+    client = reading(app, idem, lambda: request.stream.read(2))
+    assert client.post("/", headers=KEY, data="raw data").status_code == 500
+    assert state_or_none(idem) is None
 
 
 # --- applications and their configuration ---------------------------------------------------------

@@ -119,6 +119,20 @@ def test_a_body_in_chunks_is_read_and_compared(port, key):
     assert post(port, "/pay", line, chunks=[b"in ", b"others"]).status == 422
 
 
+@pytest.mark.parametrize("length", ["6", "0"])
+def test_a_length_beside_chunks_is_refused_or_cuts_nothing(port, key, length):
+    def pay(body):
+        told = [("Host", HOST), ("Connection", "close"), ("Idempotency-Key", key)]
+        told += [("Content-Length", length), ("Transfer-Encoding", "chunked")]
+        return Connection(port).send(head("POST", "/pay", told) + chunked([body])).answer()
+
+    first, other = pay(b"pay 10 to ann"), pay(b"pay 10 to eve")
+    if first.status == other.status == 400:
+        return  # the server itself refuses it
+    assert (first.status, first.body) == (201, b"said: pay 10 to ann")
+    assert (other.status, other.code) == (422, "payload_mismatch")
+
+
 def test_an_underscore_does_not_smuggle_a_key(port, key):
     """Neither in the place of the true header nor beside it."""
     first, second = (post(port, "/pay", ("Idempotency_Key", key)) for _ in range(2))

@@ -55,7 +55,7 @@ def request_of(environ: Environ, path: str) -> Request:
     """Show a request to the rules."""
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     headers = Headers(header_lines(environ))
-    return Request(environ["REQUEST_METHOD"], path, query, headers, environ)
+    return Request(environ["REQUEST_METHOD"].upper(), path, query, headers, environ)
 
 
 def content_length(environ: Mapping[str, Any]) -> int | None:
@@ -68,6 +68,11 @@ def content_length(environ: Mapping[str, Any]) -> int | None:
     if len(written) > _LONGEST_LENGTH:
         raise Refusal("body_too_large")
     return int(written)
+
+
+def is_chunked(environ: Mapping[str, Any]) -> bool:
+    """Tell whether a body came in chunks: RFC 9112 has them count, not a Content-Length."""
+    return bool(environ.get("HTTP_TRANSFER_ENCODING"))
 
 
 class Body:
@@ -90,6 +95,10 @@ class Body:
         if length is not None and len(content) < length:
             raise Refusal("body_incomplete")
         self._environ["wsgi.input"] = BytesIO(content)
+        if self._environ.pop("HTTP_TRANSFER_ENCODING", None):
+            # The chunks are joined, and a length that came beside them was wrong: an application
+            # that goes by it would see only a part of the body that was compared.
+            self._environ["CONTENT_LENGTH"] = str(len(content))
         return content
 
     def _up_to(self, wanted: int) -> bytes:
@@ -104,15 +113,16 @@ class Body:
 
     def _length(self) -> int | None:
         """The bytes to read; None = until the server says that it is all."""
-        length = content_length(self._environ)
-        if length is not None:
-            return length
-        if self._environ.get("wsgi.input_terminated"):
+        terminated = self._environ.get("wsgi.input_terminated")
+        if is_chunked(self._environ):
+            # Only the chunks say where the body ends, whatever Content-Length says beside them.
+            if not terminated:
+                raise Refusal("body_incomplete")
             return None
-        if self._environ.get("HTTP_TRANSFER_ENCODING"):
-            # There is a body, but nobody knows where it ends: it must not count as empty.
-            raise Refusal("body_incomplete")
-        return 0
+        length = content_length(self._environ)
+        if length is None and not terminated:
+            return 0
+        return length
 
 
 def texts(lines: Iterable[HeaderLine]) -> list[tuple[str, str]]:

@@ -9,9 +9,10 @@ import msgspec
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
+from semel.adapters import wsgi_requests
 from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.adapters.nesting import PROTECTED
-from semel.adapters.wsgi_requests import content_length, header_lines
+from semel.adapters.wsgi_requests import content_length, header_lines, is_chunked
 from semel.errors import ConfigError
 from semel.http.messages import HeaderLine, Headers, Request
 from semel.http.rulebook import Refusal
@@ -58,6 +59,8 @@ class Body:
 
     def read(self) -> bytes:
         """Give the body, or bytes that stand for what was made of it."""
+        if not is_asgi(self._request) and is_chunked(self._request.META):
+            self._join_chunks()
         length = content_length(self._request.META) or 0
         if length > self._limit:
             raise Refusal("body_too_large")
@@ -74,6 +77,17 @@ class Body:
         if len(body) < length:
             raise Refusal("body_incomplete")
         return body
+
+    def _join_chunks(self) -> None:
+        """Read a body in chunks to its end: Django goes by a Content-Length, or takes it for empty.
+
+        One that was read before us was cut, then.
+        """
+        request = self._request
+        if request._read_started:
+            raise Refusal("body_incomplete")
+        wsgi_requests.Body(request.META, self._limit).read()
+        request._stream = request.META["wsgi.input"]
 
     def _written_again(self) -> bytes:
         """Write what was parsed before us, by Django or by REST framework."""

@@ -23,6 +23,8 @@ class Body:
         this = request._get_current_object()  # type: ignore[attr-defined]  # it is a proxy
         environ, known = this.environ, vars(this)
         self._untouched = "stream" not in known
+        self._kept = "_cached_data" in known
+        self._parsed = "form" in known
         self._form = "form" in known and this.mimetype in _FORMS and not this.get_data()
         lines = wsgi_requests.header_lines(environ)
         self.request = Request(
@@ -37,17 +39,31 @@ class Body:
         """Give the body; the view can read it again."""
         if self._untouched:
             return wsgi_requests.Body(request.environ, self._limit).read()
-        if (request.content_length or 0) > self._limit:
+        chunked = wsgi_requests.is_chunked(request.environ)
+        if chunked and not request.environ.get("wsgi.input_terminated"):
+            raise Refusal("body_incomplete")  # Flask takes it for empty
+        length = request.content_length or 0  # of chunks it is not known
+        if length > self._limit:
             raise Refusal("body_too_large")
         body = self._form_bytes() if self._form else request.get_data()
         if len(body) > self._limit:
             raise Refusal("body_too_large")
-        if not body and request.content_length:
+        if not self._kept and self._is_cut(body, length, chunked=chunked):
             raise ConfigError(
                 "the body was read from request.stream before the view: read it by "
                 "request.get_data(), which keeps it"
             )
         return body
+
+    def _is_cut(self, body: bytes, length: int, *, chunked: bool) -> bool:
+        """Tell whether somebody took some of the body, or all of it, out of the stream before us.
+
+        How long a body in chunks was cannot be known then, so its stream may not be touched; the
+        parser of forms leaves what is no form where it is.
+        """
+        if self._parsed:
+            return not body and (chunked or length > 0)
+        return chunked or len(body) < length
 
     def _form_bytes(self) -> bytes:
         uploads = []
