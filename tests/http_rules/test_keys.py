@@ -23,6 +23,11 @@ PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_s
         ("a\\b;c=d==", "a\\b;c=d=="),
         ('"' + "k" * 255 + '"', "k" * 255),
         ('"' + r"\"" * 255 + '"', '"' * 255),
+        ('"k";a=1', "k"),
+        ('"k"; a="x;y,\\""; b;c=?1;d=%"%e4";*e=:cHJl:', "k"),
+        ('"k;a=1"', "k;a=1"),
+        ("k;a=1", "k;a=1"),
+        ('"' + r"\"" * 255 + '";a=1', '"' * 255),
     ],
 )
 def test_a_key_is_a_quoted_string_or_the_same_text_raw(line, key):
@@ -53,6 +58,14 @@ def test_no_header_is_no_key():
         '"a"b',
         "a,b",
         '"a", "b"',
+        '"a";b=1, "c"',
+        '"a";',
+        '"a" ;b=1',
+        '"a";B=1',
+        '"a";b=',
+        '"a";b="c',
+        '"";b=1',
+        '"a"' + ";b=1" * 1_000_000,
         "a b",
     ],
 )
@@ -76,6 +89,7 @@ def test_two_lines_are_refused_even_if_they_agree():
 
 def test_strict_takes_only_the_quoted_form():
     assert key_of_lines(['"k"'], strict=True) == "k"
+    assert key_of_lines(['"k";a=1'], strict=True) == "k"
     with pytest.raises(InvalidKey, match="quoted"):
         key_of_lines(["k"], strict=True)
 

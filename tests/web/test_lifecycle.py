@@ -65,7 +65,7 @@ def test_16_a_function_of_the_status_stores_more(on, key, run, folder, status):
     assert folder.runs(run) == 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 429])
+@pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
 def test_16_answers_about_the_client_are_never_stored(on, key, run, folder, status):
     first, again = (
         on("deterministic").post(f"/status/{status}", key=key, run=run) for _ in range(2)

@@ -20,6 +20,10 @@ NEVER_STORED = (
     "www-authenticate",
     "proxy-authentication-info",
     "x-csrf-token",
+    "x-csrftoken",
+    "token",
+    "refresh_token",
+    "authentication-info",
     "access-control-allow-origin",
     "access-control-allow-credentials",
 )

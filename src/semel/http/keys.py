@@ -1,7 +1,8 @@
 """Where a request's key comes from, what it may look like, and whose it is.
 
-A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). Functions here never repeat a value
-in an error: it may be a secret, and it may be a megabyte long.
+A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). The parameters of a String
+(`"k";a=1`) are no part of the key; in a raw key a semicolon is one of its characters. Functions here
+never repeat a value in an error: it may be a secret, and it may be a megabyte long.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from urllib.parse import quote
 from semel.core.keys import MAX_KEY_LENGTH
 from semel.errors import InvalidKey
 
-_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
-"""An RFC 9651 String: printable ASCII, with quotes and backslashes escaped."""
+_STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+_PARAMETERS: Final = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:%?{_STRING}|[!#-+\x2d-:<-~]+))?)*"
+"""They are ignored, so what a value says does not count, only where it ends."""
+_QUOTED: Final = re.compile(f"({_STRING}){_PARAMETERS}")
+"""An RFC 9651 String: printable ASCII, with quotes and backslashes escaped; then parameters."""
 _RAW: Final = re.compile(r"[!#-+\--~]+")
 """Printable ASCII without the space, the quote and the comma: those belong to other forms."""
 _PRINTABLE: Final = re.compile(r"[ -~]+")
@@ -24,18 +28,18 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 _UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
 """What a stored key may be as it came: neither the space, nor `%` and `/`, which are ours."""
 
-_QUOTED_LINE: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,255}"'
+_QUOTED_LINE: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,255}"' + _PARAMETERS
 _RAW_LINE: Final = "[!#-+\\x2d-~]{1,255}"
 _PLAIN: Final = re.compile(_RAW_LINE)
 
-_LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2
-"""Quotes, and every character escaped."""
+_LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2 + 512
+"""Quotes, every character escaped, and parameters."""
 
 
 def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
     """Read the key from the header's lines; None = there is no such header.
 
-    >>> key_of_lines(['"order-1"']), key_of_lines(["order-1"]), key_of_lines([])
+    >>> key_of_lines(['"order-1";v=2']), key_of_lines(["order-1"]), key_of_lines([])
     ('order-1', 'order-1', None)
     """
     if not lines:
@@ -49,7 +53,8 @@ def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
         raise InvalidKey(f"the key is longer than {MAX_KEY_LENGTH} characters")
     quoted = _QUOTED.fullmatch(line)
     if quoted is not None:
-        return checked(_ESCAPED.sub(r"\1", quoted[1]) if "\\" in line else quoted[1])
+        text = quoted[1][1:-1]
+        return checked(_ESCAPED.sub(r"\1", text) if "\\" in text else text)
     if strict:
         raise InvalidKey('the key must be a quoted string, as in "k" (RFC 9651)')
     if line and _RAW.fullmatch(line) is None:

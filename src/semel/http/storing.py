@@ -44,7 +44,7 @@ _FORBIDDEN: Final = frozenset(
     }
 )
 _FORBIDDEN_BEGINNINGS: Final = (b"proxy-", b"access-control-")
-_FORBIDDEN_END: Final = b"-token"
+_FORBIDDEN_PARTS: Final = (b"token", b"csrf", b"authentication-info")
 
 _EVENT_STREAM: Final = b"text/event-stream"
 UNPROTECTED: Final[HeaderLine] = (b"idempotent-unprotected", b"stream")
@@ -106,10 +106,11 @@ def kept_lines(
 
 @lru_cache(maxsize=1024)
 def _is_forbidden(name: bytes) -> bool:
+    name = name.replace(b"_", b"-")  # some applications write them so
     return (
         name in _FORBIDDEN
         or name.startswith(_FORBIDDEN_BEGINNINGS)
-        or name.endswith(_FORBIDDEN_END)
+        or any(part in name for part in _FORBIDDEN_PARTS)
     )
 
 
