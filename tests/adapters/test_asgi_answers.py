@@ -497,3 +497,21 @@ async def test_a_request_that_was_never_whole_runs_nothing_and_takes_no_key(engi
         whole = await client.post("/", content=b"x", headers=keyed())
     assert not replayed(whole)
     assert app.runs == 1
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+async def test_a_method_in_lower_case_is_the_same_method(engine):
+    async def answer(scope, receive, send):
+        await send(start())
+        await send(part(scope["method"].encode()))
+
+    app = By(answer)
+    door = IdempotencyMiddleware(app, engine, required=True)
+    unkeyed = Server(door, method="post", headers=[])
+    await unkeyed.run()
+    assert unkeyed.sent[0]["status"] == 400
+    for method in ("post", "POST", "Post"):
+        assert await Server(door, method=method).run() == b"post"
+    assert app.runs == 1

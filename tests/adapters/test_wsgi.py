@@ -7,6 +7,7 @@ server to the application.
 from __future__ import annotations
 
 import io
+import json
 import sys
 from wsgiref.util import FileWrapper, setup_testing_defaults
 from wsgiref.validate import validator
@@ -104,6 +105,17 @@ def good(door):
 def guarded(app, idem, **options):
     """A strict server on both sides of the door."""
     return good(IdempotencyMiddleware(validator(app), idem, **options))
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+def test_a_method_in_lower_case_is_the_same_method(idem):
+    door = IdempotencyMiddleware(echo, idem, required=True)
+    assert post(door, key=None, REQUEST_METHOD="post").status == 400
+    assert post(door, REQUEST_METHOD="post").status == 200
+    for method in ("POST", "post", "Post"):
+        assert post(door, REQUEST_METHOD=method).headers["idempotent-replayed"] == "true"
 
 
 # --- how an application may answer ----------------------------------------------------------------
@@ -469,6 +481,20 @@ def test_a_body_whose_end_the_server_tells_is_read_to_its_end(idem):
     assert other.status == 422
 
 
+@pytest.mark.parametrize("length", ["6", "0", "100", None])
+def test_a_length_beside_chunks_does_not_cut_the_body(idem, length):
+    door = IdempotencyMiddleware(echo, idem)
+    told = {
+        "CONTENT_LENGTH": length,
+        "HTTP_TRANSFER_ENCODING": "chunked",
+        "wsgi.input_terminated": True,
+    }
+    answer = post(door, **told, **{"wsgi.input": Socket(b"pay 10 to ann", ends=True)})
+    assert (answer.status, answer.body) == (200, b"pay 10 to ann")
+    other = post(door, **told, **{"wsgi.input": Socket(b"pay 10 to eve", ends=True)})
+    assert (other.status, json.loads(other.body)["code"]) == (422, "payload_mismatch")
+
+
 def test_of_an_endless_body_only_a_little_more_than_the_cap_is_read(idem):
     class Endless:
         given = 0
@@ -495,6 +521,8 @@ def test_of_an_endless_body_only_a_little_more_than_the_cap_is_read(idem):
         ({"CONTENT_LENGTH": "9" * 5000}, 413),
         # In chunks, on a server that does not say that it ends: it must not count as empty.
         ({"CONTENT_LENGTH": None, "HTTP_TRANSFER_ENCODING": "chunked"}, 400),
+        ({"CONTENT_LENGTH": "0", "HTTP_TRANSFER_ENCODING": "chunked"}, 400),
+        ({"body": b"pay 10", "HTTP_TRANSFER_ENCODING": "chunked"}, 400),
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused_before_the_claim(idem, told, status):

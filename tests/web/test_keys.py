@@ -8,7 +8,7 @@ import pytest
 
 from web.client import Connection, head
 from web.profiles import KEY_FIELD
-from web.serve import MIDDLEWARES
+from web.serve import MIDDLEWARES, STACKS
 
 BODY = b'{"amount": 5}'
 BAD_KEYS = {
@@ -29,7 +29,8 @@ BAD_KEYS = {
     "a space inside": b"s3cr3t key",
     "a list": b'"s3cr3t-1", "s3cr3t-2"',
     "a raw list": b"s3cr3t-1,s3cr3t-2",
-    "parameters": b'"s3cr3t";a=1',
+    "parameters without a name": b'"s3cr3t";=1',
+    "parameters without an end": b'"s3cr3t";a="1',
 }
 
 
@@ -56,6 +57,16 @@ def test_1_an_escaped_quote_belongs_to_the_key(on, key, run, folder):
     assert first.body == again.body
     other = on().post("/pay", key=rf'"{key} \"ab\""', run=run)
     assert not other.replayed
+    assert folder.runs(run) == 2
+
+
+def test_33_parameters_of_a_quoted_key_are_ignored_and_belong_to_a_raw_one(on, key, run, folder):
+    first = on().post("/pay", key=f'"{key}"', run=run)
+    again = on().post("/pay", key=f'"{key}";a=1; b="x"', run=run)
+    assert (again.replayed, again.body) == (True, first.body)
+    raw = on().post("/pay", key=f"{key};a=1", run=run)
+    assert (raw.status, raw.replayed) == (201, False)
+    assert on().post("/pay", key=f'"{key};a=1"', run=run).body == raw.body
     assert folder.runs(run) == 2
 
 
@@ -134,6 +145,21 @@ def test_4_put_and_delete_are_protected_on_request(on, key, run, method):
     first, again = (on("more-methods").ask(method, "/pay", key=key, run=run) for _ in range(2))
     assert again.replayed
     assert first.body == again.body
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_26_a_method_in_lower_case_is_protected_or_refused(on, stack, key, run, folder):
+    """Some servers refuse it, or write it in capitals; no handler may run unprotected."""
+    without = on("required").ask("post", "/pay", run=run)
+    assert 400 <= without.status < 500
+    assert folder.runs(run) == 0
+    if stack in {"asgi", "asgi-hypercorn", "wsgi", "flask", "django-async"}:
+        assert without.code == "key_missing"
+        first = on("required").ask("post", "/pay", key=key, run=run)
+        for method in ("post", "POST"):
+            again = on("required").ask(method, "/pay", key=key, run=run)
+            assert (again.replayed, again.body) == (True, first.body)
+        assert folder.runs(run) == 1
 
 
 @pytest.mark.parametrize("stack", ["asgi-hypercorn"])

@@ -30,7 +30,7 @@ _UNBUFFERABLE: Final = frozenset(
 def request_of(scope: Scope) -> Request:
     """Show a request to the rules."""
     return Request(
-        scope["method"],
+        scope["method"].upper(),
         scope["path"],
         scope.get("query_string", b""),
         Headers(scope["headers"]),

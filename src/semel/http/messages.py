@@ -48,6 +48,7 @@ class Request(Struct, frozen=True):
     """What a request shows before its body is read; functions of the application get this."""
 
     method: str
+    """In upper case, whatever the client wrote."""
     path: str
     query: bytes
     """As it was sent, without the question mark."""

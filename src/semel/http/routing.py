@@ -45,7 +45,10 @@ class Routing:
         self._known: dict[tuple[str, str], Rulebook | None] = {}
 
     def find(self, method: str, path: str) -> Rulebook | None:
-        """Give the rules for a request; None = it is none of ours."""
+        """Give the rules for a request; None = it is none of ours.
+
+        A method counts in any case: `post` is a POST to Flask and to Django.
+        """
         try:
             return self._known[method, path]
         except KeyError:
@@ -60,7 +63,7 @@ class Routing:
         if _any(self._exclude, path):
             return None
         rulebook = next((book for matches, book in self._rulebooks if matches(path)), self._default)
-        return rulebook if method in rulebook.choices.methods else None
+        return rulebook if method.upper() in rulebook.choices.methods else None
 
 
 def _any(matchers: list[Callable[[str], object]], path: str) -> bool:

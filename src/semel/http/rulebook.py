@@ -104,6 +104,7 @@ class Rulebook:
 
         That changes made by another method are not is told in the log, once for each endpoint.
         """
+        method = method.upper()
         if method in self.choices.methods:
             return True
         if method in self._unprotected and (endpoint, method) not in self._told:

@@ -20,7 +20,7 @@ class Body:
         self._form: Any = request._form
         scope = request.scope
         self.request = messages.Request(
-            scope["method"],
+            scope["method"].upper(),
             scope["path"],
             scope.get("query_string", b""),
             messages.Headers(self._lines()),
