@@ -3,6 +3,7 @@
 | fault | expected |
 |---|---|
 | 39 memory store full | expired records go first; then new keys are refused before anything runs; existing keys still served |
+| 49 Redis full (noeviction) while attempts run | new keys are refused; renew, complete and fail of admitted attempts work |
 | 43 1 MB key, endless body, control characters, invalid config | a clear error before anything is stored |
 """
 
@@ -13,8 +14,17 @@ import time
 
 import pytest
 
-from engines.facade import PATIENCE, Effect, World, never
-from semel import ConfigError, IdempotencyError, InvalidKey, Policy, SerializationError, StoreFull
+from engines.facade import PATIENCE, Effect, World, never, wait_until
+from semel import (
+    ConcurrentRequest,
+    ConfigError,
+    IdempotencyError,
+    InvalidKey,
+    Policy,
+    SerializationError,
+    StoreFull,
+)
+from semel.events import LostLease, StoreFailed
 
 fault = pytest.mark.fault
 
@@ -68,6 +78,40 @@ def test_a_full_memory_store_runs_unprotected_only_if_the_policy_says_so(small):
     effect = Effect("unprotected")
     assert small.execute("new", effect, policy=Policy(store_error="open")) == "unprotected"
     assert effect.runs == 1
+
+
+@fault(49)
+def test_a_redis_that_fills_up_keeps_and_saves_what_it_admitted(kind, own_server):
+    brief = Policy(lease=3.0, concurrent="reject")
+    with World(kind, own_server.url) as world, own_server.client() as client:
+        engine, other = world.engine(policy=brief), world.engine(policy=brief)
+        done = [Effect(number).held() for number in range(20)]
+        calls = [engine.start(f"k{number}", effect) for number, effect in enumerate(done)]
+        failing = Effect(raising=ValueError("declined")).held()
+        failed = engine.start("failing", failing)
+        for effect in (*done, failing):
+            effect.wait_started()
+        client.config_set("maxmemory", 1)
+        with pytest.raises(StoreFull):
+            other.execute("new", never)
+        renewals = engine.commands("renew", "renew_many")
+        wait_until(lambda: engine.commands("renew", "renew_many") > renewals + 4)  # > a lease
+        with pytest.raises(ConcurrentRequest):
+            other.execute("k0", never)
+        for effect in (*done, failing):
+            effect.release()
+        assert [call.result(PATIENCE) for call in calls] == list(range(20))
+        with pytest.raises(ValueError, match="declined"):
+            failed.result(PATIENCE)
+        assert [other.execute(f"k{number}", never) for number in range(20)] == list(range(20))
+        again = Effect("now")
+        assert other.execute("failing", again) == "now"
+        with pytest.raises(StoreFull):
+            other.execute("new", never)
+        client.config_set("maxmemory", 0)
+        assert not engine.told(LostLease)
+        assert not engine.told(StoreFailed)
+        assert {effect.runs for effect in (*done, failing, again)} == {1}
 
 
 BAD_KEYS = {

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, State
+from semel.core.records import (
+    Busy,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    State,
+)
 from semel.errors import RecordUnreadable, StoreError
 from semel.stores.redis import scripts
 from semel.stores.redis.keys import KeyLayout
@@ -195,6 +203,95 @@ def test_a_damaged_record_is_a_typed_error_and_nobody_gets_to_run(
                 refused()
         assert raw(client, store) == garbage
     assert store.forget(IDENTITY)
+
+
+# --- a newer release beside this one --------------------------------------------------------
+
+
+MORE = b"\x03what a later release keeps"
+
+
+@pytest.fixture
+def newer(store, redis_of_this_worker):
+    """Claims keys as a later release may: the running part of a record is longer than ours."""
+    with redis_of_this_worker.client() as client:
+
+        def claim(**terms):
+            request = ask(**terms)
+            assert isinstance(store.claim(request), Claimed)
+            longer = raw(client, store) + MORE
+            client.set(store._keys.record(IDENTITY), longer, keepttl=True)
+            return request
+
+        def unknown() -> bytes:
+            return raw(client, store)[-len(MORE) :]
+
+        claim.unknown = unknown
+        yield claim
+
+
+@pytest.mark.parametrize("fingerprint", [None, b"f" * 16])
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_running_record_with_more_than_we_know_is_read_renewed_and_completed(
+    store, newer, fingerprint, hold
+):
+    request = newer(hold=hold, fingerprint=fingerprint)
+    assert store.get(IDENTITY).owner == request.owner
+    assert store.counts().processing == 1
+    assert isinstance(store.claim(ask(fingerprint=fingerprint)), Busy)
+    assert newer.unknown() == MORE
+    assert store.renew(IDENTITY, request.owner, 60)
+    assert newer.unknown() == MORE
+    assert store.claim(request).number == 1
+    assert newer.unknown() == MORE
+    assert store.complete(IDENTITY, request.owner, RESULT, 60)
+    assert store.get(IDENTITY).outcome == RESULT
+    assert store.claim(ask(fingerprint=fingerprint)).outcome == RESULT
+
+
+def test_the_plain_case_of_an_end_reads_a_longer_record_too(store, newer):
+    request = newer()
+    assert store.complete(IDENTITY, request.owner, RESULT, 60)
+    assert store.get(IDENTITY).outcome == RESULT
+
+
+def test_a_running_record_with_more_than_we_know_may_fail_and_run_again(store, newer):
+    request = newer()
+    terms = {"retryable": True, "keep_fingerprint": True, "ttl": 60}
+    assert store.fail(IDENTITY, request.owner, ERROR, **terms)
+    assert store.get(IDENTITY).outcome == ERROR
+    assert store.claim(ask()).number == 2
+
+
+def test_a_resolver_keeps_what_it_does_not_know(store, newer):
+    request = newer(hold=True)
+    assert store.renew(IDENTITY, request.owner, 0)
+    assert [record.identity for record in store.stuck()] == [IDENTITY]
+    resolver = new_owner()
+    assert store.adopt(IDENTITY, resolver, 60).owner == resolver
+    assert newer.unknown() == MORE
+    assert store.complete(IDENTITY, resolver, RESULT, 60)
+    assert store.get(IDENTITY).outcome == RESULT
+
+
+def test_a_takeover_leaves_out_what_was_kept_of_the_attempt_before(store, newer):
+    request = newer()
+    assert store.renew(IDENTITY, request.owner, 0)
+    taken = ask()
+    assert store.claim(taken).takeover
+    assert newer.unknown() != MORE
+    assert store.complete(IDENTITY, taken.owner, RESULT, 60)
+
+
+def test_an_abandoned_record_with_more_than_we_know_is_marked_or_purged(store, newer):
+    request = newer()
+    assert store.renew(IDENTITY, request.owner, 0)
+    assert store.put(IDENTITY, RESULT, 60, owner=new_owner())
+    assert store.get(IDENTITY).outcome == RESULT
+    store.forget(IDENTITY)
+    request = newer()
+    assert store.renew(IDENTITY, request.owner, 0)
+    assert store.purge(abandoned_after=0) == 1
 
 
 def test_an_unknown_codec_number_is_a_typed_error(store, redis_of_this_worker):

@@ -57,6 +57,7 @@ def record(dice: random.Random) -> bytes | None:
     times = b"".join(number.to_bytes(size) for number, size in ((9, 7), (10, 6), (11, 6)))
     lease_until = LEASE_ENDS + dice.choice([-5_000_000, 5_000_000])
     running = lease_until.to_bytes(7) + (60_000).to_bytes(6)
+    running += dice.choice([b"", b"", b"", b"more of a later release"])
     raw = head + times + dice.choice(OWNERS) + fingerprint + b"".join(superseded)
     raw += running if state == 0 else b"\x01" + b'"value"'
     return raw[: dice.randrange(len(raw) + 1)] if dice.random() < 0.1 else raw

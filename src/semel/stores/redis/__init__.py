@@ -18,7 +18,7 @@ The least a server has to permit, `idem:` being the prefix:
 
 Redis alone can lose what it acknowledged (asynchronous failover, eviction, no persistence); put SQL
 behind it where that matters. Use `maxmemory-policy noeviction`: a full server then refuses new keys
-(`StoreFull`, nothing runs) instead of forgetting old ones.
+(`StoreFull`, nothing runs) instead of forgetting old ones, and still renews and saves what runs.
 """
 
 from __future__ import annotations

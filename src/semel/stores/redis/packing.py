@@ -18,6 +18,7 @@ here, and the scripts never look inside it.
     16 n   superseded   oldest first
     7      lease_until  microseconds, while PROCESSING
     6      keep         milliseconds the key outlives its lease, while PROCESSING
+    ...    unknown      while PROCESSING: what a newer release keeps of the attempt
     1      codec        when ended: an entry of CODECS, or 255 and then length and name
     ...    data         when ended: to the end
 
@@ -147,7 +148,7 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
     superseded = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
     tail = raw[at + FINGERPRINT_BYTES * replaced :]
     running = state is PROCESSING
-    if running and len(tail) != _RUNNING_TAIL:
+    if running and len(tail) < _RUNNING_TAIL:  # a newer release may keep more of the attempt
         raise ValueError("cut short")
     return Record(
         identity=identity,

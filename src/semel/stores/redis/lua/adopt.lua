@@ -9,5 +9,6 @@ if record.owner ~= owner then
   record.owner = owner
   record.fence = next_fence(record, now)
 end
+write_when_full()
 write_running(record, tonumber(ARGV[2]), now)
 return {'adopted', redis.call('GET', KEYS[1]), -1, now}  -- PROCESSING: as in check.lua

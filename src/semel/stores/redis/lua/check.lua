@@ -5,5 +5,6 @@ if not record or record.state ~= PROCESSING then
   index_remove()
   return nil
 end
+write_when_full()
 index_add(record)
 return {raw, -1, clock()}  -- PROCESSING: its expiry is nobody's business

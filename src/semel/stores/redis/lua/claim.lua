@@ -16,8 +16,9 @@ local function was_superseded()
   return false
 end
 
--- A full server, or one that takes no writes, can still answer busy: then nobody is woken.
+-- A server that takes no writes can still answer busy: then nobody is woken.
 local function note_waiter()
+  if KEYS[2] then redis.pcall('ZREM', KEYS[2], '') end  -- see write_when_full
   local flags = string.byte(raw, 2) + WAITED_FOR
   local noted = string.sub(raw, 1, 1) .. string.char(flags) .. string.sub(raw, 3)
   redis.pcall('SET', KEYS[1], noted, 'KEEPTTL')
@@ -27,6 +28,7 @@ local replacing = false
 if old then
   if old.owner == owner then
     if old.state ~= PROCESSING then return finished() end
+    write_when_full()
     write_running(old, lease, now)
     return {'claimed', old.number, old.fence, 0}
   end
@@ -42,6 +44,7 @@ if old then
     if old.hold or hold then return {'abandoned', old.number} end
   end
   if attempts and old.number >= attempts then return {'exhausted', old.number} end
+  write_when_full()
 end
 
 local new = {

@@ -9,5 +9,6 @@ if record.state ~= PROCESSING then return 0 end
 record.state = state
 record.retryable = ARGV[5] == '1'
 if ARGV[6] ~= '1' then record.fingerprint = '' end
+write_when_full()
 write_ended(record, ARGV[2], tonumber(ARGV[4]), now)
 return 1

@@ -10,15 +10,16 @@ local version, flags, replaced = string.byte(found, 1, 3)
 if KEYS[2] and #found > 38 and version == 1 and flags % 4 == 0 and flags % 16 < 8 and flags < 32
   and tonumber(ARGV[4]) > 0 and ARGV[6] == '1' and string.sub(found, 27, 38) == ARGV[1] then
   local tail = 38 + 16 * (flags >= 16 and replaced + 1 or replaced)
-  if #found == tail + 13 then
+  if #found >= tail + 13 then
     local time = redis.call('TIME')
     local ended = flags + tonumber(ARGV[3]) + (ARGV[5] == '1' and 8 or 0)
+    -- First the write that needs no memory: see write_when_full in record.lua.
+    redis.call('ZREM', KEYS[2], string.sub(KEYS[1], string.find(KEYS[1], '}', 1, true) + 1))
     redis.call('SET', KEYS[1],
       string.char(1, ended) .. string.sub(found, 3, 20)
         .. struct.pack('>I6', time[1] * 1000 + math.floor(time[2] / 1000))
         .. string.sub(found, 27, tail) .. ARGV[2],
       'PX', ARGV[4])
-    redis.call('ZREM', KEYS[2], string.sub(KEYS[1], string.find(KEYS[1], '}', 1, true) + 1))
     return 1
   end
 end

@@ -6,6 +6,7 @@ if not record or record.state ~= PROCESSING then
   return 0
 end
 if record.hold or record.lease_until > clock() - tonumber(ARGV[1]) then
+  write_when_full()
   index_add(record)
   return 0
 end

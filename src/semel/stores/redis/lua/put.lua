@@ -7,6 +7,7 @@ if old then
   if old.owner == owner and old.state == SUCCEEDED then return 1 end  -- sent twice
   if ended_for_good(old) then return 0 end
   if old.state == PROCESSING and (old.hold or old.lease_until > now) then return 0 end
+  write_when_full()
 end
 write_ended({
   state = SUCCEEDED, owner = owner, hold = false, retryable = false,

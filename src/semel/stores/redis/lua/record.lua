@@ -19,6 +19,7 @@
 --   then, while PROCESSING:
 --   7      lease_until  microseconds
 --   6      keep         milliseconds that the key outlives its lease, so that renew can set it again
+--   ...    unknown      what a newer release keeps of the attempt: left as it is while that runs
 --   then, when ended:
 --   ...    outcome      codec and data, packed by the client and never looked at here
 --
@@ -63,8 +64,9 @@ local function parse(raw)
   record.superseded = string.sub(raw, offset + 1, offset + 16 * replaced)
   offset = offset + 16 * replaced
   if record.state == PROCESSING then
-    if #raw ~= offset + 13 then unreadable('record cut short') end
+    if #raw < offset + 13 then unreadable('record cut short') end
     record.lease_until, record.keep = struct.unpack('>I7I6', raw, offset + 1)
+    record.unknown = string.sub(raw, offset + 14)
   elseif #raw <= offset then
     unreadable('record cut short')
   end
@@ -105,10 +107,22 @@ local function index_remove()
   if KEYS[2] then redis.call('ZREM', KEYS[2], member()) end
 end
 
+-- A full server refuses the first write of a script if that may take memory; when the first one
+-- cannot, it refuses none. So whoever writes to a record that is there begins with such a write:
+-- what was admitted is renewed, ended and decided on a full server, too. New keys are refused.
+local function write_when_full()
+  if KEYS[2] then
+    redis.call('ZREM', KEYS[2], '')  -- no record has this name
+  else
+    redis.call('PEXPIRE', KEYS[1], 86400000)  -- the write that follows sets it anew
+  end
+end
+
 local function write_running(record, lease, now)
   record.lease_until = now + lease
   record.updated = math.floor(now / 1000)
-  local packed = pack(record, struct.pack('>I7I6', record.lease_until, record.keep))
+  local tail = struct.pack('>I7I6', record.lease_until, record.keep) .. (record.unknown or '')
+  local packed = pack(record, tail)
   if record.hold then
     redis.call('SET', KEYS[1], packed)  -- nobody but a resolver may end it, so it never expires
   else
