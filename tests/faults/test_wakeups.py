@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
+import time
 from typing import ClassVar
 
 import psycopg
@@ -251,23 +253,54 @@ def test_a_server_without_shard_channels_is_subscribed_to_plainly(kind, pauses, 
     assert not caplog.records
 
 
-def test_a_thread_that_cannot_be_started_is_no_error(redis_url, pauses, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_thread_that_cannot_be_started_is_no_error(redis_url, pauses, monkeypatch, error):
+    class Exhausted(threading.Thread):
+        def start(self) -> None:
+            raise error
+
     with World("threads", redis_url) as world:
-        owner, waiter = world.engine(), world.engine()
-        effect = Effect().held()
-        running = owner.start("k", effect)
-        effect.wait_started()
+        store = world.engine().store.store
+        with monkeypatch.context() as patched:
+            patched.setattr(threads.threading, "Thread", Exhausted)
+            with store.watch(Identity("default", "k")) as watch:
+                assert watch.hearing is Hearing.NO
+        Scene(world, pauses).wait_for(Hearing.YES).end()
 
-        class Exhausted(threading.Thread):
-            def start(self) -> None:
-                raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(threads.threading, "Thread", Exhausted)
-        with waiter.store.store.watch(Identity("default", "k")) as watch:
-            assert watch.hearing is Hearing.NO
-        monkeypatch.undo()
-        effect.release()
-        assert running.result(SOON) == "done"
+@pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
+def test_a_signal_while_the_thread_starts_leaves_nobody_deaf(redis_url, monkeypatch, begun):
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            if begun:
+                super().start()
+            raise KeyboardInterrupt
+
+    with contextlib.closing(open_store(redis_url)) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(threads.threading, "Thread", Interrupted)
+            with pytest.raises(KeyboardInterrupt), store.watch(Identity("default", "k")):
+                pass
+        with store.watch(Identity("default", "another")) as watch:
+            wait_until(lambda: watch.hearing is Hearing.YES)
+
+
+def test_a_process_that_may_open_no_more_files_listens_again_when_it_may(redis_url, monkeypatch):
+    def exhausted() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with contextlib.closing(open_store(redis_url)) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(threads.socket, "socketpair", exhausted)
+            with store.watch(Identity("default", "k")) as watch:
+                wait_until(lambda: watch.hearing is Hearing.NO)
+
+        def hears() -> bool:
+            with store.watch(Identity("default", "k")) as again:
+                time.sleep(0.01)
+                return again.hearing is Hearing.YES
+
+        wait_until(hears)
 
 
 # --- not meant for us -------------------------------------------------------------------------

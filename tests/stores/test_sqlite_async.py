@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engines.facade import PATIENCE, until
 from semel.core.records import Claimed, Finished
 from semel.errors import StoreUnavailable
 from semel.stores.sql import writing
@@ -190,15 +191,38 @@ async def test_a_forked_child_has_a_writer_of_its_own(path):
     await store.close()
 
 
-async def test_callers_are_told_that_there_is_no_thread_for_them(path, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+async def test_callers_are_told_that_there_is_no_thread_for_them(path, monkeypatch, error):
     store = AsyncSQLiteStore(path)
 
     def refused(_):
-        raise RuntimeError("can't start new thread")
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
-        with pytest.raises(StoreUnavailable, match="can't start new thread"):
+        with pytest.raises(StoreUnavailable, match="no thread for the store"):
             await store.claim(ask("k"))
     assert isinstance(await store.claim(ask("k")), Claimed)
+    await store.close()
+
+
+async def test_a_writer_whose_start_was_interrupted_ends_and_another_one_serves(path, monkeypatch):
+    store = AsyncSQLiteStore(path)
+    start, begun = threading.Thread.start, []
+
+    def interrupted(thread):
+        start(thread)
+        begun.append(thread)
+        raise ValueError("a worker's time limit")
+
+    problems = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: problems.append(told))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        unserved = asyncio.ensure_future(store.claim(ask("k")))
+        await until(lambda: begun and problems)
+    assert isinstance(await store.claim(ask("another")), Claimed)
+    begun[0].join(PATIENCE)
+    assert not begun[0].is_alive(), "two threads would serve one session"
+    unserved.cancel()
     await store.close()

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from semel.core.records import Finished
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -25,6 +25,10 @@ LEAD: Literal["lead"] = "lead"
 LATE: Literal["late"] = "late"
 Given: TypeAlias = Answer | Literal["lead", "late"]
 """An answer; or this call leads now; or its time ran out."""
+
+
+class NoTimer(StoreUnavailable):
+    """A claim cannot be renewed because no thread could be started: it is given back."""
 
 
 class Seats(Generic[T]):

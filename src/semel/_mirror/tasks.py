@@ -188,9 +188,9 @@ class Timer:
     def due(self, at: float) -> None:
         """Be there at this time (of the monotonic clock) or before."""
         if at < self._next:
-            self._next = at
             if self._ticking is None:
-                self._schedule()
+                self._schedule(at)
+            self._next = at  # last: after an exception on the way here, the next call tries again
 
     async def stop(self) -> None:
         """End the timer and wait for a tick that is under way."""
@@ -200,12 +200,12 @@ class Timer:
         if self._ticking is not None:
             await asyncio.wait((self._ticking,))
 
-    def _schedule(self) -> None:
+    def _schedule(self, at: float) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        if math.isfinite(self._next):
+        if math.isfinite(at):
             loop = asyncio.get_running_loop()
-            wait = max(0.0, self._next - time.monotonic())
+            wait = max(0.0, at - time.monotonic())
             self._handle = loop.call_later(wait, self._start)
 
     def _start(self) -> None:
@@ -224,7 +224,7 @@ class Timer:
             # Also when somebody cancels every task of the loop: attempts may still be running.
             self._ticking = None
             self._next = min(self._next, following)
-            self._schedule()
+            self._schedule(self._next)
 
 
 def mark_coroutine_function(function: Any) -> None:

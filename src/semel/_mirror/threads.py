@@ -10,7 +10,17 @@ from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
 from typing import Any, Self, TypeVar, cast
 
-from semel._mirror.seats import AFTER_TROUBLE, LATE, LEAD, Answer, Given, Seats, logger, one_for
+from semel._mirror.seats import (
+    AFTER_TROUBLE,
+    LATE,
+    LEAD,
+    Answer,
+    Given,
+    NoTimer,
+    Seats,
+    logger,
+    one_for,
+)
 from semel.errors import ConfigError
 
 T = TypeVar("T")
@@ -130,25 +140,39 @@ class Timer:
 
     def __init__(self, tick: Callable[[], float]) -> None:
         self._tick = tick
-        self._changed = threading.Condition()
+        # Entered by itself, not through the condition: a condition is entered by Python code, and
+        # an exception of a signal handler there would leave the lock taken for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._next = math.inf
 
     def due(self, at: float) -> None:
-        """Be there at this time (of the monotonic clock) or before."""
+        """Be there at this time (of the monotonic clock) or before; raises `NoTimer`."""
         if at < self._next:
-            with self._changed:
-                self._next = min(self._next, at)
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="semel-timer", daemon=True
-                    )
-                    self._thread.start()
-                self._changed.notify()
+            with self._lock:
+                if at < self._next:  # else it was stopped meanwhile, or comes earlier anyway
+                    if self._thread is None:
+                        self._thread = self._started()
+                    self._changed.notify()
+                    # Last: after an exception on the way here, the next call tries again.
+                    self._next = at
+
+    def _started(self) -> threading.Thread:
+        """Start a thread; one that is not noted as the timer's, because of an exception, ends."""
+        thread = threading.Thread(target=self._run, name="semel-timer", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise NoTimer(
+                f"no thread could be started to renew the lease ({error}): nothing ran. Look at "
+                "the limits of memory and of processes, then try again"
+            ) from error
+        return thread
 
     def stop(self) -> None:
         """End the thread and wait for it."""
-        with self._changed:
+        with self._lock:
             self._next = -math.inf  # Nothing is due before that: it never starts again.
             thread, self._thread = self._thread, None
             self._changed.notify()
@@ -158,7 +182,7 @@ class Timer:
     def _run(self) -> None:
         me = threading.current_thread()
         while True:
-            with self._changed:
+            with self._lock:
                 while self._thread is me and self._next > time.monotonic():
                     if self._next == math.inf:
                         self._thread = None
@@ -173,7 +197,7 @@ class Timer:
                 following = self._tick()
             except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
                 logger.exception("the timer failed; it goes on")
-            with self._changed:
+            with self._lock:
                 self._next = min(self._next, following)
 
 

@@ -114,11 +114,11 @@ class AsyncKeeper(Answers[AsyncStore]):
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
-            self._timer.due(self._leases.doubt(ask, monotonic()))
+            self._remind(self._leases.doubt(ask, monotonic()))
             return False
         if isinstance(answer, Busy) and answer.owner is None:
             # An open transaction has the record, and the claim may still wait there for its end.
-            self._timer.due(self._leases.doubt(ask, monotonic()))
+            self._remind(self._leases.doubt(ask, monotonic()))
         else:
             self._leases.settled(ask)
         return True

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from semel._mirror.seats import LATE
+from semel._mirror.seats import LATE, NoTimer
 from semel._mirror.tasks import (
     Polling,
     background,
@@ -126,17 +126,19 @@ class AsyncRunner(AsyncKeeper):
                         ask = call.ask(self._owners.next())
                         continue
                 heed(before)
+                step = decide(answer, call.rules)
+                if type(step) is Claimed:
+                    return self._started(call, ask.owner, step, sent)
             except BaseException as interruption:
-                if isinstance(interruption, StoreUnavailable):
-                    # The answer is lost, the claim perhaps not: the timer gives it back.
-                    self._timer.due(self._leases.doubt(ask, monotonic()))
-                elif not isinstance(interruption, IdempotencyError):
+                if isinstance(interruption, NoTimer) or not isinstance(
+                    interruption, IdempotencyError
+                ):
                     # Also an ordinary exception may strike here: that of a worker's time limit.
                     background(self._tasks, partial(self._disown, ask))
+                elif isinstance(interruption, StoreUnavailable):
+                    # The answer is lost, the claim perhaps not: the timer gives it back.
+                    self._remind(self._leases.doubt(ask, monotonic()))
                 raise
-            step = decide(answer, call.rules)
-            if type(step) is Claimed:
-                return self._started(call, ask.owner, step, sent)
             if type(step) is Refuse:
                 self._refuse(call, step.error)
             return step

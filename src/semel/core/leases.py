@@ -68,7 +68,12 @@ class Lease(Struct, eq=False, gc=False):
 
     def lost_at(self, now: float) -> bool:
         """Tell whether another attempt may have begun, with a margin to stop in time."""
-        return self.refused or now >= self.until - self.seconds * DANGER
+        return self.refused or now >= self.danger
+
+    @property
+    def danger(self) -> float:
+        """When it counts as lost, unless it is renewed before."""
+        return self.until - self.seconds * DANGER
 
     @property
     def renewal(self) -> RenewRequest:
@@ -161,7 +166,7 @@ class Leases:
         """When the next lease is lost unless it is renewed; infinity when none can be."""
         running = tuple(self._running.values())
         return min(
-            (lease.until - lease.seconds * DANGER for lease in running if not lease.told_lost),
+            (lease.danger for lease in running if not lease.told_lost),
             default=math.inf,
         )
 

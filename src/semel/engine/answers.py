@@ -6,10 +6,12 @@ This module answers. It never waits and never touches the store.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from semel import events
+from semel._mirror.seats import NoTimer
 from semel.attempts import Attempt
 from semel.core.decide import Refuse, Wait, decide, out_of_patience, verdict
 from semel.core.leases import Lease
@@ -39,6 +41,7 @@ class Answers(Setup[S]):
 
     _flights: Any  # `Flights` and `Timer` of the engine's own kind
     _timer: Any
+    _watch: Any
 
     # --- after the claim -----------------------------------------------------------------
 
@@ -47,12 +50,17 @@ class Answers(Setup[S]):
         rules = call.rules
         lease = Lease(call.identity, owner, claimed.number, rules.lease, sent)
         self._leases.add(lease)
-        self._timer.due(lease.due)
-        if claimed.takeover:
-            self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
-        return Attempt(
-            call.identity, claimed.number, claimed.fence, owner, store=self._store, lease=lease
-        )
+        try:
+            self._timer.due(lease.due)
+            if claimed.takeover:
+                self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
+            return Attempt(
+                call.identity, claimed.number, claimed.fence, owner, store=self._store, lease=lease
+            )
+        except BaseException:
+            # It cannot be renewed, or a signal handler raised: nothing runs that has to be renewed.
+            self._leases.drop(lease)
+            raise
 
     def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Answer with a finished operation: its result, or the refusal that the rules ask for."""
@@ -159,7 +167,7 @@ class Answers(Setup[S]):
         """The store cannot be told: the timer goes on renewing and saving."""
         lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
         lease.retry(monotonic())
-        self._timer.due(lease.due)
+        self._remind(lease.due)
         self._pass_on(call)
         self._announce(
             events.ResultNotStored(identity=call.identity, number=lease.number, error=str(error))
@@ -211,6 +219,11 @@ class Answers(Setup[S]):
         )
 
     # --- the timer's book ----------------------------------------------------------------
+
+    def _remind(self, at: float) -> None:
+        """Let the timer come for what is in its book; if it cannot start, the next call starts it."""
+        with suppress(NoTimer):
+            self._timer.due(at)
 
     def _renewed(self, lease: Lease, answer: bool | StoreError, sent: float) -> None:
         """Note the store's answer to a renewal, and tell when the lease is lost by it."""

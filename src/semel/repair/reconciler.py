@@ -71,10 +71,15 @@ class Reconciler:
         """Look now, and again and again, in a thread of its own."""
         if self._running is None:
             self._stopping.clear()
-            self._running = threading.Thread(
+            running = threading.Thread(
                 target=self._run_until_stopped, name="semel-reconciler", daemon=True
             )
-            self._running.start()
+            try:
+                running.start()
+            except BaseException:
+                self._stopping.set()  # an interruption may have come after the thread began
+                raise
+            self._running = running
 
     def stop(self) -> None:
         """Look no more; a record that is being resolved is finished first."""

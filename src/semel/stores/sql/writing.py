@@ -114,7 +114,7 @@ class Writer:
                 thread = threading.Thread(target=self._serve, name="semel-sqlite", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError as error:
+                except (RuntimeError, MemoryError) as error:
                     place = self._session.place
                     _refuse(jobs, StoreUnavailable(f"no thread for the store on {place}: {error}"))
                     return
@@ -143,6 +143,9 @@ class Writer:
             self._thread.join()
 
     def _serve(self) -> None:
+        with self._mutex:
+            if self._thread is not threading.current_thread():
+                return  # its start was interrupted, and the next call has started another
         while (batch := self._collect()) and batch[-1] is not self._farewell:
             self._session.run(batch, _tell)
         if not batch:

@@ -112,11 +112,15 @@ class Ear:
         """Begin to listen for a watch; what stands in the way only makes it deaf."""
         with self._lock:
             first = self.rooms.enter(watch)
-            if self._line is not None:
-                if first:
-                    self._subscribe(self._line, watch.channel)
-            elif self._thread is None and not self._start():
-                watch.hearing = Hearing.NO
+            try:
+                if self._line is not None:
+                    if first:
+                        self._subscribe(self._line, watch.channel)
+                elif self._thread is None and not self._start():
+                    watch.hearing = Hearing.NO
+            except BaseException:
+                self.rooms.leave(watch)  # interrupted: nobody will leave, and it would listen on
+                raise
 
     def leave(self, watch: Watch) -> None:
         """Listen no longer for this watch."""
@@ -137,14 +141,15 @@ class Ear:
         new_line = self._new_line
         if new_line is None or self._closed or not self.rooms.outage.is_over(monotonic()):
             return False
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(new_line,), name="semel-wakeups", daemon=True
         )
         try:
-            self._thread.start()
-        except RuntimeError:  # there is no thread to be had, or the interpreter ends
-            self._thread = None
+            thread.start()
+        except (RuntimeError, MemoryError):  # no thread to be had, or the interpreter ends
             return False
+        # Only now: a thread that was never started would leave everybody deaf for ever.
+        self._thread = thread
         return True
 
     def _subscribe(self, line: Line, channel: Channel) -> None:
@@ -157,18 +162,25 @@ class Ear:
     # --- the thread ----------------------------------------------------------------------
 
     def _run(self, new_line: Callable[[], Line]) -> None:
-        bell, door = socket.socketpair()
-        with bell, door:
-            with self._lock:
-                self._bell = bell
-            try:
+        me = threading.current_thread()
+        with self._lock:
+            if self._thread is not me:
+                return  # its start was interrupted, and the next waiter starts another
+        try:
+            bell, door = socket.socketpair()
+            with bell, door:
+                with self._lock:
+                    self._bell = bell
                 while not self._listen(new_line(), door):
                     pass
-            finally:
-                with self._lock:
-                    if self._thread is threading.current_thread():  # else it retired already
-                        self._retire()
-                        self.rooms.deafen()
+        except OSError as error:  # the process may open no more files
+            with self._lock:
+                self.rooms.outage.failed(error, monotonic())
+        finally:
+            with self._lock:
+                if self._thread is me:  # else it retired already
+                    self._retire()
+                    self.rooms.deafen()
 
     def _listen(self, line: Line, door: socket.socket) -> bool:
         """Listen until there is nobody to listen for; False = the line has to be opened anew."""
