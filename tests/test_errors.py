@@ -33,6 +33,7 @@ MADE = [
     errors.StoreError("odd"),
     errors.StoreUnavailable("away"),
     errors.StoreRefused("wrong password"),
+    errors.ValueRejected("too large"),
     errors.IdempotencyError("any"),
 ]
 """One of each kind."""
@@ -66,6 +67,7 @@ SAID = {
     errors.ResultUnavailable: ("result_unavailable", False, 409, "FAILED_PRECONDITION"),
     errors.SerializationError: ("serialization_error", False, 500, "INTERNAL"),
     errors.StoreRefused: ("store_refused", False, 503, "UNAVAILABLE"),
+    errors.ValueRejected: ("value_rejected", False, 500, "INTERNAL"),
 }
 """What each kind says to whoever gets it; people's clients rely on it."""
 

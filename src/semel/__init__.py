@@ -41,6 +41,7 @@ from semel.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    ValueRejected,
     WaitTimeout,
 )
 from semel.events import Event
@@ -81,6 +82,7 @@ __all__ = [
     "StoreFull",
     "StoreRefused",
     "StoreUnavailable",
+    "ValueRejected",
     "WaitTimeout",
     "__version__",
     "attempt",

@@ -19,6 +19,7 @@
         ├── StoreUnavailable   it cannot be reached, or did not answer in time
         │   └── StoreRefused   it does not let us in, until somebody changes something
         ├── StoreFull          it has no room for a new key
+        ├── ValueRejected      it can never take this value: too large, or of a wrong kind
         └── RecordUnreadable   a record is there but cannot be understood
 
 Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
@@ -222,6 +223,19 @@ class StoreFull(StoreError):
     """The store has no room for a new key; nothing ran."""
 
     code = "store_full"
+
+
+class ValueRejected(StoreError):
+    """The store can never take this value: beyond a limit of the server, or of a wrong kind.
+
+    Sending it again does not help. The result of a function that ran is left out instead: its key
+    is done, and duplicates get `ResultUnavailable`.
+    """
+
+    code = "value_rejected"
+    retry_helps = False
+    http_status = 500
+    grpc_status = "INTERNAL"
 
 
 class RecordUnreadable(StoreError):

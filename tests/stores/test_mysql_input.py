@@ -8,7 +8,7 @@ import pytest
 
 from semel import open_async_store, open_store
 from semel.core.records import Claimed, Encoded, Identity
-from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable, ValueRejected
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.mysql.errors import translate
@@ -244,7 +244,7 @@ class _Driver(Exception):
         (_Driver(1114, "The table is full"), StoreFull, "no room left"),
         (_Driver(1836, "Running in read-only mode"), StoreUnavailable, "takes no writes"),
         (_Driver(1040, "Too many connections"), StoreUnavailable, "no connection left"),
-        (_Driver(1153, "Got a packet bigger than"), StoreError, "cannot take this"),
+        (_Driver(1153, "Got a packet bigger than"), ValueRejected, "cannot take this"),
         (_Driver(2013, "Lost connection"), StoreUnavailable, "was lost"),
         (_Driver(0, ""), StoreUnavailable, "was lost: closed"),
         (_Driver(9999, "something new"), StoreUnavailable, "failed"),

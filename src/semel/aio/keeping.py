@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+from msgspec.structs import replace
+
 from semel import events
 from semel._mirror.tasks import (
     Flights,
@@ -90,6 +92,10 @@ class AsyncKeeper(Answers[AsyncStore]):
         try:
             saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
+            smaller = self._without_value(lease, ask.result, error)
+            if smaller is not None:
+                lease.unsaved = replace(ask, result=smaller)
+                return await self._save_late(lease, lease.unsaved)
             self._store_failed(lease, "complete", error)
             self._leases.put_off(lease, monotonic())
             return False

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from semel import events
 from semel._mirror.seats import NoTimer
 from semel.attempts import Attempt
+from semel.core.codec import omitted
 from semel.core.decide import Refuse, Wait, decide, out_of_patience, verdict
 from semel.core.leases import Lease
 from semel.core.records import (
+    OMITTED,
     SUCCEEDED,
     Claimed,
     CompleteRequest,
@@ -26,11 +28,20 @@ from semel.core.records import (
 from semel.core.results import Kept, keep, read
 from semel.engine.call import Call
 from semel.engine.setup import Setup
-from semel.errors import IdempotencyError, LeaseLost, StoreError
+from semel.errors import (
+    IdempotencyError,
+    LeaseLost,
+    RecordUnreadable,
+    StoreError,
+    ValueRejected,
+)
 
 if TYPE_CHECKING:
     from semel.core.cache import FinishedCache
     from semel.core.policy import Failure
+
+PERMANENT = (ValueRejected, RecordUnreadable)
+"""The store is there and will answer the same again: no outage that may be run through."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -118,7 +129,7 @@ class Answers(Setup[S]):
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
         """The claim could not be made: fail, or run unprotected and say so loudly."""
         self._announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
-        if call.rules.store_error == "closed":
+        if call.rules.store_error == "closed" or isinstance(error, PERMANENT):
             raise error.with_traceback(None)  # one error may be told to many callers
         self._announce(events.RanUnprotected(identity=call.identity))
         return self._unprotected(call)
@@ -162,6 +173,23 @@ class Answers(Setup[S]):
                     size=len(result.data),
                 )
             )
+
+    def _without_value(self, lease: Lease, result: Encoded, error: Exception) -> Encoded | None:
+        """What to store instead of a result that the store rejected; None = that is not the reason.
+
+        The effect is done: a key that stays open for the sake of its result would run it again.
+        """
+        if not isinstance(error, ValueRejected) or result.codec == OMITTED:
+            return None
+        self._announce(
+            events.ResultOmitted(
+                identity=lease.identity,
+                number=lease.number,
+                reason=f"the store refused it: {error}",
+            )
+        )
+        # Without the error's text, which names the server: duplicates may be anybody's.
+        return omitted(f"the store refused its {len(result.data)} bytes")
 
     def _not_stored(self, call: Call, lease: Lease, result: Encoded, error: Exception) -> None:
         """The store cannot be told: the timer goes on renewing and saving."""

@@ -199,7 +199,7 @@ class Casework:
                 return []
             made = self._left_open(record, resolution)
         else:
-            stored = yield from self._desk.write(record, resolution)
+            stored = yield from self._desk.write(record, resolution, may_omit=True)
             self._cases.close(identity)
             made = [self._desk.decision(record, resolution, stored=stored)]
         for decision in made:

@@ -12,12 +12,12 @@ import socket
 from typing import Any, assert_never
 
 from semel import events
-from semel.core.codec import encode_failure
+from semel.core.codec import encode_failure, omitted
 from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record
 from semel.core.results import keep
 from semel.engine.setup import Setup
-from semel.errors import ConfigError
+from semel.errors import ConfigError, ValueRejected
 from semel.repair.audit import Audit, log_audit
 from semel.repair.decisions import Decision, Overtaken, Resolved, Verdict
 from semel.repair.outcomes import Failed, ResolvedFailure, Succeeded
@@ -79,10 +79,35 @@ class Desk:
         stored: bool = yield ask(self.store.renew, record.identity, record.owner, lease)
         return stored
 
-    def write(self, record: Record, resolution: Succeeded | Failed) -> Steps[bool]:
-        """Write the outcome of an adopted attempt; False = somebody else owns it by now."""
-        stored: bool = yield self._writing(record, resolution)
+    def write(
+        self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
+    ) -> Steps[bool]:
+        """Write the outcome of an adopted attempt; False = somebody else owns it by now.
+
+        With `may_omit`, a success whose value the store can never take is written without it.
+        """
+        stored: bool
+        try:
+            stored = yield self._writing(record, resolution)
+        except ValueRejected as rejected:
+            if not (may_omit and isinstance(resolution, Succeeded)):
+                yield from self.give_back(record, 0.0)  # else it would be ours until the lease ends
+                raise
+            self._omitted(record, f"the store refused it: {rejected}")
+            rules = self._engine._rules(record.scope)
+            stored = yield ask(
+                self.store.complete,
+                record.identity,
+                record.owner,
+                omitted("the store refused it"),
+                rules.ttl if self._ttl is None else self._ttl,
+            )
         return stored
+
+    def _omitted(self, record: Record, reason: str) -> None:
+        self._engine._announce(
+            events.ResultOmitted(identity=record.identity, number=record.number, reason=reason)
+        )
 
     def _writing(self, record: Record, resolution: Succeeded | Failed) -> Ask:
         rules = self._engine._rules(record.scope)
@@ -91,11 +116,7 @@ class Desk:
             case Succeeded(value):
                 kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
                 if kept.problem is not None:
-                    self._engine._announce(
-                        events.ResultOmitted(
-                            identity=identity, number=record.number, reason=kept.problem
-                        )
-                    )
+                    self._omitted(record, kept.problem)
                 ttl = rules.ttl if self._ttl is None else self._ttl
                 return ask(store.complete, identity, owner, kept.encoded, ttl)
             case Failed(error, retryable):

@@ -218,7 +218,10 @@ class Runner(Keeper):
         """Tell the store the result, until it knows or the timer takes over."""
         patience = SavePatience(call.rules, monotonic())
         while True:
-            if error is not None:
+            smaller = None if error is None else self._without_value(lease, result, error)
+            if smaller is not None:
+                result = smaller
+            elif error is not None:
                 self._store_failed(lease, "complete", error)
                 pause = patience.pause(monotonic())
                 if pause is None:

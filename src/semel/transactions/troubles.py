@@ -16,6 +16,7 @@ from semel.errors import (
     OutcomeUnknown,
     RetryTransaction,
     StoreError,
+    ValueRejected,
 )
 
 Code: TypeAlias = str | int
@@ -41,6 +42,24 @@ _ENDED: Final = frozenset({"3B001", "25P01", 1305, "no such savepoint"})
 """The savepoint is gone, and so is its transaction."""
 
 _NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
+
+_TOO_MUCH: Final = frozenset({
+    "22001",  # too long
+    "22021",  # not a text of this encoding
+    "22P05",  # the same
+    "23514",  # against a CHECK of the application's own
+    "54000",  # beyond a limit of the server
+    1118,     # the same, of a row
+    1153,     # larger than max_allowed_packet
+    1301,     # the same, of a part of it
+    1406,     # too long
+    3819,     # against a CHECK of the application's own
+    4025,     # the same, on MariaDB
+    "SQLITE_TOOBIG",
+})  # fmt: skip
+"""The value can never be stored."""
+
+_HUNG_UP: Final = frozenset({2006, 2013})
 
 _NO_TRANSACTION: Final = frozenset({"25P01"})
 
@@ -111,8 +130,13 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
             f"the table of records is missing in this database ({_first_line(error)}): run "
             "`semel migrate`, or use the engine's ordinary calls once, which make it"
         ) from error
+    if not _TOO_MUCH.isdisjoint(codes):
+        raise ValueRejected(
+            f"the database cannot take this record, nor will it later: {_first_line(error)}"
+        ) from error
+    hint = "" if _HUNG_UP.isdisjoint(codes) else "; a message above max_allowed_packet does that"
     raise StoreError(
-        f"the record could not be written in this transaction: {_first_line(error)}"
+        f"the record could not be written in this transaction: {_first_line(error)}{hint}"
     ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from copy import copy
 
-from semel.errors import StoreError, StoreFull, StoreUnavailable
+from semel.errors import StoreError, StoreFull, StoreUnavailable, ValueRejected
 
 _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY: "is locked by another process or connection",
@@ -52,7 +52,9 @@ def _ours(error: Exception, place: str) -> Exception:
     if code in _UNAVAILABLE:
         return StoreUnavailable(f"the SQLite database {place} {_UNAVAILABLE[code]}: {error}")
     if isinstance(error, VALUE_ERRORS):
-        return StoreError(f"the SQLite database {place} cannot take this: {error}")
+        # The driver's own complaints are about the connection: closed, or of another thread.
+        kind = StoreError if isinstance(error, sqlite3.ProgrammingError) else ValueRejected
+        return kind(f"the SQLite database {place} cannot take this: {error}")
     if isinstance(error, sqlite3.Error):
         return StoreUnavailable(f"the SQLite database {place} failed: {error}")
     return error

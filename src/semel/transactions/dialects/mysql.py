@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from semel.core.records import Identity
-from semel.errors import ConfigError
+from semel.core.records import CompleteRequest, Identity
+from semel.errors import ConfigError, ValueRejected
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.table import READ_NOW, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import question
 
-_SESSION: Final = "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION()"
+_SESSION: Final = (
+    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet"
+)
 _BOUND: Final = "SET SESSION innodb_lock_wait_timeout = %s"
 
 
@@ -38,6 +40,18 @@ class _LockingTable(MySQLTable):
 
     new_fence = READ_NOW
     made_here = "1"
+    largest = math.inf
+    """Bytes of one message; on a larger one the server hangs up, and the transaction is gone."""
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner, unless the server can never take its result."""
+        size = len(ask.result.data)
+        if size > self.largest:
+            raise ValueRejected(
+                f"the result has {size} bytes, and the server's max_allowed_packet is "
+                f"{self.largest}; raise that, or lower the policy's max_result_bytes"
+            )
+        return super().complete(ask)
 
     def read(self, identity: Identity) -> Statement:
         """Read the newest version of the row, and keep others from changing it."""
@@ -48,7 +62,7 @@ class _LockingTable(MySQLTable):
 class MySQLRecords:
     """The records of one table."""
 
-    def __init__(self, table: MySQLTable, database: str | None) -> None:
+    def __init__(self, table: _LockingTable, database: str | None) -> None:
         self.verbs = MySQLVerbs(table)
         self._table = table
         self._database = database
@@ -57,7 +71,7 @@ class MySQLRecords:
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
         reply = yield question(_SESSION)
-        ((before, database, version),) = reply.rows
+        ((before, database, version, self._table.largest),) = reply.rows
         self._check(database)
         least = 0 if "MariaDB" in version else 1
         bound = max(1, math.ceil(seconds)) if wait else least

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
+from semel.errors import ValueRejected
 from semel.stores.registry import SEARCH_SHARE
+from semel.stores.sql.mysql.batches import Bulk
 from semel.stores.sql.mysql.errors import (
     concerns_all,
     is_lost,
@@ -17,6 +20,11 @@ from semel.stores.sql.mysql.errors import (
     may_repeat,
     translate,
 )
+from semel.stores.sql.verbs import Reply, Statement
+
+LARGEST_MESSAGE: Final = Statement("SELECT @@max_allowed_packet", (), writes=False)
+"""Asked after a connection was lost: a server hangs up on a larger message, often without a word,
+and would do so each time that it is sent."""
 
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.1
@@ -64,6 +72,15 @@ class Effort:
             self._verdict = ours
         raise ours
 
+    def check_size(self, size: int, largest: Reply) -> None:
+        """Refuse to send again what this server can never take."""
+        ((limit,),) = largest.rows
+        if size > limit - min(1024, limit // 16):  # what the drivers add is only guessed
+            raise ValueRejected(
+                f"{self._place} cannot take this: {size} bytes, and its max_allowed_packet is "
+                f"{limit}; raise that, or let the policy's max_result_bytes be well below it"
+            )
+
     def _next_pause(self) -> float:
         # Apart from each other: two that met once should not meet again.
         pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
@@ -80,3 +97,12 @@ class Effort:
         """Spare the rest of a batch the wait for a server that did not answer its first part."""
         if self._verdict is not None:
             raise type(self._verdict)(*self._verdict.args) from self._verdict.__cause__
+
+
+def message_size(connection: Any, statement: Statement) -> int:
+    """Count the bytes of a statement about as its driver, PyMySQL or asyncmy, writes them."""
+    values = statement.parameters
+    if isinstance(statement, Bulk):
+        values = tuple(chain.from_iterable(values))
+    text = len(statement.sql) + sum(len(connection.escape(value)) for value in values)
+    return text if statement.then is None else text + message_size(connection, statement.then)

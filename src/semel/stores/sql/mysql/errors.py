@@ -15,6 +15,7 @@ from semel.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    ValueRejected,
 )
 from semel.stores.sql.locks import RecordLocked
 
@@ -29,6 +30,7 @@ _REPEATED: Final = frozenset({
 _LOST: Final = frozenset({
     0,     # PyMySQL and asyncmy: the connection is closed already
     1053,  # the server is shutting down
+    1153,  # larger than max_allowed_packet: the server says so, if at all, and hangs up
     1927,  # MariaDB: the connection was killed
     2006,  # the server has gone away
     2013,  # the connection was lost while waiting for the answer
@@ -100,12 +102,16 @@ _DISK_FULL: Final = "No space left"
 """How 1030 ("got error ... from storage engine") and 3 (writing a file) tell it."""
 
 _VALUES: Final = frozenset({
+    1118,  # a row larger than a page, or a part of the redo log, can hold
     1153,  # larger than max_allowed_packet
     1264,  # out of range
     1292,  # not a time
+    1301,  # a part of it is larger than max_allowed_packet
     1366,  # not a text of this character set
     1406,  # too long
     1441,  # a time after the year 9999
+    3819,  # MySQL: against a CHECK of the application's own
+    4025,  # MariaDB: the same
 })  # fmt: skip
 
 
@@ -161,7 +167,7 @@ def _ours(error: Exception, place: str) -> Exception:
     if code in _FULL or (code is not None and _DISK_FULL in str(detail)):
         return StoreFull(f"{place} has no room left: {detail}")
     if code in _VALUES or isinstance(error, (ValueError, TypeError, OverflowError)):
-        return StoreError(f"{place} cannot take this: {detail}")
+        return ValueRejected(f"{place} cannot take this: {detail}")
     if code in _SETUP:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")
     if code in _REFUSED:

@@ -20,7 +20,7 @@ from semel.stores.forking import follow_forks
 from semel.stores.loops import only_loop
 from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.batches import Bulk
-from semel.stores.sql.mysql.effort import Effort
+from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, Effort, message_size
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.prepared import PreparedStatements
@@ -141,6 +141,8 @@ class _Line:
         self._pool = pool
         self._effort = effort
         self._connection: Connection | None = None
+        self._size_lost = 0
+        """Bytes of the message on which the connection was lost, until its size is checked."""
 
     async def drive(self, verb: Verb[T]) -> T:
         """Run a verb to its answer."""
@@ -157,6 +159,9 @@ class _Line:
     async def _answer(self, statement: Statement) -> Reply:
         while True:
             try:
+                if self._size_lost:
+                    size, self._size_lost = self._size_lost, 0
+                    self._effort.check_size(size, await self._send(LARGEST_MESSAGE))
                 return await self._send(statement)
             except Exception as error:  # noqa: BLE001 - `pause_after` raises what it must
                 await asyncio.sleep(self._effort.pause_after(error))
@@ -171,6 +176,8 @@ class _Line:
                     return await self._pool.prepared.send(self._connection, statement)
                 return await send(self._connection, statement)
         except BaseException as error:
+            if is_lost(error):
+                self._size_lost = message_size(self._connection, statement)
             if code_of(error) is None or is_lost(error):
                 self.drop()  # cancelled or lost: what comes next on it may be an old answer
             if is_lost(error):

@@ -20,6 +20,7 @@ from semel.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    ValueRejected,
 )
 from semel.stores.sql.locks import RecordLocked
 
@@ -66,13 +67,17 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (sql.InsufficientPrivilege, ConfigError, _RIGHTS),
     (sql.DuplicateTable, ConfigError, _FOREIGN),
     (sql.UniqueViolation, StoreError, _OTHER_ROW),
-    (psycopg.IntegrityError, StoreError, _VALUE),
-    (psycopg.DataError, StoreError, _VALUE),
-    (UnicodeEncodeError, StoreError, _VALUE),
+    (psycopg.IntegrityError, ValueRejected, _VALUE),
+    (psycopg.DataError, ValueRejected, _VALUE),
+    (sql.ProgramLimitExceeded, ValueRejected, _VALUE),
+    (UnicodeEncodeError, ValueRejected, _VALUE),
 )
 
 DRIVER_ERRORS: Final = (psycopg.Error, UnicodeEncodeError)
 """What `translate` knows: all that psycopg raises, and text that no database can hold."""
+
+_TOO_LARGE: Final = re.compile("invalid memory alloc request size")
+"""What a server says, as an internal error, of a value that it cannot hold in one piece."""
 
 # A refused connection brings no code, only the server's words.
 _REFUSALS: Final = (
@@ -101,6 +106,8 @@ def translate(error: Exception, place: str) -> IdempotencyError:
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
             return ours(message.format(place=place, text=text))
+    if _TOO_LARGE.search(text):
+        return ValueRejected(_VALUE.format(place=place, text=text))
     for words, message in _REFUSALS:
         if re.search(words, text):
             return StoreRefused(message.format(place=place, text=text))

@@ -17,7 +17,13 @@ from semel.stores.batching import ALONE, Alone, Request
 from semel.stores.sql.locks import ASK_AGAIN_AFTER
 from semel.stores.sql.postgres.batches import BatchStatements, Seen
 from semel.stores.sql.postgres.patience import concerns_all
-from semel.stores.sql.postgres.verbs import OwnColumns, PostgresVerbs, record_of, single
+from semel.stores.sql.postgres.verbs import (
+    OwnColumns,
+    PostgresVerbs,
+    check_size,
+    record_of,
+    single,
+)
 from semel.stores.sql.rows import Row
 from semel.stores.sql.verbs import Verb
 
@@ -100,10 +106,12 @@ class PostgresBatchVerbs(PostgresVerbs):
     ) -> Verb[list[bool | StoreError | Alone]]:
         """Store the success of attempts that run."""
         digests, ordered = self._in_order(asks)
+        results = [ask.result.data for ask in ordered]
+        check_size(sum(map(len, results)))  # too much together, each is asked for alone
         reply = yield self._batches.complete(
             **self._named_together(digests, ordered),
             owners=[ask.owner for ask in ordered],
-            results=[ask.result.data for ask in ordered],
+            results=results,
             codecs=[ask.result.codec for ask in ordered],
             ttls=[ask.ttl for ask in ordered],
         )

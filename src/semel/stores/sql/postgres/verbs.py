@@ -28,7 +28,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import StoreError, StoreUnavailable, ValueRejected
 from semel.stores.base import Counts, Page
 from semel.stores.paging import position
 from semel.stores.sql.listed import listed, page_of
@@ -40,6 +40,9 @@ from semel.stores.urls import whole_number
 
 MOST_SENDINGS: Final = 100
 """A row that changes under every one of so many statements is no accident any more."""
+
+MOST_BYTES: Final = (1 << 30) - (1 << 16)
+"""Of one result. PostgreSQL takes no message of a gigabyte: it hangs up without a word."""
 
 DIGESTS_KEPT: Final = 256
 """A claim is soon followed by a complete of the same identity."""
@@ -141,6 +144,7 @@ class PostgresVerbs:
     @single()
     def put(self, ask: PutRequest) -> Verb[bool]:
         """Mark as done without running."""
+        check_size(len(ask.result.data))
         statement = self._statements.put(
             **self._named(ask.identity),
             owner=ask.owner,
@@ -230,6 +234,7 @@ class PostgresVerbs:
         retryable: bool = False,
         keep_fingerprint: bool,
     ) -> Statement:
+        check_size(len(outcome.data))
         values = self._named(identity)
         values["owner"] = owner
         values["state"] = int(state)
@@ -269,6 +274,12 @@ class PostgresVerbs:
             "key": identity.key,
             "scope": identity.scope,
         }
+
+
+def check_size(size: int) -> None:
+    """Refuse to send what the server can never take."""
+    if size > MOST_BYTES:
+        raise ValueRejected(f"PostgreSQL takes at most {MOST_BYTES} bytes at once, not {size}")
 
 
 def record_of(row: Row | list[Any], identity: Identity) -> Record:
