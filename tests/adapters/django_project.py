@@ -20,9 +20,10 @@ settings.SECRET_KEY = "of these tests"  # which other tests of Django have no ne
 
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
+from django.utils.decorators import sync_and_async_middleware
 
 from semel import Idempotency
-from semel.adapters.django import aclose, close
+from semel.adapters.django import IdempotencyMiddleware, aclose, close
 from semel.core.records import State
 
 MIDDLEWARE = "semel.adapters.django.IdempotencyMiddleware"
@@ -70,7 +71,35 @@ def state(url: str, key: str = "k") -> State | None:
     return None if record is None else record.state
 
 
-__all__ = ["MIDDLEWARE", "aclose", "apost", "post", "project", "state", "urls"]
+class Given:
+    """What a middleware with an engine of its own is made of: Django only calls a function."""
+
+    arguments: tuple[Any, dict[str, Any]]
+
+
+@sync_and_async_middleware
+def with_given(get_response: Any) -> IdempotencyMiddleware:
+    """Make the middleware as a project does that has engines of its own."""
+    engine, options = Given.arguments
+    return IdempotencyMiddleware(get_response, engine, **options)
+
+
+def given_to_middlewares(engine: Any, **options: Any) -> str:
+    """Name a middleware that is made with an engine and options."""
+    Given.arguments = engine, options
+    return "adapters.django_project.with_given"
+
+
+__all__ = [
+    "MIDDLEWARE",
+    "aclose",
+    "apost",
+    "given_to_middlewares",
+    "post",
+    "project",
+    "state",
+    "urls",
+]
 
 
 PLAIN_LAYER = "adapters.django_project.plain_layer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.django_project import MIDDLEWARE, post, project, state, urls
+from adapters.django_project import MIDDLEWARE, given_to_middlewares, post, project, state, urls
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
@@ -636,7 +636,7 @@ def test_a_view_that_is_exempt_is_left_alone(sqlite_url):
             assert post(path, key=None).status_code in {200, 201}
         assert Client().patch("/partly/").status_code == 400
         assert post("/pay/", key=None).status_code == 400
-        assert post("/nowhere/", key=None).status_code == 400
+        assert post("/nowhere/", key=None).status_code == 404
         assert post("/nowhere/").status_code == 404
 
 
@@ -690,9 +690,11 @@ def test_the_middleware_takes_paths_and_routes(sqlite_url):
 
 def test_a_middleware_can_be_given_an_engine_and_options():
     with Idempotency("memory://") as idem:
-        middleware = IdempotencyMiddleware(Counted(), idem, required=True)
-        with override_settings(ROOT_URLCONF=urls()):
-            assert middleware(RequestFactory().post("/pay/")).status_code == 400
+        layers = [given_to_middlewares(idem, required=True)]
+        with project("memory://", {"pay": Counted()}, MIDDLEWARE=layers):
+            assert post(key=None).status_code == 400
+            assert [post().status_code for _ in range(2)] == [201, 201]
+        assert idem.peek("k", scope="http").state is State.SUCCEEDED
     with pytest.raises(ConfigError, match="without an engine"):
         IdempotencyMiddleware(Counted(), required=True)
 

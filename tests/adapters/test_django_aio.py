@@ -7,10 +7,10 @@ from adapters.django_project import (
     PLAIN_LAYER,
     aclose,
     apost,
+    given_to_middlewares,
     post,
     project,
     state,
-    urls,
 )
 
 # That one told Django its settings, which other parts of it ask for.
@@ -28,6 +28,7 @@ import sys
 import time
 import tracemalloc
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ from django.core.asgi import get_asgi_application
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import AsyncClient, AsyncRequestFactory, override_settings
+from django.test import AsyncClient, AsyncRequestFactory
 from django.utils.datastructures import MultiValueDict
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -375,12 +376,13 @@ async def test_views_and_middleware_can_be_given_an_engine():
     async with AsyncIdempotency("memory://") as idem:
         request = AsyncRequestFactory().post("/pay/", headers={"Idempotency-Key": "k"})
         assert (await Idempotent(idem, required=True)(pay)(request)).content == b"paid"
-        with override_settings(ROOT_URLCONF=urls(login=exempt(pay))):
-            middleware = IdempotencyMiddleware(pay, idem, required=True)
-            again = AsyncRequestFactory().post("/pay/", headers={"Idempotency-Key": "k"})
-            assert (await middleware(again))["Idempotent-Replayed"] == "true"
-            assert (await middleware(AsyncRequestFactory().post("/login/"))).content == b"paid"
-            assert (await middleware(AsyncRequestFactory().post("/pay/"))).status_code == 400
+        layers = [given_to_middlewares(idem, required=True)]
+        views = {"pay": pay, "login": exempt(partial(pay))}
+        with project("memory://", views, MIDDLEWARE=layers):
+            assert (await apost(key="m")).content == b"paid"
+            assert (await apost(key="m"))["Idempotent-Replayed"] == "true"
+            assert (await apost("/login/", key=None)).content == b"paid"
+            assert (await apost(key=None)).status_code == 400
     with Idempotency("memory://") as plain, pytest.raises(ConfigError, match="AsyncIdempotency"):
         IdempotencyMiddleware(pay, plain)
 
@@ -733,7 +735,7 @@ def site(request, tmp_path_factory):
         "SITE_STORE": f"sqlite:///{folder / 'semel.db'}",
         "SITE_FOLDER": str(folder),
         "SITE_MIDDLEWARE": request.param,
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
     }
     with socket.create_server((HOST, 0)) as listening:
         fd = listening.fileno()

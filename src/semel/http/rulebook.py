@@ -118,6 +118,16 @@ class Rulebook:
             )
         return False
 
+    def may_have_key(self, request: Request) -> bool:
+        """Tell, without the body, whether a request may have a key; one that is wrong counts."""
+        for needs_body, find in self._sources:
+            try:
+                if needs_body or find(request, None) is not None:
+                    return True
+            except InvalidKey:
+                return True
+        return False
+
     def ask(self, request: Request) -> Waiting:
         """Find the key, whose it is and the fingerprint; None = the request is not protected."""
         body, key = None, None

@@ -25,8 +25,8 @@ from semel.adapters.django.responses import (
     response_of,
     told_by,
 )
+from semel.adapters.django.running import Claim
 from semel.adapters.door import Door, Exchange
-from semel.adapters.nesting import PROTECTED
 from semel.http.messages import Answer
 from semel.http.rulebook import Rulebook
 from semel.http.storing import is_event_stream
@@ -50,25 +50,34 @@ async def protected(
         return response_of(begun)
     # Django cancels a request whose client goes away; the view and its save run on.
     flow = Flow(book.max_response)
-    return await flow.answer(_ASIDE, _run(begun, request, view, flow))
+    return await flow.answer(_ASIDE, _run(Claim(begun), request, view, flow))
 
 
-async def _run(
-    exchange: AsyncExchange | Exchange, request: Any, view: Callable[[], Awaitable[Any]], flow: Flow
+async def passed(
+    claim: Claim, limit: int, request: Any, get_response: Callable[[], Awaitable[Any]]
 ) -> Any:
-    request.META[PROTECTED] = True
-    exchange.enter()
+    """Let a request pass whose key `process_view` claims on the way, and save its answer."""
+    flow = Flow(limit)
+    return await flow.answer(_ASIDE, _run(claim, request, get_response, flow))
+
+
+async def _run(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], flow: Flow) -> Any:
+    claim.enter(request)
     try:
         try:
             response = await _rendered(await view(), request)
         except Exception as error:
-            await _refused(exchange, request, error)
+            if claim.exchange is not None:
+                await _refused(claim.exchange, request, error)
             raise
-        return await _recorded(exchange, response, flow)
+        if claim.exchange is not None:
+            return await _recorded(claim.exchange, response, flow)
     except BaseException as error:
-        if not exchange.ended:
-            await _ended(exchange.raised(error))
+        if claim.exchange is not None and not claim.exchange.ended:
+            await _ended(claim.exchange.raised(error))
         raise
+    # A replay is what was stored, whatever the layers inside have made of it since.
+    return response if claim.answer is None else response_of(claim.answer)
 
 
 async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exception) -> None:

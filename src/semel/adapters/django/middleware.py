@@ -1,7 +1,15 @@
 """The middleware: protects every view of a project, but for those that it is told to leave alone.
 
-Place it after the middlewares that authorize, in the list of `MIDDLEWARE`. What the views inside it
-raise has become a response when it arrives here.
+Place it last, or at least after every middleware that authorizes. Some of those (CSRF, Django's
+LoginRequiredMiddleware) decide in `process_view`, which Django calls after the last `__call__` and
+before the view. So there are two steps:
+
+- `__call__` keeps the body, which a check of forms may consume, runs the rest of the request where
+  nobody's cancellation ends it, and saves the answer;
+- `process_view` claims the key, or answers with the replay. It never calls the view: Django does,
+  in the transaction of ATOMIC_REQUESTS and after the `process_view` of later middlewares.
+
+What the views inside it raise has become a response when it arrives here.
 """
 
 from __future__ import annotations
@@ -13,24 +21,45 @@ from typing import Any, Unpack
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.urls import Resolver404, resolve
 
-from semel.adapters.aio_door import AsyncDoor
+from semel.adapters.aio_door import AsyncDoor, refused
 from semel.adapters.django import aio_running, running
-from semel.adapters.django.bodies import is_protected
+from semel.adapters.django.bodies import Body, is_protected
 from semel.adapters.django.engines import ENGINES
+from semel.adapters.django.responses import response_of
+from semel.adapters.django.running import Claim
 from semel.adapters.django.views import is_left_alone
 from semel.adapters.door import Door
 from semel.adapters.options import MiddlewareOptions
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
+from semel.events import logger
+from semel.http.rulebook import Refusal, Rulebook
 from semel.sync import Idempotency
+
+
+class _Request:
+    """A request between `__call__` and `process_view`."""
+
+    def __init__(self, door: Any, book: Rulebook, body: Body) -> None:
+        self.door, self.book, self.body = door, book, body
+        self.content = b""
+        self.claim = Claim()
+        self.seen = False
+        """Django has called `process_view` with it."""
+
+    def read(self) -> bytes:
+        return self.content
+
+    async def aread(self) -> bytes:
+        return self.content
 
 
 class IdempotencyMiddleware:
     """Protects the requests that have a key; `settings.SEMEL` has its options.
 
-    A project with engines of its own makes it in a function that `MIDDLEWARE` names:
-    `IdempotencyMiddleware(get_response, idem, required=True)`.
+    A project with engines of its own makes it in a function that `MIDDLEWARE` names, and that
+    returns it: `IdempotencyMiddleware(get_response, idem, required=True)`.
     """
 
     sync_capable = True
@@ -47,6 +76,7 @@ class IdempotencyMiddleware:
         if self._asynchronous:
             markcoroutinefunction(self)
         self._door = self._made_door(idempotency, {**options})
+        self._told_hidden = False
 
     def _made_door(self, idempotency: Any, options: dict[str, Any]) -> Any:
         refuse_underscores(options)
@@ -61,18 +91,88 @@ class IdempotencyMiddleware:
         """Answer one request; on asyncio this gives a coroutine."""
         if self._asynchronous:
             return self._answered(request)
-        door = ENGINES.door() if self._door is None else self._door
-        book = door.routing.find(request.method, request.path)
-        if book is None or is_protected(request) or _is_left_alone(request):
+        begun = self._begun(ENGINES.door() if self._door is None else self._door, request)
+        if begun is None:
             return self.get_response(request)
-        return running.protected(door, book, request, partial(self.get_response, request))
+        if not isinstance(begun, _Request):
+            return begun
+        run = partial(self.get_response, request)
+        return self._passed(begun, request, running.passed(begun.claim, request, run))
 
     async def _answered(self, request: Any) -> Any:
-        door = ENGINES.async_door() if self._door is None else self._door
+        begun = self._begun(ENGINES.async_door() if self._door is None else self._door, request)
+        if begun is None:
+            return await self.get_response(request)
+        if not isinstance(begun, _Request):
+            return begun
+        run = partial(self.get_response, request)
+        limit = begun.book.max_response
+        response = await aio_running.passed(begun.claim, limit, request, run)
+        return self._passed(begun, request, response)
+
+    def _begun(self, door: Any, request: Any) -> Any:
+        """Keep what `process_view` needs, or answer; None = the request is none of ours."""
         book = door.routing.find(request.method, request.path)
         if book is None or is_protected(request) or _is_left_alone(request):
-            return await self.get_response(request)
-        return await aio_running.protected(door, book, request, partial(self.get_response, request))
+            return None
+        begun = _Request(door, book, Body(request, book.max_body))
+        if book.may_have_key(begun.body.request):
+            try:
+                begun.content = begun.body.read()
+            except (ConfigError, Refusal) as error:
+                return response_of(refused(book, error))
+        elif not book.choices.required:
+            return None
+        vars(request).setdefault("_semel", {})[self] = begun
+        return begun
+
+    # --- before the view ---------------------------------------------------------------------
+
+    @property
+    def process_view(self) -> Callable[..., Any]:
+        """Claim the key of a request, now that the checks before have passed.
+
+        Django asks whether this is a coroutine function, and calls it accordingly.
+        """
+        return self._aclaimed if self._asynchronous else self._claimed
+
+    def _claimed(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
+        begun = self._due(request, callback)
+        if begun is None:
+            return None
+        outcome = begun.door.begin(begun.book, begun.body.request, begun.read)
+        return begun.claim.decided(outcome, request)
+
+    async def _aclaimed(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
+        begun = self._due(request, callback)
+        if begun is None:
+            return None
+        outcome = await begun.door.begin(begun.book, begun.body.request, begun.aread)
+        return begun.claim.decided(outcome, request)
+
+    def _due(self, request: Any, callback: Any) -> _Request | None:
+        """Give the request whose key is to be claimed now."""
+        begun: _Request | None = vars(request).get("_semel", {}).pop(self, None)
+        if begun is None:
+            return None
+        begun.seen = True
+        # A layer inside may have other views, and an outer one of ours may have claimed the key.
+        left_alone = is_protected(request) or is_left_alone(callback, request.method)
+        return None if left_alone else begun
+
+    # --- after the view ----------------------------------------------------------------------
+
+    def _passed(self, begun: _Request, request: Any, response: Any) -> Any:
+        """Tell, once, of a middleware whose `process_view` Django does not know."""
+        was_called = getattr(request, "resolver_match", None) and response.status_code < 300  # noqa: PLR2004 - done
+        if was_called and not begun.seen and not self._told_hidden:
+            self._told_hidden = True
+            logger.error(
+                "a view ran without protection, as Django did not call process_view of "
+                "IdempotencyMiddleware: a function that MIDDLEWARE names must return the "
+                "middleware itself"
+            )
+        return response
 
 
 def _is_left_alone(request: Any) -> bool:

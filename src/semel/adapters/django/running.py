@@ -30,6 +30,32 @@ from semel.http.rulebook import Rulebook
 from semel.http.storing import is_event_stream
 
 
+class Claim:
+    """What is known of a request's key: it runs, it is answered with this, or (neither) it passes.
+
+    For a decorator that is known before the view, for the middleware only during its run.
+    """
+
+    def __init__(self, exchange: Any = None) -> None:
+        self.exchange: Any = exchange
+        self.answer: Answer | None = None
+
+    def decided(self, outcome: Any, request: Any) -> Any:
+        """Take what a door says of the key; gives the response in the view's place, if any."""
+        if isinstance(outcome, Answer):
+            self.answer = outcome
+            return response_of(outcome)
+        self.exchange = outcome
+        self.enter(request)
+        return None
+
+    def enter(self, request: Any) -> None:
+        """Let the view run as the attempt that has the key."""
+        if self.exchange is not None:
+            request.META[PROTECTED] = True
+            self.exchange.enter()
+
+
 def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any]) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
     body = Body(request, book.max_body)
@@ -38,23 +64,31 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any])
         return view()
     if isinstance(begun, Answer):
         return response_of(begun)
-    return uncancelled(request, partial(_run, begun, request, view))
+    return uncancelled(request, partial(_run, Claim(begun), request, view))
 
 
-def _run(exchange: Exchange, request: Any, view: Callable[[], Any]) -> Any:
-    request.META[PROTECTED] = True
-    exchange.enter()
+def passed(claim: Claim, request: Any, get_response: Callable[[], Any]) -> Any:
+    """Let a request pass whose key `process_view` claims on the way, and save its answer."""
+    return uncancelled(request, partial(_run, claim, request, get_response))
+
+
+def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
+    claim.enter(request)
     try:
         try:
             response = rendered(view(), request)
         except Exception as error:
-            _refused(exchange, request, error)
+            if claim.exchange is not None:
+                _refused(claim.exchange, request, error)
             raise
-        return _recorded(exchange, response)
+        if claim.exchange is not None:
+            return _recorded(claim.exchange, response)
     except BaseException as error:
-        if not exchange.ended:
-            exchange.raised(error)
+        if claim.exchange is not None and not claim.exchange.ended:
+            claim.exchange.raised(error)
         raise
+    # A replay is what was stored, whatever the layers inside have made of it since.
+    return response if claim.answer is None else response_of(claim.answer)
 
 
 def _refused(exchange: Exchange, request: Any, error: Exception) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from django.conf import settings
 from django.core import checks
+from django.utils.module_loading import import_string
 
+from semel.adapters.django.middleware import IdempotencyMiddleware
 from semel.adapters.django.settings import SETTING, read
 from semel.adapters.door import Door
 from semel.errors import ConfigError
@@ -43,3 +45,32 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
             )
         ]
     return []
+
+
+@checks.register("semel")  # type: ignore[untyped-decorator]  # Django ships no types
+def check_middleware(**_: Any) -> Sequence[checks.CheckMessage]:
+    """Warn of middlewares whose checks a replay would not meet, as Django asks them after ours."""
+    layers = [(name, _imported(name)) for name in settings.MIDDLEWARE]
+    ours = [place for place, (_, layer) in enumerate(layers) if _is_ours(layer)]
+    if not ours:
+        return []
+    return [
+        checks.Warning(
+            f"MIDDLEWARE: {name} has a process_view, and stands after IdempotencyMiddleware",
+            hint="A replay answers before it is asked: move IdempotencyMiddleware to the end.",
+            id="semel.W002",
+        )
+        for name, layer in layers[ours[0] + 1 :]
+        if hasattr(layer, "process_view") and not _is_ours(layer)
+    ]
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_string(name)
+    except ImportError:  # Django tells of it when it makes the middlewares
+        return None
+
+
+def _is_ours(layer: Any) -> bool:
+    return isinstance(layer, type) and issubclass(layer, IdempotencyMiddleware)
