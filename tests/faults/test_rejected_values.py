@@ -15,7 +15,7 @@ import psycopg
 import pymysql
 import pytest
 
-from engines.facade import Driven, Effect, World, never, wait_until
+from engines.facade import PATIENCE, Driven, Effect, World, never, wait_until
 from semel import (
     Idempotency,
     Policy,
@@ -40,6 +40,7 @@ from semel.repair import AsyncReconciler, Failed, Reconciler, Succeeded, settle,
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.testing import Refuse, StoreDriver
 from servers.mariadb import MariaDBServer, mariadb_server
+from servers.redis import RedisServer, redis_cluster, redis_server
 from transactions.kinds import mysql_login
 
 fault = pytest.mark.fault
@@ -163,6 +164,88 @@ def test_sqlite_leaves_out_a_result_beyond_its_limit(limited_file):
     with pytest.raises(ValueRejected, match="cannot take this"):
         limited_file.marks.set_result("mark", LARGE)
     assert effect.runs == 1
+
+
+# --- Redis: a value above a megabyte, the least that a server can be told to take ------------
+
+MEGABYTE = 1 << 20
+VERY_LARGE = "x" * (8 * MEGABYTE)
+KEEPING_ALL = Policy(max_result_bytes=64 * MEGABYTE)
+
+
+@pytest.fixture(params=["proto-max-bulk-len", "client-query-buffer-limit"])
+def limited_redis(request) -> Iterator[RedisServer]:
+    """A Redis that takes no value above a megabyte; of the second limit it says nothing."""
+    with redis_server() as server:
+        with contextlib.closing(server.client()) as client:
+            client.config_set(request.param, MEGABYTE)
+        yield server
+
+
+@fault(46)
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_redis_leaves_out_a_result_beyond_its_limits(kind, limited_redis, protocol):
+    with World(kind, f"{limited_redis.url}?protocol={protocol}") as world:
+        engine, effect = world.engine(policy=KEEPING_ALL), Effect(VERY_LARGE)
+        beside = engine.start("beside", held := Effect("small").held())
+        held.wait_started()
+        assert engine.execute("k", effect) == VERY_LARGE
+        held.release()
+        assert beside.result(PATIENCE) == "small"
+        assert engine.told(events.ResultOmitted)
+        assert not engine.told(events.StoreFailed)
+        with pytest.raises(ResultUnavailable, match="refused"):
+            world.engine(policy=KEEPING_ALL).execute("k", effect)
+        assert effect.runs == 1
+        marks, finish = engine.engine.marks, world.kind.finish
+        with pytest.raises(ValueRejected, match="proto-max-bulk-len"):
+            finish(marks.set_result, "mark", VERY_LARGE)
+        with pytest.raises(ValueRejected, match="proto-max-bulk-len"):
+            finish(marks.set_result_many, {"a": 1, "mark": VERY_LARGE})
+        assert finish(marks.check_many, ["a", "mark"]) == {"a": True, "mark": False}
+
+
+@fault(46)
+def test_a_user_who_may_not_ask_for_the_limits_stores_large_results_all_the_same(kind):
+    with redis_server() as server:
+        with contextlib.closing(server.client()) as client:
+            client.acl_setuser(
+                "shop", enabled=True, nopass=True, keys=["*"], channels=["*"],
+                categories=["+@all"], commands=["-config"],
+            )  # fmt: skip
+        with World(kind, server.url.replace("redis://", "redis://shop:x@")) as world:
+            engine = world.engine(policy=KEEPING_ALL)
+            assert engine.execute("k", Effect(VERY_LARGE)) == VERY_LARGE
+            assert engine.execute("k", never) == VERY_LARGE
+            assert not engine.told(events.ResultOmitted)
+
+
+@fault(46)
+def test_a_cluster_asks_the_node_that_has_the_key(kind):
+    with redis_cluster(primaries=2) as cluster:
+        for node in cluster.servers:
+            with contextlib.closing(node.client()) as client:
+                client.config_set("proto-max-bulk-len", MEGABYTE)
+        with World(kind, cluster.url) as world:
+            engine, effect = world.engine(policy=KEEPING_ALL), Effect(VERY_LARGE)
+            assert engine.execute("k", effect) == VERY_LARGE
+            with pytest.raises(ResultUnavailable):
+                engine.execute("k", effect)
+            assert effect.runs == 1
+
+
+@fault(46)
+def test_a_large_result_is_no_outage_of_the_front(kind, sqlite_url):
+    with redis_server() as server, contextlib.closing(server.client()) as client:
+        client.config_set("proto-max-bulk-len", MEGABYTE)
+        with World(kind, server.url, behind=sqlite_url, front_timeout=PATIENCE) as world:
+            engine = world.engine(policy=KEEPING_ALL)
+            assert engine.execute("large", Effect(VERY_LARGE)) == VERY_LARGE
+            assert world.engine(policy=KEEPING_ALL).execute("large", never) == VERY_LARGE
+            assert engine.execute("small", Effect("small")) == "small"
+            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            assert engine.execute("small", never) == "small"
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] > before
 
 
 @fault(46)

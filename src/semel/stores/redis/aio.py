@@ -20,7 +20,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
-from semel.errors import StoreError
+from semel.errors import StoreError, ValueRejected
 from semel.stores.base import Counts, Page
 from semel.stores.redis.adopt import adopt_async
 from semel.stores.redis.aio_transport import AsyncTransport
@@ -28,7 +28,7 @@ from semel.stores.redis.aio_wakeups import AsyncRedisWakeups
 from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
-from semel.stores.redis.verbs import Verbs
+from semel.stores.redis.verbs import SMALLEST_LIMIT, Verbs, rejections, with_rejections
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.wakeups.tasks import AsyncWatch
 
@@ -76,7 +76,12 @@ class AsyncRedisStore:
     ) -> Awaitable[bool]:
         """Store the success of this owner's attempt; False when it was replaced."""
         ask = CompleteRequest(identity, owner, result, ttl)
+        if len(result.data) > SMALLEST_LIMIT:
+            return self._complete_large(ask)
         return self._transport.call(self._verbs.complete(ask))
+
+    async def _complete_large(self, ask: CompleteRequest) -> bool:
+        return certain((await self.complete_many([ask]))[0])
 
     async def fail(
         self,
@@ -106,7 +111,10 @@ class AsyncRedisStore:
 
     async def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
         """Mark as done without running, if nothing else is running or done."""
-        return await self._transport.call(self._verbs.put(PutRequest(identity, owner, result, ttl)))
+        ask = PutRequest(identity, owner, result, ttl)
+        if len(result.data) > SMALLEST_LIMIT:
+            return certain((await self.put_many([ask]))[0])
+        return await self._transport.call(self._verbs.put(ask))
 
     async def touch(self, identity: Identity, ttl: float) -> bool:
         """Keep a finished record for `ttl` from now; False when there is none."""
@@ -141,7 +149,11 @@ class AsyncRedisStore:
 
     async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete`, many in one round trip."""
-        return await self._transport.call_many([self._verbs.complete(ask) for ask in asks])
+        rejected = await self._rejected(asks)
+        fitting = [ask for ask, error in zip(asks, rejected, strict=True) if error is None]
+        calls = [self._verbs.complete(ask) for ask in fitting]
+        answers = await self._transport.call_many(calls)
+        return with_rejections(answers, rejected)
 
     async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew`, many in one round trip."""
@@ -155,12 +167,23 @@ class AsyncRedisStore:
 
     async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
         """`put`, many in one round trip."""
-        return await self._transport.call_many([self._verbs.put(ask) for ask in asks])
+        rejected = await self._rejected(asks)
+        fitting = [ask for ask, error in zip(asks, rejected, strict=True) if error is None]
+        calls = [self._verbs.put(ask) for ask in fitting]
+        answers = await self._transport.call_many(calls)
+        return with_rejections(answers, rejected)
 
     async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget`, many in one round trip."""
         calls = [self._verbs.forget(identity) for identity in identities]
         return [certain(answer) for answer in await self._transport.call_many(calls)]
+
+    async def _rejected(
+        self, asks: Sequence[CompleteRequest | PutRequest]
+    ) -> list[ValueRejected | None]:
+        """Find the values that their server can never take; only large ones cost a question."""
+        limits = await self._transport.call_many(self._verbs.limits_of(asks))
+        return rejections(asks, limits, self._transport.where)
 
     # --- Scannable -----------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ store share every line of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -32,16 +32,27 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
+from semel.errors import StoreError, ValueRejected
 from semel.stores.redis import scripts
 from semel.stores.redis.dangers import dangers
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.packing import pack_outcome, unpack_finished, unpack_record
-from semel.stores.redis.scripts import Call, Script, size
+from semel.stores.redis.scripts import Call, Script, packed, size
 
 Answer = TypeVar("Answer")
 
 LONGEST = 100 * 365 * 86400.0
 """No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
+
+
+SMALLEST_LIMIT = (1 << 20) - (1 << 12)
+"""Bytes. A server can be told to take less than a megabyte at once by none of its `LIMITS`; what is
+smaller, with room for the rest of its command, is sent without asking."""
+
+LIMITS = ("proto-max-bulk-len", "client-query-buffer-limit")
+"""Settings of a server that bound a value. It hangs up on a larger one, often without a word."""
+
+_DEFAULT_LIMIT = 512 << 20
 
 
 class Verbs:
@@ -135,9 +146,54 @@ class Verbs:
             lease,
         )
 
+    def limit(self, name: str, identity: Identity) -> Call[int]:
+        """Ask the server of a record for one of its `LIMITS`."""
+        command = packed(("CONFIG", "GET", name))
+        return Call(scripts.INFO, (self._keys.record(identity),), (), _read_limit, written=command)
+
+    def limits_of(self, asks: Sequence[CompleteRequest | PutRequest]) -> list[Call[int]]:
+        """Ask for what bounds each of these values; no questions if all are small."""
+        large = [ask.identity for ask in asks if len(ask.result.data) > SMALLEST_LIMIT]
+        return [self.limit(name, identity) for identity in large for name in LIMITS]
+
     def diagnose(self) -> Call[list[str]]:
         """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
         return Call(scripts.INFO, (self._keys.indexes()[0],), (), dangers)
+
+
+def rejections(
+    asks: Sequence[CompleteRequest | PutRequest], limits: Sequence[int | StoreError], where: str
+) -> list[ValueRejected | None]:
+    """Tell which values their server can never take, from what it answered to `limits_of`."""
+    answers = iter(limits)
+    found: list[ValueRejected | None] = []
+    for ask in asks:
+        size, rejected = len(ask.result.data), None
+        if size > SMALLEST_LIMIT:
+            # A server that does not tell has its defaults: who may not ask may not set them either.
+            told = [next(answers) for _ in LIMITS]
+            limit = min(_DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)
+            if size > limit - (1 << 12):
+                rejected = ValueRejected(
+                    f"{where} cannot take this: {size} bytes, and it takes at most {limit} at once "
+                    f"({' and '.join(LIMITS)})"
+                )
+        found.append(rejected)
+    return found
+
+
+def with_rejections(
+    answers: Iterable[bool | StoreError], rejected: Sequence[ValueRejected | None]
+) -> list[bool | StoreError]:
+    """Put the answers to what was sent beside the errors of what was not."""
+    rest = iter(answers)
+    return [next(rest) if error is None else error for error in rejected]
+
+
+def _read_limit(reply: Any) -> int:
+    # A mapping in RESP3, else a list of names and values.
+    told = dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else reply
+    return next((int(value) for value in told.values()), _DEFAULT_LIMIT)
 
 
 def record_reader(identity: Identity) -> Callable[[Any], Record | None]:

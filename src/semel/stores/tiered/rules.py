@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeGuard
 
 from msgspec import Struct
 
@@ -47,6 +47,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.redis.scripts import Call
+from semel.stores.redis.verbs import SMALLEST_LIMIT
 from semel.stores.tiered.calls import ABOVE_ALL, Calls, Found, Look
 from semel.stores.tiered.entries import Kind, pack_body
 from semel.stores.tiered.locks import ForkSafeLock
@@ -141,7 +142,7 @@ class Tier:
     def wants_copy(self, answered: Judged) -> bool:
         """Whether the front could have a copy of this record and has none."""
         look, claim = answered.look, answered.claim
-        if look is None or not isinstance(claim, Finished):
+        if look is None or not isinstance(claim, Finished) or not _fits(claim.outcome):
             return False
         entry = look.found.entry
         return entry is None or entry.rank < (claim.fence, _KINDS[claim.state])
@@ -207,11 +208,16 @@ class Tier:
         valid: float | None,
         sent: float,
     ) -> Call[bool]:
-        if note is None or note.look is None or outcome is None or valid is None:
+        if note is None or note.look is None or valid is None or not _fits(outcome):
             return self.closed(note, identity)
         body = pack_body(note.number, note.fingerprint, outcome)
         asked = note.look.front_time(sent)
         return self._calls.put(identity, _KINDS[state], note.fence, body, asked=asked, valid=valid)
+
+
+def _fits(outcome: Encoded | None) -> TypeGuard[Encoded]:
+    """Whether every front takes it: one that does not would hang up, and be taken for down."""
+    return outcome is not None and len(outcome.data) <= SMALLEST_LIMIT
 
 
 def _may_be_copied(record: Record) -> bool:
