@@ -1,8 +1,8 @@
 """Where a request's key comes from, what it may look like, and whose it is.
 
 A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). The parameters of a String
-(`"k";a=1`) are no part of the key; in a raw key a semicolon is one of its characters. Functions here
-never repeat a value in an error: it may be a secret, and it may be a megabyte long.
+(`"k";a=1`) are no part of the key; in a raw key a semicolon is one of its characters. Functions
+here never repeat a value in an error: it may be a secret, and it may be a megabyte long.
 """
 
 from __future__ import annotations
