@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,9 @@ def test_resolve_as_succeeded(semel, tmp_path):
     audit = tmp_path / "audit.jsonl"
     said = semel.on_store(
         *("resolve", "orders", "order:1", "--succeeded", '{"charge": "ch_1"}'),
-        *("--by", "anna", "--audit", str(audit)),
+        *("--by", "anna", "--audit", str(audit), "--ttl", "3d"),
     )
-    assert (said.code, said.out.strip()) == (0, "resolved as succeeded")
+    assert (said.code, said.out.splitlines()[0]) == (0, "resolved as succeeded")
     with Idempotency(semel.url) as engine:
         assert engine.execute("order:1", lambda: None, scope="orders") == {"charge": "ch_1"}
     (entry,) = map(json.loads, audit.read_text().splitlines())
@@ -46,8 +47,9 @@ def test_resolve_as_succeeded(semel, tmp_path):
 
 def test_resolve_as_failed(semel, caplog):
     semel.abandon("order:1")
-    said = semel.on_store("resolve", "orders", "order:1", "--failed", "not at the bank")
-    assert (said.code, said.out.strip()) == (0, "resolved as failed")
+    words = ("--failed", "not at the bank", "--ttl", "3d")
+    said = semel.on_store("resolve", "orders", "order:1", *words)
+    assert (said.code, said.out.splitlines()[0]) == (0, "resolved as failed")
     with Idempotency(semel.url) as engine, pytest.raises(PreviousFailure, match="not at the bank"):
         engine.execute("order:1", lambda: None, scope="orders")
     (entry,) = (record for record in caplog.records if record.name == "semel.audit")
@@ -73,8 +75,36 @@ def test_resolve_says_how_long_the_outcome_is_kept(semel, outcome):
 def test_resolve_keeps_the_outcome_as_the_settings_say(semel):
     Path("semel.toml").write_text('[scopes.orders]\nttl = "30d"\n')
     semel.abandon("order:1")
+    said = semel.on_store("resolve", "orders", "order:1", "--succeeded", "1")
+    assert said.code == 0
+    record = semel.get("order:1")
+    assert record.remaining > 29 * 86_400
+    _, until, moment, left, *_ = said.out.splitlines()[1].split()
+    assert (until, left) == ("until", "(30d0h);")
+    assert abs(datetime.fromisoformat(moment).timestamp() - record.expires_at) < 60
+
+
+@pytest.mark.parametrize("outcome", [("--succeeded", "1"), ("--failed", "no")])
+@pytest.mark.parametrize("settings", ["", '[policy]\nttl = "30d"\n', "[scopes.other]\nttl = 60\n"])
+def test_a_held_attempt_needs_a_ttl_where_the_settings_do_not_name_its_scope(
+    semel, outcome, settings
+):
+    """Its policy, in the program, may say 3 days: forgotten after one, a payment is made again."""
+    Path("semel.toml").write_text(settings)
+    semel.abandon("order:1")
+    before = semel.get("order:1")
+    said = semel.on_store("resolve", "orders", "order:1", *outcome)
+    assert said.code == 2
+    assert "--ttl" in said.err
+    assert "'orders'" in said.err
+    assert semel.get("order:1").owner == before.owner
+    assert semel.on_store("resolve", "orders", "order:1", *outcome, "--ttl", "3d").code == 0
+    assert 2.9 * 86_400 < semel.get("order:1").remaining <= 3 * 86_400
+
+
+def test_an_attempt_that_is_not_held_needs_no_ttl(semel):
+    semel.abandon("order:1", hold=False)
     assert semel.on_store("resolve", "orders", "order:1", "--succeeded", "1").code == 0
-    assert semel.get("order:1").remaining > 29 * 86_400
 
 
 def test_a_text_that_is_no_json_gets_a_hint(semel_sqlite):
@@ -109,7 +139,8 @@ def test_somebody_may_be_faster(semel_sqlite, monkeypatch):
         return complete(self, identity, owner, result, ttl)
 
     monkeypatch.setattr(type(store), "complete", overtaken)
-    said = semel_sqlite.on_store("resolve", "orders", "order:1", "--succeeded", "1")
+    words = ("--succeeded", "1", "--ttl", "3d")
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", *words)
     assert said.code == 1
     assert "faster" in said.err
     assert store.get(Identity("orders", "order:1")).outcome.data == b"2"

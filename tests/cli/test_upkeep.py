@@ -168,6 +168,48 @@ def test_reconcile_goes_on_until_it_is_told_to_stop(semel, resolvers):
         assert running.wait(60) == 0
 
 
+def test_a_signal_lets_reconcile_finish_the_record_in_hand_and_no_other(semel, tmp_path):
+    entered, gate = tmp_path / "entered", tmp_path / "gate"
+    Path("holding.py").write_text(
+        f"""import time
+from pathlib import Path
+from semel.repair import Succeeded
+
+def resolve(record):
+    with Path({str(entered)!r}).open("a") as file:
+        file.write(record.key + "\\n")
+    while not Path({str(gate)!r}).exists():
+        time.sleep(0.01)
+    return Succeeded("found out")
+
+resolvers = {{"orders": resolve}}
+"""
+    )
+    for number in range(5):
+        semel.abandon(f"order:{number}")
+    words = ("reconcile", "--resolvers", "holding:resolvers", "--older-than", "0", "--every", "1h")
+    with process(semel.url, *words) as running:
+        wait_until(entered.exists)
+        running.send_signal(signal.SIGTERM)
+        # The process has the signal, and its handler runs, before the resolver looks again.
+        wait_until(lambda: not pending(running.pid, signal.SIGTERM))
+        gate.touch()
+        assert running.wait(60) == 0
+        assert running.stdout.readline().startswith("resolved 1, ")
+    assert len(entered.read_text().splitlines()) == 1
+    ended = [semel.get(f"order:{number}").state is State.SUCCEEDED for number in range(5)]
+    assert sum(ended) == 1
+
+
+def pending(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a signal has not reached a process yet."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = (
+        line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+    )
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def test_purge_goes_on_until_it_is_told_to_stop(semel_sqlite):
     with process(semel_sqlite.url, "purge", "--every", "10ms") as running:
         for _ in range(3):

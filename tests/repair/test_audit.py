@@ -31,8 +31,11 @@ def test_every_decision_is_logged_with_its_fields(memory_workshop, caplog):
         "by": f"night@{PLACE}",
         "at": entry.semel["at"],
         "verdict": "succeeded",
+        "kept_until": entry.semel["kept_until"],
     }
     assert entry.semel["at"].endswith("+00:00")
+    assert entry.semel["kept_until"].endswith("+00:00")
+    assert entry.semel["kept_until"] > entry.semel["at"]
     assert "a-secret-key" not in caplog.text
     assert f"by=night@{PLACE}" in entry.getMessage()
 

@@ -19,6 +19,7 @@ from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
 
 OWNER = b"\x00the owner\xff\x00"
 KEY = Identity("orders", "a")
+PATIENCE = 60.0
 RESOLVERS = {"orders": lambda _: Succeeded("found out")}
 
 
@@ -41,6 +42,128 @@ async def test_a_task_looks_again_and_again(sqlite_url):
         store.renew(KEY, OWNER, 0.0)
         await until(lambda: store.get(KEY).state is State.SUCCEEDED)
     store.close()
+
+
+def abandoned(store, count):
+    for number in range(count):
+        identity = Identity("orders", str(number))
+        store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, hold=True))
+        store.renew(identity, OWNER, 0.0)
+
+
+class Holding:
+    """A resolver that holds its first record until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, record):
+        self.asked += 1
+        self.entered.set()
+        assert self.go_on.wait(PATIENCE)
+        return Succeeded("found out")
+
+
+def ended(store):
+    return sum(record.state is State.SUCCEEDED for record in store.scan().records)
+
+
+def test_stopping_finishes_the_record_in_hand_and_no_other():
+    store, resolver = open_store("memory://"), Holding()
+    abandoned(store, 5)
+    made = Reconciler(store, {"orders": resolver}, older_than=0)
+    made.start()
+    assert resolver.entered.wait(PATIENCE)
+    stopping = threading.Thread(target=made.stop)
+    stopping.start()
+    wait_until(made._stopping.is_set)
+    resolver.go_on.set()
+    stopping.join(PATIENCE)
+    assert not stopping.is_alive()
+    assert (resolver.asked, ended(store)) == (1, 1)
+    assert made.run_once().resolved == 4  # which looks again
+    made.close()
+
+
+async def test_stopping_a_task_finishes_the_record_in_hand_and_no_other():
+    store, resolver = AsyncMemoryStore(), Holding()
+    for number in range(5):
+        identity = Identity("orders", str(number))
+        await store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, hold=True))
+        await store.renew(identity, OWNER, 0.0)
+    made = AsyncReconciler(store, {"orders": resolver}, older_than=0)
+    made.start()
+    await until(resolver.entered.is_set)
+    stopping = asyncio.create_task(made.stop())
+    await until(made._stopping.is_set)
+    resolver.go_on.set()
+    await asyncio.wait_for(stopping, PATIENCE)
+    assert resolver.asked == 1
+    assert (await made.run_once()).resolved == 4
+    await made.close()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_stopping_ends_a_single_run_after_its_record_too(full):
+    store, resolver = open_store("memory://"), Holding()
+    abandoned(store, 5)
+    made = Reconciler(store, {"orders": resolver}, older_than=0)
+    reports = []
+    running = threading.Thread(target=lambda: reports.append(made.run_once(full=full)))
+    running.start()
+    assert resolver.entered.wait(PATIENCE)
+    made.stop()
+    resolver.go_on.set()
+    running.join(PATIENCE)
+    assert reports[0].resolved == resolver.asked == ended(store) == 1
+    made.close()
+
+
+def test_stopping_ends_a_full_reading_of_the_store():
+    store = FaultyStore(open_store("memory://"))
+    abandoned(store, 600)  # more than one page
+    made = Reconciler(store, RESOLVERS, older_than=0)
+    pages, scan = [], store.scan
+
+    def scanned(**options):
+        pages.append(options)
+        made.stop()
+        return scan(**options)
+
+    store.scan = scanned
+    assert made.run_once(full=True).resolved == 0
+    assert len(pages) == 1
+    made.close()
+
+
+def test_stopping_ends_the_looking_after_what_people_have_to_decide():
+    store = FaultyStore(open_store("memory://"))
+    abandoned(store, 5)
+    made = Reconciler(store, {}, older_than=0)
+    assert made.run_once().waiting == 5
+    for number in range(5):
+        store.forget(Identity("orders", str(number)))
+    asked, get = [], store.get
+
+    def got(identity):
+        asked.append(identity)
+        made.stop()
+        return get(identity)
+
+    store.get = got
+    made.run_once()
+    assert len(asked) == 1
+    made.close()
+
+
+def test_a_reconciler_warns_once_where_nobody_says_how_long_outcomes_are_kept(caplog):
+    store = open_store("memory://")
+    abandoned(store, 3)
+    made = Reconciler(store, RESOLVERS, older_than=0)
+    assert made.run_once().resolved == 3
+    assert caplog.text.count("outcomes of held attempts of scope orders are kept for") == 1
+    made.close()
 
 
 def test_a_run_that_fails_is_not_the_last(caplog):

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from engines.facade import never
-from semel import ConfigError, Idempotency, InvalidKey, Policy, PreviousFailure
+from engines.facade import World, never
+from repair.conftest import Workshop
+from semel import ConfigError, Idempotency, InvalidKey, PayloadMismatch, Policy, PreviousFailure
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.repair import Failed, Overtaken, Resolved, Succeeded, Unknown, settle, settle_async
 
@@ -46,6 +47,73 @@ def test_a_person_may_say_how_long_the_outcome_is_kept(memory_workshop, resoluti
     assert memory_workshop.record(identity).remaining <= 86_400
     with pytest.raises(ConfigError, match=r"^ttl must be"):
         decide(memory_workshop, "a", resolution, ttl=0)
+
+
+@pytest.mark.parametrize("resolution", [Succeeded(1), Failed("no", False)], ids=repr)
+def test_a_decision_says_until_when_its_outcome_is_kept(workshop, resolution):
+    identity = workshop.abandon("a")
+    decision = decide(workshop, "a", resolution, ttl=timedelta(days=7))
+    record = workshop.record(identity)
+    assert decision.kept_until - decision.at == 604_800
+    assert abs(decision.kept_until - record.expires_at) < 60
+
+
+def unaware(world, **options):
+    """An engine of another program: it knows no policy of the attempts that it finds."""
+    workshop = Workshop(world)
+    workshop.engine = world.engine(**options)
+    return workshop
+
+
+@pytest.fixture
+def world(kind):
+    with World(kind, "memory://") as world:
+        yield world
+
+
+@pytest.mark.parametrize("resolution", [Succeeded(1), Failed("no", False)], ids=repr)
+@pytest.mark.parametrize("policy", [None, Policy(ttl=7200)])
+def test_a_held_attempt_needs_a_ttl_where_nobody_names_its_scope(world, policy, resolution):
+    workshop = unaware(world, policy=policy, scopes={"other": Policy.payment()})
+    identity = workshop.abandon("a")
+    before = workshop.record(identity)
+    with pytest.raises(ConfigError, match="ttl"):
+        decide(workshop, "a", resolution)
+    assert workshop.record(identity).owner == before.owner
+    assert isinstance(decide(workshop, "a", resolution, ttl=600), Resolved)
+
+
+@pytest.mark.parametrize(
+    "options", [{"scopes": {"orders": Policy.payment()}}, {"policy": Policy.payment()}], ids=repr
+)
+def test_an_engine_that_knows_the_policy_needs_no_ttl(world, options):
+    workshop = unaware(world, **options)
+    identity = workshop.abandon("a")
+    assert isinstance(decide(workshop, "a", Succeeded(1)), Resolved)
+    assert workshop.record(identity).remaining > 2 * 86_400
+
+
+def test_what_may_run_again_and_what_is_not_held_need_no_ttl(world):
+    workshop = unaware(world)
+    workshop.abandon("a")
+    assert isinstance(decide(workshop, "a", Failed("never sent", True)), Resolved)
+    workshop.abandon("b", hold=False)
+    assert isinstance(decide(workshop, "b", Succeeded(1)), Resolved)
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_failure_that_was_decided_still_refuses_another_payload(workshop, retryable):
+    def sent():
+        raise OSError("no answer")
+
+    engine = workshop.engine
+    with pytest.raises(OSError, match="no answer"):
+        engine.execute("a", sent, scope="orders", payload={"amount": 5})
+    decide(workshop, "a", Failed("not at the bank", retryable))
+    with pytest.raises(PayloadMismatch):
+        engine.execute("a", never, scope="orders", payload={"amount": 6})
+    if retryable:
+        assert engine.execute("a", lambda: "ran", scope="orders", payload={"amount": 5}) == "ran"
 
 
 def test_there_must_be_something_to_decide(workshop):

@@ -10,10 +10,10 @@ from argparse import Namespace
 import msgspec
 
 from semel.cli.opening import opened
-from semel.cli.showing import duration, state_of
+from semel.cli.showing import duration, moment, state_of
 from semel.core.records import Record, State
 from semel.errors import ConfigError
-from semel.repair import Audit, AuditFile, Failed, Overtaken, Succeeded, log_audit, settle
+from semel.repair import Audit, AuditFile, Failed, Resolved, Succeeded, log_audit, settle
 
 
 def forget(options: Namespace) -> int:
@@ -46,10 +46,12 @@ def resolve(options: Namespace) -> int:
     if decision is None:
         print(f"nothing was decided: {_why_not(record)}", file=sys.stderr)
         return 1
-    if isinstance(decision, Overtaken):
+    if not isinstance(decision, Resolved):
         print("nothing was decided: somebody else was faster", file=sys.stderr)
         return 1
     print(f"resolved as {_named(resolution)}")
+    left = duration(decision.kept_until - decision.at)
+    print(f"kept until {moment(decision.kept_until)} ({left}); a call after that runs again")
     return 0
 
 

@@ -77,7 +77,10 @@ def _deciding(command: _Command) -> None:
     )
     made.add_argument("--retryable", action="store_true", help="... and it may run again")
     made.add_argument(
-        "--ttl", type=_positive, metavar="3d", help="keep the outcome so long; else as in settings"
+        "--ttl",
+        type=_positive,
+        metavar="3d",
+        help="keep the outcome for this time; else as in settings",
     )
     made.add_argument("--by", type=_text, metavar="NAME", help="who decides; else the user's name")
     _audit(made)

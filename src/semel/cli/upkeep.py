@@ -23,7 +23,7 @@ def purge_records(options: Namespace) -> int:
     """Remove expired records, once or again and again."""
     with opened(options) as engine:
 
-        def once() -> int:
+        def once(_: Callable[[], bool]) -> int:
             removed = purge(
                 engine,
                 batch=options.batch,
@@ -49,8 +49,8 @@ def reconcile(options: Namespace) -> int:
             audit=audit_of(options),
         )
 
-        def once() -> int:
-            return _told(reconciler.run_once(full=options.full))
+        def once(stopped: Callable[[], bool]) -> int:
+            return _told(reconciler._look(stopped, full=options.full))
 
         return _repeated(once, options.every)
 
@@ -79,16 +79,19 @@ def _told(report: Report) -> int:
     return 1 if unresolved or report.errors or report.waiting else 0
 
 
-def _repeated(once: Callable[[], int], every: float | None) -> int:
-    """Do it once; or until a signal says stop, whatever one round may meet."""
-    if every is None:
-        return once()
+def _repeated(once: Callable[[Callable[[], bool]], int], every: float | None) -> int:
+    """Do it once; or until a signal says stop, whatever one round may meet.
+
+    A round can ask whether it has to end early.
+    """
     stopped = threading.Event()
+    if every is None:
+        return once(stopped.is_set)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     while True:
         try:
-            once()
+            once(stopped.is_set)
         except StoreError as error:
             print(f"semel: {error}; trying again", file=sys.stderr, flush=True)
         if stopped.wait(every):

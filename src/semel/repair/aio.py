@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import random
 from typing import Self
 
@@ -59,13 +59,14 @@ class AsyncReconciler:
         )
         self._casework = Casework(engine, resolvers, options, asynchronous=True)
         self._one_at_a_time = asyncio.Lock()
+        self._stops = 0
         self._stopping = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
     async def run_once(self, *, full: bool = False) -> Report:
         """Look once; `full` reads every running record instead of asking what is stuck."""
-        async with self._one_at_a_time:
-            return await run_async(self._casework.run(full=full))
+        stops = self._stops
+        return await self._look(lambda: self._stops != stops, full=full)
 
     def start(self) -> None:
         """Look now, and again and again, in a task of its own."""
@@ -74,7 +75,11 @@ class AsyncReconciler:
             self._running = asyncio.create_task(self._run_until_stopped(), name="semel-reconciler")
 
     async def stop(self) -> None:
-        """Look no more; a record that is being resolved is finished first."""
+        """Look no more; only the record that is being resolved is finished first.
+
+        That holds for a `run_once()` in progress too; a later one looks again.
+        """
+        self._stops += 1
         running, self._running = self._running, None
         if running is not None:
             self._stopping.set()
@@ -86,10 +91,14 @@ class AsyncReconciler:
         if self._own is not None:
             await self._own.close()
 
+    async def _look(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
+        async with self._one_at_a_time:
+            return await run_async(self._casework.run(full=full, stopped=stopped))
+
     async def _run_until_stopped(self) -> None:
         while True:
             try:
-                await self.run_once()
+                await self._look(self._stopping.is_set)
             except Exception:
                 logger.exception("a reconciliation failed; it is tried again")
             # Jitter: many processes that start together should not all look together.

@@ -11,13 +11,15 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from semel.repair.decisions import Decision
 
 Audit: TypeAlias = Callable[[Decision], object]
+
+_TIMES: Final = {"at", "kept_until"}
 
 audit_logger = logging.getLogger("semel.audit")
 
@@ -26,12 +28,13 @@ def entry(decision: Decision) -> dict[str, Any]:
     """Write a decision as plain fields."""
     fields = {name: getattr(decision, name) for name in decision.__struct_fields__}
     del fields["identity"]
+    for name in _TIMES & fields.keys():
+        fields[name] = datetime.fromtimestamp(fields[name], UTC).isoformat(timespec="microseconds")
     return {
         "decision": decision.name,
         "scope": decision.scope,
         "key_digest": decision.key_digest,
         **fields,
-        "at": datetime.fromtimestamp(decision.at, UTC).isoformat(timespec="microseconds"),
     }
 
 

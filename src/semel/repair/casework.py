@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -87,19 +87,25 @@ class Casework:
         )
         self._resolvers = _checked(resolvers, asynchronous=asynchronous)
         self._older_than = seconds("older_than", options.older_than, zero=True)
+        self._warned: set[str] = set()
         self._cases = Cases(
             whole_number("max_tries", options.max_tries), seconds("backoff", options.backoff)
         )
 
-    def run(self, *, full: bool) -> Steps[Report]:
-        """Look into what is stuck, and into what was left open before."""
+    def run(self, *, full: bool, stopped: Callable[[], bool]) -> Steps[Report]:
+        """Look into what is stuck, and into what was left open before.
+
+        Once `stopped`, the record that is being looked into is the last one.
+        """
         again = self._cases.due(monotonic())
-        found = yield from (self._scanned() if full else self._listed())
-        unseen = yield from self._close_what_was_decided(found)
+        found = yield from (self._scanned(stopped) if full else self._listed())
+        unseen = yield from self._close_what_was_decided(found, stopped)
         decisions = self._without_resolver(found)
         due = [self._cases.open(record).identity for record in found if self._is_ready(record)]
         looks: list[list[Decision] | None] = []
         for identity in dict.fromkeys([*again, *due]):
+            if stopped():
+                break
             made = yield from self._tolerant(identity, self._look_into(identity))
             looks.append(made)
         told = (decision for look in looks if look is not None for decision in look)
@@ -131,7 +137,7 @@ class Casework:
                 return found
             limit *= 2
 
-    def _scanned(self) -> Steps[list[Record]]:
+    def _scanned(self, stopped: Callable[[], bool]) -> Steps[list[Record]]:
         """Read every running record: an index of a store is a hint, and hints get lost."""
         found: list[Record] = []
         cursor = None
@@ -141,7 +147,7 @@ class Casework:
             )
             found += [record for record in page.records if self._is_stuck(record)]
             cursor = page.cursor
-            if cursor is None:
+            if cursor is None or stopped():
                 return found
 
     def _is_stuck(self, record: Record) -> bool:
@@ -165,11 +171,15 @@ class Casework:
 
     # --- what a person had to decide -----------------------------------------------------
 
-    def _close_what_was_decided(self, found: list[Record]) -> Steps[int]:
+    def _close_what_was_decided(
+        self, found: list[Record], stopped: Callable[[], bool]
+    ) -> Steps[int]:
         """Forget cases that somebody else has decided; tells how many could not be looked at."""
         errors = 0
         listed = {record.identity for record in found}
         for identity in self._cases.waiting():
+            if stopped():
+                break
             if identity not in listed:
                 over = yield from self._tolerant(identity, self._close_if_over(identity))
                 errors += over is None
@@ -199,12 +209,23 @@ class Casework:
                 return []
             made = self._left_open(record, resolution)
         else:
+            self._warn_of_ttl(record, resolution)
             stored = yield from self._desk.write(record, resolution, may_omit=True)
             self._cases.close(identity)
             made = [self._desk.decision(record, resolution, stored=stored)]
         for decision in made:
             self._desk.tell(decision)
         return made
+
+    def _warn_of_ttl(self, record: Record, resolution: Succeeded | Failed) -> None:
+        if record.scope not in self._warned and not self._desk.knows_ttl(record, resolution):
+            self._warned.add(record.scope)
+            logger.warning(
+                "outcomes of held attempts of scope %s are kept for the default ttl, because "
+                "neither the settings nor the engine name the scope: is its policy's ttl longer, "
+                "their effects can happen again",
+                record.scope,
+            )
 
     def _left_open(self, record: Record, unknown: Unknown) -> list[Decision]:
         tries, last = self._cases.tried(record, monotonic())

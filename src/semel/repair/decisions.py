@@ -34,6 +34,8 @@ class Resolved(Decision, frozen=True, kw_only=True):
 
     level = logging.INFO
     verdict: Verdict
+    kept_until: float
+    """How long at least, on the store's clock; a call after that runs again."""
 
 
 class Overtaken(Decision, frozen=True, kw_only=True):

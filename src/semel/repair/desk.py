@@ -79,6 +79,22 @@ class Desk:
         stored: bool = yield ask(self.store.renew, record.identity, record.owner, lease)
         return stored
 
+    def knows_ttl(self, record: Record, resolution: Succeeded | Failed) -> bool:
+        """Tell whether it is known how long the outcome of an attempt has to be kept.
+
+        The policy of a held attempt may be written in a program that this engine knows nothing of,
+        and forgotten too early its effect happens twice. Known are a ttl that was given, and the
+        policies of an engine that names the scope, or that itself holds every attempt.
+        """
+        if self._ttl is not None or not record.hold:
+            return True
+        if isinstance(resolution, Failed) and resolution.retryable:
+            return True  # it may run again anyway
+        engine_policy = self._engine._levels[0]
+        return record.scope in self._engine._scopes or (
+            engine_policy is not None and engine_policy.abandoned == "hold"
+        )
+
     def write(
         self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
     ) -> Steps[bool]:
@@ -94,13 +110,12 @@ class Desk:
                 yield from self.give_back(record, 0.0)  # else it would be ours until the lease ends
                 raise
             self._omitted(record, f"the store refused it: {rejected}")
-            rules = self._engine._rules(record.scope)
             stored = yield ask(
                 self.store.complete,
                 record.identity,
                 record.owner,
                 omitted("the store refused it"),
-                rules.ttl if self._ttl is None else self._ttl,
+                self._ttl_of(record, resolution),
             )
         return stored
 
@@ -117,10 +132,9 @@ class Desk:
                 kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
                 if kept.problem is not None:
                     self._omitted(record, kept.problem)
-                ttl = rules.ttl if self._ttl is None else self._ttl
+                ttl = self._ttl_of(record, resolution)
                 return ask(store.complete, identity, owner, kept.encoded, ttl)
             case Failed(error, retryable):
-                usual = rules.failed_ttl if retryable else rules.ttl
                 return ask(
                     store.fail,
                     identity,
@@ -128,17 +142,27 @@ class Desk:
                     encode_failure(ResolvedFailure(error)),
                     retryable=retryable,
                     keep_fingerprint=True,
-                    ttl=usual if self._ttl is None else self._ttl,
+                    ttl=self._ttl_of(record, resolution),
                 )
             case _:
                 assert_never(resolution)
+
+    def _ttl_of(self, record: Record, resolution: Succeeded | Failed) -> float:
+        if self._ttl is not None:
+            return self._ttl
+        rules = self._engine._rules(record.scope)
+        retryable = isinstance(resolution, Failed) and resolution.retryable
+        return rules.failed_ttl if retryable else rules.ttl
 
     def decision(self, record: Record, resolution: Succeeded | Failed, *, stored: bool) -> Decision:
         """Make the event that tells what became of a record."""
         verdict: Verdict = "succeeded"
         if isinstance(resolution, Failed):
             verdict = "retryable" if resolution.retryable else "failed"
-        return self.made(Resolved if stored else Overtaken, record, verdict=verdict)
+        if not stored:
+            return self.made(Overtaken, record, verdict=verdict)
+        kept_until = record.now + self._ttl_of(record, resolution)
+        return self.made(Resolved, record, verdict=verdict, kept_until=kept_until)
 
     def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
         """Make a decision on a record, with who and when."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import random
 from typing import Self
 
@@ -59,13 +59,14 @@ class Reconciler:
         )
         self._casework = Casework(engine, resolvers, options, asynchronous=False)
         self._one_at_a_time = threading.Lock()
+        self._stops = 0
         self._stopping = threading.Event()
         self._running: threading.Thread | None = None
 
     def run_once(self, *, full: bool = False) -> Report:
         """Look once; `full` reads every running record instead of asking what is stuck."""
-        with self._one_at_a_time:
-            return run(self._casework.run(full=full))
+        stops = self._stops
+        return self._look(lambda: self._stops != stops, full=full)
 
     def start(self) -> None:
         """Look now, and again and again, in a thread of its own."""
@@ -82,7 +83,11 @@ class Reconciler:
             self._running = running
 
     def stop(self) -> None:
-        """Look no more; a record that is being resolved is finished first."""
+        """Look no more; only the record that is being resolved is finished first.
+
+        That holds for a `run_once()` in progress too; a later one looks again.
+        """
+        self._stops += 1
         running, self._running = self._running, None
         if running is not None:
             self._stopping.set()
@@ -94,10 +99,14 @@ class Reconciler:
         if self._own is not None:
             self._own.close()
 
+    def _look(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
+        with self._one_at_a_time:
+            return run(self._casework.run(full=full, stopped=stopped))
+
     def _run_until_stopped(self) -> None:
         while True:
             try:
-                self.run_once()
+                self._look(self._stopping.is_set)
             except Exception:
                 logger.exception("a reconciliation failed; it is tried again")
             # Jitter: many processes that start together should not all look together.

@@ -6,13 +6,14 @@ from typing import Any
 
 from semel.aio import AsyncIdempotency
 from semel.core.policy import Duration
+from semel.core.records import Record
 from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.repair.audit import Audit
 from semel.repair.decisions import Decision
 from semel.repair.desk import Desk
 from semel.repair.outcomes import Failed, Succeeded
-from semel.repair.steps import Steps, run, run_async
+from semel.repair.steps import Steps, ask, run, run_async
 from semel.sync import Idempotency
 
 
@@ -28,7 +29,8 @@ def settle(
 ) -> Decision | None:
     """Decide what became of an abandoned attempt; None = the key has none.
 
-    The outcome is kept for `ttl`, or as long as the engine's policy of the scope says.
+    The outcome is kept for `ttl`, or as long as the engine's policy of the scope says; the decision
+    says until when. A held attempt whose policy the engine does not know needs `ttl`.
     """
     return run(_settled(idempotency, key, resolution, scope=scope, ttl=ttl, name=name, audit=audit))
 
@@ -64,7 +66,15 @@ def _settled(
             f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
         )
     desk = Desk(engine, name=name, ttl=ttl, audit=audit)
-    record = yield from desk.adopt(engine._identity(key, scope))
+    identity = engine._identity(key, scope)
+    found: Record | None = yield ask(desk.store.get, identity)
+    if found is not None and found.abandoned and not desk.knows_ttl(found, resolution):
+        raise ConfigError(
+            f"the attempt is held, and nothing here names its scope {scope!r}: its outcome might "
+            "be forgotten too early, and its effect happen again. Say how long it is kept by ttl "
+            "(--ttl), as the policy in the program does, or name the scope in the settings"
+        )
+    record = yield from desk.adopt(identity)
     if record is None:
         return None
     stored = yield from desk.write(record, resolution)
