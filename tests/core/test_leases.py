@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from semel.core.leases import CHUNK, Lease, Leases
+from semel.core.leases import CHUNK, GIVING_BACK, Lease, Leases
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
 from semel.errors import StoreUnavailable
 
@@ -227,3 +227,43 @@ def test_a_lease_in_a_traceback_tells_neither_key_nor_result():
     assert "card-of-anna" not in repr(one)
     assert "secret" not in repr(one)
     assert "attempt 2" in repr(one)
+
+
+# --- several servers -------------------------------------------------------------------------
+
+
+def test_each_server_has_its_own_renewals():
+    here, there = lease(b"here"), lease(b"there", sent=SENT + 5.0)
+    servers = {b"here": "a", b"there": "b"}
+    for one in (here, there):
+        one.identity = Identity("orders", one.owner.decode())
+    running = book(here, there)
+    assert running.place(lambda identity: servers[identity.key.encode()]) == {
+        "a": SENT + 10.0,
+        "b": SENT + 15.0,
+    }
+    assert running.due(SENT + 10.0, "a") == [[here]]
+    assert running.due(SENT + 10.0, "b") == []
+    assert running.due(SENT + 10.0) == []
+    assert running.next_renewal("b") == SENT + 15.0
+    assert running.next_renewal() == math.inf
+
+
+def test_a_lease_stays_with_the_server_that_it_was_first_found_on():
+    running = book(lease())
+    running.place(lambda _: "a")
+    assert running.place(lambda _: "b") == {"a": SENT + 10.0}
+
+
+def test_claims_of_unknown_fate_have_a_timer_of_their_own_where_there_are_several_servers():
+    running = book()
+    running.doubt(ClaimRequest(KEY, b"anna", None, 30.0, 60.0), SENT)
+    assert running.place(lambda _: None) == {}
+    assert running.place(lambda _: "a") == {GIVING_BACK: running.next_due()}
+
+
+def test_a_claim_that_could_not_be_given_back_goes_to_the_end():
+    running = book()
+    for owner in (b"anna", b"bert", b"anna"):
+        running.doubt(ClaimRequest(KEY, owner, None, 30.0, 60.0), SENT)
+    assert [ask.owner for ask in running.doubtful(math.inf)] == [b"bert", b"anna"]

@@ -1,8 +1,9 @@
-"""A slot of a Redis Cluster moves while its keys are running.
+"""A slot of a Redis Cluster moves while its keys are running, or one of the nodes is frozen.
 
 | fault | expected |
 |---|---|
 | 34 MOVED, ASK, TRYAGAIN | retried, still once |
+| 50 one cluster node frozen | attempts on the other nodes keep their leases; new engines serve the healthy nodes |
 
 The slot is moved in real steps between real servers, which count the redirections they sent.
 """
@@ -10,15 +11,20 @@ The slot is moved in real steps between real servers, which count the redirectio
 from __future__ import annotations
 
 import contextlib
+import itertools
+import signal
 import threading
 
 import pytest
 from redis.crc import key_slot
 
 from engines.facade import PATIENCE, Effect, World, never
+from semel import ConcurrentRequest, Policy, StoreUnavailable
 from semel.core.records import Identity
+from semel.events import LostLease, ResultNotStored
 from semel.stores.redis.keys import KeyLayout
-from servers.redis import redis_cluster
+from semel.testing import LoseReply
+from servers.redis import redis_cluster, wait_until
 
 fault = pytest.mark.fault
 
@@ -148,3 +154,99 @@ def test_callers_that_never_pause_while_slots_move_run_each_key_once(kind, clust
     assert len(answers) >= 4 * len(keys)
     assert all(key == answer for key, answer in answers)
     assert {effect.runs for effect in effects.values()} == {1}
+
+
+# --- one node frozen --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def partial_cluster():
+    """Three nodes, of which two go on serving when the third is gone."""
+    with redis_cluster(primaries=3, args=("--cluster-require-full-coverage", "no")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def frozen(partial_cluster):
+    """Freezes nodes, and thaws them at the end."""
+    paused = []
+
+    def freeze(server) -> None:
+        server.process.send_signal(signal.SIGSTOP)
+        paused.append(server)
+
+    def thaw() -> None:
+        while paused:
+            paused.pop().process.send_signal(signal.SIGCONT)
+
+    freeze.thaw = thaw
+    with contextlib.closing(partial_cluster.client()) as client:
+        client.flushall()
+    yield freeze
+    thaw()
+    for server in partial_cluster.servers:
+        wait_until(lambda s=server: partial_cluster._is_up(s), "the cluster to be up")
+
+
+def keys_by_node(cluster, each: int) -> list[list[str]]:
+    """So many keys of every node."""
+    found = {server.port: [] for server in cluster.servers}
+    names = (f"node-{number}" for number in itertools.count())
+    while any(len(keys) < each for keys in found.values()):
+        key = next(names)
+        keys = found[cluster.owner(key_slot(LAYOUT.record(Identity("default", key)))).port]
+        if len(keys) < each:
+            keys.append(key)
+    return list(found.values())
+
+
+@fault(50)
+def test_attempts_on_healthy_nodes_keep_their_leases_while_another_node_is_frozen(
+    kind, partial_cluster, frozen
+):
+    lease = 3.0
+    policy = Policy(lease=lease, concurrent="reject")
+    victim, *others = keys_by_node(partial_cluster, 4)
+    saved_late = victim[0]
+    healthy = [key for keys in others for key in keys]
+    with World(kind, partial_cluster.url) as world:
+        engine, other = world.engine(policy=policy), world.engine(policy=policy)
+        effects = {key: Effect(key).held() for key in (*victim, *healthy)}
+        calls = {key: engine.start(key, effect) for key, effect in effects.items()}
+        for effect in effects.values():
+            effect.wait_started()
+        began = {key: other.peek(key).lease_until for key in healthy}
+        frozen(partial_cluster.servers[0])
+        effects[saved_late].release()  # what is saved again and again holds up nobody either
+
+        def all_renewed() -> bool:
+            return all(other.peek(key).lease_until > began[key] + 3 * lease for key in healthy)
+
+        wait_until(all_renewed, "the healthy nodes to be told of every attempt for three leases")
+        lost = {event.identity.key for event in engine.told(LostLease)}
+        assert lost <= set(victim)
+        assert lost, "the frozen node answered"
+        assert engine.told(ResultNotStored)
+        for key in healthy:
+            with pytest.raises(ConcurrentRequest):
+                other.execute(key, never)
+        frozen.thaw()
+        for effect in effects.values():
+            effect.release()
+        assert {key: call.result(PATIENCE) for key, call in calls.items()} == {
+            key: key for key in effects
+        }
+        assert [other.execute(key, never) for key in healthy] == healthy
+        assert {effect.runs for effect in effects.values()} == {1}
+
+
+@fault(50)
+def test_a_claim_whose_answer_was_lost_is_given_back_in_a_cluster(kind, cluster):
+    with World(kind, cluster.url) as world:
+        engine, other = world.engine(policy=Policy(abandoned="hold")), world.engine()
+        engine.store.inject("claim", LoseReply())
+        with pytest.raises(StoreUnavailable):
+            engine.execute("k", never)
+        assert engine.store.fired("claim") == 1
+        wait_until(lambda: other.peek("k").retryable, "the claim to be given back")
+        assert other.execute("k", Effect("runs")) == "runs"

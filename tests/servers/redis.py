@@ -329,7 +329,12 @@ def _cluster_args() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def redis_cluster(
-    primaries: int = 3, replicas: int = 0, *, spare: int = 0, valkey: bool = False
+    primaries: int = 3,
+    replicas: int = 0,
+    *,
+    spare: int = 0,
+    valkey: bool = False,
+    args: tuple[str, ...] = (),
 ) -> Iterator[RedisCluster]:
     """A private cluster; `spare` nodes join without any slot."""
     program = binary(valkey=valkey)
@@ -337,7 +342,7 @@ def redis_cluster(
 
         def start() -> RedisServer:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="semel-cluster-"))
-            server = RedisServer(Path(name), _cluster_args(), program=program)
+            server = RedisServer(Path(name), (*_cluster_args(), *args), program=program)
             stack.callback(server.stop)
             return server
 

@@ -399,3 +399,24 @@ async def test_a_node_that_stands_still_is_asked_last_for_the_map_on_asyncio(clu
         with standing_still(cluster, IDENTITY) as name, pytest.raises(StoreUnavailable):
             await store.get(IDENTITY)
     assert set(asked_last) == {name}
+
+
+# --- which node has a record ------------------------------------------------------------------
+
+
+def test_a_store_names_the_node_of_a_record(cluster):
+    slot = key_slot(KEYS.record(IDENTITY))
+    with opened(cluster.url) as store:
+        store.claim(ask())
+        assert store.server_of(IDENTITY) == f"127.0.0.1:{cluster.owner(slot).port}"
+        del store._transport.client.nodes_manager.slots_cache[slot]
+        assert store.server_of(IDENTITY) == ""
+
+
+async def test_a_store_names_the_node_of_a_record_for_asyncio(cluster):
+    slot = key_slot(KEYS.record(IDENTITY))
+    async with opened_async(cluster.url) as store:
+        await store.claim(ask())
+        assert store.server_of(IDENTITY) == f"127.0.0.1:{cluster.owner(slot).port}"
+        del store._transport._client.nodes_manager.slots_cache[slot]
+        assert store.server_of(IDENTITY) == ""

@@ -174,6 +174,8 @@ class AsyncIdempotency(AsyncTransactionRunner):
         await drain(self._tasks, max(0.0, end - monotonic()))
         await self._timer.stop()
         await self._watch.stop()
+        for timer in self._timers.values():
+            await timer.stop()
         for lease, ask in self._leases.unsaved():
             if not await self._save_late(lease, ask) and monotonic() >= end:
                 break  # The store is away and the time is over: the leases end by themselves.

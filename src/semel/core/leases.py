@@ -7,6 +7,7 @@ claim was sent); it never waits, reads a clock or touches a store.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -32,6 +33,10 @@ MOST_DOUBTS = 10_000
 """Beyond these, claims of unknown fate are left to their leases: the store has been away long."""
 
 
+GIVING_BACK = "giving back"
+"""Stands for a server: claims of unknown fate are given back beside the renewals of all servers."""
+
+
 class Lease(Struct, eq=False, gc=False):
     """One running attempt's right to be the only one, as far as this process knows."""
 
@@ -47,6 +52,9 @@ class Lease(Struct, eq=False, gc=False):
     told_lost: bool = False
     unsaved: CompleteRequest | None = None
     """A result that the store could not be told yet."""
+    server: Hashable = None
+    """Which of a store's servers has the record, as it was found when the timer first looked;
+    None = not asked yet, or the store has only one."""
 
     def __post_init__(self) -> None:
         self.until = self.began + self.seconds
@@ -111,12 +119,23 @@ class Leases:
         self._running.pop(lease.owner, None)
         lease.until = math.inf
 
-    def due(self, now: float) -> list[list[Lease]]:
+    def place(self, server_of: Callable[[Identity], Hashable]) -> dict[Hashable, float]:
+        """Find the server of each lease; tells for every server when it has to be asked next."""
+        earliest: dict[Hashable, float] = {}
+        for lease in tuple(self._running.values()):
+            if lease.server is None:
+                lease.server = server_of(lease.identity)
+            earliest[lease.server] = min(earliest.get(lease.server, math.inf), lease.due)
+        if any(server_of(claim.identity) is not None for claim in tuple(self._unsure.values())):
+            earliest[GIVING_BACK] = self._unsure_due
+        return earliest
+
+    def due(self, now: float, server: Hashable = None) -> list[list[Lease]]:
         """Leases to renew now, in chunks; those that are nearly due come along."""
         due = [
             lease
             for lease in tuple(self._running.values())
-            if lease.due <= now + lease.seconds / RENEWALS_PER_LEASE / 4
+            if lease.server == server and lease.due <= now + lease.seconds / RENEWALS_PER_LEASE / 4
         ]
         return [due[start : start + CHUNK] for start in range(0, len(due), CHUNK)]
 
@@ -136,6 +155,8 @@ class Leases:
         if len(self._unsure) < MOST_DOUBTS:
             soon = now + SLOWEST_RETRY
             self._unsure_due = min(self._unsure_due, soon) if self._unsure else soon
+            # At the end: one that cannot be given back must not stand in the way of the others.
+            self._unsure.pop(ask.owner, None)
             self._unsure[ask.owner] = ask
         return self._unsure_due
 
@@ -170,13 +191,18 @@ class Leases:
             default=math.inf,
         )
 
-    def next_renewal(self) -> float:
-        """When the next lease is due; infinity when nothing runs."""
-        return min((lease.due for lease in tuple(self._running.values())), default=math.inf)
+    def next_renewal(self, server: Hashable = None) -> float:
+        """When the next lease of this server is due; infinity when nothing runs there."""
+        running = tuple(self._running.values())
+        return min((lease.due for lease in running if lease.server == server), default=math.inf)
+
+    def next_doubt(self) -> float:
+        """When the next claim has to be given back; infinity when there is none."""
+        return self._unsure_due if self._unsure else math.inf
 
     def next_due(self) -> float:
         """When the timer has to come back; infinity when there is nothing to do."""
-        return min(self._unsure_due if self._unsure else math.inf, self.next_renewal())
+        return min(self.next_doubt(), self.next_renewal())
 
     def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
         """Note what the store said; True when the lease is lost by this (told once)."""

@@ -15,7 +15,7 @@ Optional capabilities are small Protocols of their own; the engines use what a s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -165,6 +165,18 @@ class Counts(Struct, frozen=True):
     abandoned: int
     succeeded: int
     failed: int
+
+
+@runtime_checkable
+class Partitioned(Protocol):
+    """A store on several servers, each of which may hang while the others answer."""
+
+    def server_of(self, identity: Identity) -> Hashable:
+        """Name the server that has the record, as far as is known; None = there is only one.
+
+        It asks nobody. Renewals of different servers are sent by different threads or tasks.
+        """
+        ...
 
 
 @runtime_checkable

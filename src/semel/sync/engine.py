@@ -171,6 +171,8 @@ class Idempotency(TransactionRunner):
         drain(self._tasks, max(0.0, end - monotonic()))
         self._timer.stop()
         self._watch.stop()
+        for timer in self._timers.values():
+            timer.stop()
         for lease, ask in self._leases.unsaved():
             if not self._save_late(lease, ask) and monotonic() >= end:
                 break  # The store is away and the time is over: the leases end by themselves.

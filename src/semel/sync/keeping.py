@@ -5,6 +5,9 @@ Twin of `semel.aio.keeping`: the same names in the same order, with the waiting 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
+from functools import partial
 from time import monotonic
 
 from msgspec.structs import replace
@@ -16,7 +19,7 @@ from semel._mirror.threads import (
     flights_of,
 )
 from semel.core.codec import encode_failure
-from semel.core.leases import Lease
+from semel.core.leases import GIVING_BACK, Lease
 from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest, RenewRequest
 from semel.engine.answers import Answers
 from semel.engine.call import (
@@ -26,7 +29,7 @@ from semel.engine.call import (
 )
 from semel.engine.setup import Opening
 from semel.errors import StoreError
-from semel.stores.base import Batching, Store
+from semel.stores.base import Batching, Partitioned, Store
 from semel.stores.registry import open_store
 
 
@@ -45,24 +48,51 @@ class Keeper(Answers[Store]):
         self._flights = flights_of(self._store)
         self._timer = Timer(self._tick)
         self._watch = Timer(self._look)
+        self._timers: dict[Hashable, Timer] = {}
 
     def _tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
+        if isinstance(self._store, Partitioned):
+            # A server that hangs must not hold up what the others can be told at once.
+            for server, at in self._leases.place(self._store.server_of).items():
+                if server is not None:
+                    self._timer_of(server).due(at)
+        self._serve(None)
+        if GIVING_BACK in self._timers:
+            return self._leases.next_renewal()
+        self._disown_doubtful(monotonic(), self._leases.next_renewal())
+        return self._leases.next_due()
+
+    def _timer_of(self, server: Hashable) -> Timer:
+        """The timer of one of the store's servers, beside that of the engine."""
+        if server not in self._timers:
+            self._timers[server] = Timer(partial(self._tick_beside, server))
+        return self._timers[server]
+
+    def _tick_beside(self, server: Hashable) -> float:
+        """Do for one server what `_tick` does; tells when to come back."""
+        if server == GIVING_BACK:
+            self._disown_doubtful(monotonic(), math.inf)
+            return self._leases.next_doubt()
+        self._serve(server)
+        return self._leases.next_renewal(server)
+
+    def _serve(self, server: Hashable) -> None:
+        """Renew what is due on a server, and save what could not be saved there."""
         # A renewal may hang for longer than the lease: the watch tells of the loss in time.
         self._watch.due(self._leases.next_danger())
-        for chunk in self._leases.due(monotonic()):
+        for chunk in self._leases.due(monotonic(), server):
             sent = monotonic()
             answers = self._renew([lease.renewal for lease in chunk])
             for lease, answer in zip(chunk, answers, strict=True):
                 self._renewed(lease, answer, sent)
         # Nothing else, however much of it there is, may hold up the next renewals.
-        until = self._leases.next_renewal()
+        until = self._leases.next_renewal(server)
         for lease, ask in self._leases.unsaved():
-            self._save_late(lease, ask)
-            if monotonic() >= until:
-                break
-        self._disown_doubtful(monotonic(), until)
-        return self._leases.next_due()
+            if lease.server == server:
+                self._save_late(lease, ask)
+                if monotonic() >= until:
+                    break
 
     def _look(self) -> float:
         """Tell of leases that were not renewed in time; tells when to look again."""

@@ -16,7 +16,14 @@ from typing import ParamSpec, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Record
 from semel.errors import ConfigError
-from semel.stores.base import AsyncNotifying, AsyncStore, Notifying, Store, is_for_asyncio
+from semel.stores.base import (
+    AsyncNotifying,
+    AsyncStore,
+    Notifying,
+    Partitioned,
+    Store,
+    is_for_asyncio,
+)
 from semel.testing.faults import Delay, FaultScript, LoseReply, Refuse
 
 P = ParamSpec("P")
@@ -46,6 +53,8 @@ class FaultyStore(FaultScript):
             setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
         if isinstance(store, Notifying):
             self.watch = store.watch  # it never fails, so it is no verb that could
+        if isinstance(store, Partitioned):
+            self.server_of = store.server_of
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """`claim`, or its fault."""
@@ -127,6 +136,8 @@ class AsyncFaultyStore(FaultScript):
             setattr(self, verb, functools.partial(self._meet, verb, getattr(store, verb)))
         if isinstance(store, AsyncNotifying):
             self.watch = store.watch  # it never fails, so it is no verb that could
+        if isinstance(store, Partitioned):
+            self.server_of = store.server_of
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """`claim`, or its fault."""

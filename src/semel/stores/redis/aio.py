@@ -141,6 +141,10 @@ class AsyncRedisStore:
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(identity)
 
+    def server_of(self, identity: Identity) -> str | None:
+        """Name the node of a cluster that has the record, as far as is known."""
+        return self._transport.server_of(self._keys.record(identity))
+
     # --- Batching ------------------------------------------------------------------------
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:

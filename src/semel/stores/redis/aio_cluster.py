@@ -82,6 +82,11 @@ class AsyncClusterTransport(AsyncTransport):
             self._newcomers[attempt.node] = ClusterNode(*attempt.node, **settings)
         return self._newcomers[attempt.node]
 
+    def server_of(self, key: bytes) -> str:
+        """Name the node that has a key; empty when nobody is known to have it."""
+        owners = self._client.nodes_manager.slots_cache.get(self._client.keyslot(key))
+        return owners[0].name if owners else ""
+
     def _lanes(self, node: ClusterNode) -> Lanes[_Node]:
         lanes = self._lanes_of.get(node.name)
         if lanes is None or lanes.source.node is not node:

@@ -102,6 +102,10 @@ class AsyncTransport(ABC):
             for client in clients_of(self._client):
                 await client.aclose()
 
+    def server_of(self, _key: bytes) -> str | None:
+        """Name the server that has a key; None = there is only one."""
+        return None
+
     @abstractmethod
     async def nodes(self) -> list[str]:
         """Names of the servers that hold keys, in an order that stays."""

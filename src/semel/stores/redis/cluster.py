@@ -87,6 +87,11 @@ class ClusterTransport(Transport):
         # A node that has no slot yet is in nobody's map, but ASK may name it.
         return self._newcomers.setdefault(attempt.node, new_node(*attempt.node))
 
+    def server_of(self, key: bytes) -> str:
+        """Name the node that has a key; empty when nobody is known to have it."""
+        owners = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
+        return owners[0].name if owners else ""
+
     def _ask_node(self, node: Any, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
         commands: list[bytes] = []
         for attempt in attempts:

@@ -134,6 +134,10 @@ class RedisStore:
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(identity)
 
+    def server_of(self, identity: Identity) -> str | None:
+        """Name the node of a cluster that has the record, as far as is known."""
+        return self._transport.server_of(self._keys.record(identity))
+
     # --- Batching ------------------------------------------------------------------------
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:

@@ -86,6 +86,10 @@ class Transport(ABC):
     def close(self) -> None:
         """Close what was opened for this transport; a client of the application stays open."""
 
+    def server_of(self, _key: bytes) -> str | None:
+        """Name the server that has a key; None = there is only one."""
+        return None
+
     @abstractmethod
     def nodes(self) -> list[str]:
         """Names of the servers that hold keys, in an order that stays."""
