@@ -4,7 +4,7 @@
 |---|---|
 | 2 claim applied, reply lost | the same attempt asks again and is told Claimed |
 | 6 complete applied, reply lost | the same owner asks again: success |
-| 40 claim given late, or to nobody | renewed before the function runs; forgotten, also under hold |
+| 40 claim given late, or to nobody | made again before the function runs; forgotten, also under hold |
 
 On Redis a proxy cuts the connection once the server has answered, or holds the answers back.
 """
@@ -14,15 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 
 import pytest
 
 from engines.facade import PATIENCE, Effect, Stop, World, never, wait_until
 from faults.outages import short_of_time
 from semel import Policy, StoreUnavailable, current_attempt, events
-from semel.core.records import Claimed, Identity, State
+from semel.core.records import Claimed, ClaimRequest, Identity, State
 from semel.stores.redis import scripts
-from semel.testing import Call, LoseReply
+from semel.testing import Call, Delay, LoseReply
 from servers.proxy import proxy_to
 
 fault = pytest.mark.fault
@@ -128,32 +129,32 @@ def test_a_complete_that_is_told_to_have_failed_is_repeated_and_is_a_success(wor
 class LateAnswer:
     """Lets the store give a claim at once, and its caller hear of it only when told."""
 
-    def __init__(self, world: World, engine) -> None:
+    def __init__(self, world: World, engine, verb: str = "claim") -> None:
         self.given = threading.Event()
         self.tell = threading.Event()
-        self._store = engine.store.store
-        self._claim = self._store.claim
-        self._store.claim = self._late if world.name == "threads" else self._late_async
+        self._store, self._name = engine.store.store, verb
+        self._verb = getattr(self._store, verb)
+        setattr(self._store, verb, self._late if world.name == "threads" else self._late_async)
 
-    def _late(self, ask):
-        answer = self._once(self._claim(ask))
+    def _late(self, *asked):
+        answer = self._once(self._verb(*asked))
         assert self.tell.wait(PATIENCE)
         return answer
 
-    async def _late_async(self, ask):
-        answer = self._once(await self._claim(ask))
+    async def _late_async(self, *asked):
+        answer = self._once(await self._verb(*asked))
         await asyncio.to_thread(self.tell.wait, PATIENCE)
         return answer
 
     def _once(self, answer):
-        assert isinstance(answer, Claimed)
-        self._store.claim = self._claim
+        assert answer is True or isinstance(answer, Claimed)
+        setattr(self._store, self._name, self._verb)
         self.given.set()
         return answer
 
 
 @fault(40)
-def test_an_answer_later_than_a_third_of_the_lease_is_renewed_before_the_function_runs(
+def test_a_claim_answered_after_a_third_of_the_lease_is_made_again_before_the_function_runs(
     behind_proxy, proxy
 ):
     engine = behind_proxy.engine()
@@ -167,11 +168,11 @@ def test_an_answer_later_than_a_third_of_the_lease_is_renewed_before_the_functio
 
     proxy.delay = 0.5
     assert engine.execute("k", work, policy=Policy(lease=1.2)) is False
-    assert seen == ["claim", "renew"]
+    assert seen == ["claim", "claim"]
 
 
 @fault(40)
-def test_a_claim_that_was_blocked_for_a_third_of_the_lease_is_renewed_before_the_function_runs(
+def test_a_claim_that_was_blocked_for_a_third_of_the_lease_is_made_again_before_the_function_runs(
     world,
 ):
     engine, other = world.engine(), world.engine()
@@ -187,8 +188,56 @@ def test_a_claim_that_was_blocked_for_a_third_of_the_lease_is_renewed_before_the
     threading.Timer(0.35, late.tell.set).start()
     running.result(PATIENCE)
     calls, end = seen
-    assert calls == ["claim", "renew"]
+    assert calls == ["claim", "claim"]
     assert end > first_end, "the lease was not begun anew"
+
+
+@fault(40)
+def test_a_function_never_starts_on_a_lease_that_is_over(world):
+    """The claim is answered late, and what begins its lease anew is answered even later."""
+    engine, other = world.engine(), world.engine()
+    first = LateAnswer(world, engine)
+    effect = Effect("by the other").held()
+    running = engine.start("k", never, policy=Policy(lease=0.6))
+    assert first.given.wait(PATIENCE)
+    time.sleep(0.3)  # more than a third of the lease
+    later = [LateAnswer(world, engine, verb) for verb in ("claim", "renew")]
+    first.tell.set()
+    wait_until(lambda: any(answer.given.is_set() for answer in later))
+    taking_over = other.start("k", effect)
+    effect.wait_started()  # so the lease was over
+    for answer in later:
+        answer.tell.set()
+    wait_until(lambda: engine.commands("claim") >= 3)
+    effect.release()
+    assert running.result(PATIENCE) == taking_over.result(PATIENCE) == "by the other"
+    assert effect.runs == 1
+
+
+@fault(40)
+@pytest.mark.parametrize("abandoned", ["takeover", "hold"])
+def test_a_claim_that_is_always_answered_too_late_is_given_back(kind, abandoned):
+    policy = Policy(lease=0.2, abandoned=abandoned)
+    with World(kind, "memory://") as world:
+        engine = world.engine(policy=policy)
+        engine.store.inject("claim", Delay(0.3), times=3)
+        with pytest.raises(StoreUnavailable, match="0.2 s, after 3 tries; nothing ran"):
+            engine.execute("k", never)
+        assert engine.commands("claim") == 3
+        wait_until(lambda: engine.peek("k").state is State.FAILED)
+        assert engine.execute("k", Effect("next"), policy=Policy(lease=60)) == "next"
+
+
+def test_a_takeover_is_told_also_when_its_claim_was_answered_late(kind):
+    identity = Identity("default", "k")
+    with World(kind, "memory://") as world:
+        engine = world.engine(policy=Policy(lease=3))
+        engine.ask_store("claim", ClaimRequest(identity, b"gone", None, 60.0, 60.0))
+        engine.ask_store("renew", identity, b"gone", 0.0)  # its owner has crashed
+        engine.store.inject("claim", Delay(1.1))
+        assert engine.execute("k", Effect("taken over")) == "taken over"
+        assert engine.commands("claim") == 2
+        assert [event.number for event in engine.told(events.TakenOver)] == [2]
 
 
 @fault(40)

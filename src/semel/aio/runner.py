@@ -28,12 +28,14 @@ from semel.aio.keeping import AsyncKeeper
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Wait, decide
-from semel.core.leases import Lease
+from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
 from semel.core.switch import BYPASSED
 from semel.engine.call import (
     Call,
     SavePatience,
+    as_first_told,
+    came_late,
     heard,
     pauses,
 )
@@ -115,19 +117,20 @@ class AsyncRunner(AsyncKeeper):
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
         before = cancellations(self._home)
+        late: tuple[Claimed, ...] = ()
         while True:
             sent = monotonic()
             try:
                 answer = await self._store.claim(ask)
-                if type(answer) is Claimed and monotonic() - sent > ask.lease / 3:
-                    # The answer was slow and the lease is partly used up: begin it anew.
-                    sent = monotonic()
-                    if not await self._store.renew(ask.identity, ask.owner, ask.lease):
-                        ask = call.ask(self._owners.next())
-                        continue
                 heed(before)
                 step = decide(answer, call.rules)
                 if type(step) is Claimed:
+                    spent = monotonic() - sent
+                    if spent > ask.lease / RENEWALS_PER_LEASE and came_late(ask, late, spent):
+                        late += (step,)
+                        continue
+                    if late:
+                        step = as_first_told(step, late)
                     return self._started(call, ask.owner, step, sent)
             except BaseException as interruption:
                 if isinstance(interruption, NoTimer) or not isinstance(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import random
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from semel.core.decide import Wait
+from semel.core.leases import DANGER
 from semel.core.policy import Rules
-from semel.core.records import ClaimRequest, Encoded, Ended, Finished, Identity
+from semel.core.records import Claimed, ClaimRequest, Encoded, Ended, Finished, Identity
 from semel.core.results import keep
-from semel.errors import SerializationError, StoreError
+from semel.errors import SerializationError, StoreError, StoreUnavailable
 
 SAVE_PATIENCE = 2.0
 """How long a call goes on telling the store its result before the timer takes over."""
+
+MOST_CLAIMS = 3
+"""How often one claim is sent when the answers come so late that its lease is used up."""
 
 UNWANTED_TTL = 300.0
 """How long it is remembered that a claim which nobody wanted was given back."""
@@ -51,6 +55,30 @@ class Call(Struct, frozen=True, gc=False):
             rules.replace,
             rules.max_attempts,
         )
+
+
+def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
+    """Whether a claim has to be sent again because its answer came so late.
+
+    The same owner gets the claim again, with a new lease; or, if it was replaced meanwhile, the
+    answer that everybody gets. The first answer may use up a third of the lease, after which it
+    would be renewed. A repeated one is taken unless its lease counts as lost: a store that is so
+    slow is not made faster by more questions. No function starts on a lease that is lost.
+    """
+    if late and spent < ask.lease * (1 - DANGER):
+        return False
+    tries = len(late) + 1
+    if tries == MOST_CLAIMS:
+        raise StoreUnavailable(
+            f"the store took {spent:.3g} s to answer a claim whose lease is {ask.lease:g} s, after "
+            f"{tries} tries; nothing ran. Look why it is slow, or use a longer lease"
+        )
+    return True
+
+
+def as_first_told(step: Claimed, late: Sequence[Claimed]) -> Claimed:
+    """Only the first answer to a claim tells whether it was a takeover, not a repeated one."""
+    return next((first for first in late if first.number == step.number), step)
 
 
 def unwanted(ask: ClaimRequest) -> ClaimRequest:

@@ -24,12 +24,14 @@ from semel._mirror.threads import (
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Wait, decide
-from semel.core.leases import Lease
+from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
 from semel.core.switch import BYPASSED
 from semel.engine.call import (
     Call,
     SavePatience,
+    as_first_told,
+    came_late,
     heard,
     pauses,
 )
@@ -106,18 +108,19 @@ class Runner(Keeper):
     def _ask(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
+        late: tuple[Claimed, ...] = ()
         while True:
             sent = monotonic()
             try:
                 answer = self._store.claim(ask)
-                if type(answer) is Claimed and monotonic() - sent > ask.lease / 3:
-                    # The answer was slow and the lease is partly used up: begin it anew.
-                    sent = monotonic()
-                    if not self._store.renew(ask.identity, ask.owner, ask.lease):
-                        ask = call.ask(self._owners.next())
-                        continue
                 step = decide(answer, call.rules)
                 if type(step) is Claimed:
+                    spent = monotonic() - sent
+                    if spent > ask.lease / RENEWALS_PER_LEASE and came_late(ask, late, spent):
+                        late += (step,)
+                        continue
+                    if late:
+                        step = as_first_told(step, late)
                     return self._started(call, ask.owner, step, sent)
             except BaseException as interruption:
                 if isinstance(interruption, NoTimer) or not isinstance(
