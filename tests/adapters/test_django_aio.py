@@ -36,6 +36,7 @@ import httpx
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.asgi import get_asgi_application
+from django.db import connections
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -58,6 +59,7 @@ from semel.adapters.django import (
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.responses import aread
 from semel.core.records import State
+from transactions.kinds import django_alias
 from web.client import HOST, PATIENCE, Connection, head
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -344,6 +346,61 @@ async def test_functions_of_the_application_may_be_async(sqlite_url):
     async with served(project(sqlite_url, {"pay": idempotent(tenant=tenant)(pay)})):
         assert (await apost()).status_code == 401
         assert (await apost(headers={"X-User": "ann"})).status_code == 200
+
+
+@pytest.fixture
+def users(tmp_path):
+    """Functions as a project has them, which ask the database."""
+    alias = django_alias("sqlite", f"sqlite:///{tmp_path / 'users.db'}")
+
+    def known(request):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT %s", [request.headers.get("x-user")])
+            (user,) = cursor.fetchone()
+        connections[alias].close()  # of this thread, which may be any
+        return user
+
+    async def known_later(request):
+        return await sync_to_async(known)(request)
+
+    return {"plain": known, "async": known_later}
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [("plain", "TENANT"), ("async", "TENANT"), ("plain", "KEY"), ("plain", "PAYLOAD")],
+)
+async def test_one_function_serves_asgi_and_wsgi(door, users, kind, option):
+    function = users[kind]
+    options = {
+        "TENANT": {"TENANT": function},
+        "KEY": {"HEADER": None, "KEY": lambda request, _: function(request)},
+        "PAYLOAD": {"PAYLOAD": lambda request, _: function(request)},
+    }[option]
+    runs = []
+
+    async def pay(request):
+        runs.append(1)
+        return HttpResponse("paid")
+
+    def pay_on_threads(request):
+        runs.append(1)
+        return HttpResponse("paid")
+
+    ann = {"headers": {"X-User": "ann"}}
+    async with served(door(pay, **options)):
+        assert [(await apost(**ann)).content for _ in range(2)] == [b"paid"] * 2
+        if option != "PAYLOAD":
+            assert (await apost(headers={"X-User": "bob"})).content == b"paid"
+    served_before = len(runs)
+    assert served_before == (1 if option == "PAYLOAD" else 2)
+
+    def on_threads():
+        with door(pay_on_threads, SCOPE="threads", **options):
+            assert [post(**ann).content for _ in range(2)] == [b"paid"] * 2
+
+    await asyncio.to_thread(on_threads)
+    assert len(runs) == served_before + 1
 
 
 # --- the decorator and the middleware by themselves -----------------------------------------------

@@ -76,7 +76,7 @@ class AsyncDoor:
                 if need is BODY:
                     given = await read()
                 else:
-                    given = await need if inspect.isawaitable(need) else need
+                    given = await self.awaited(need)
         except StopIteration as end:
             ask: Ask | None = end.value
         return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
@@ -89,6 +89,7 @@ class AsyncDoor:
             call = await self.called(book, request, read)
             if call is None:
                 return None
+            self.before_claim()
             here = self._here()
             attempt = await here.engine._begin(call)
             if attempt.replayed:
@@ -96,6 +97,13 @@ class AsyncDoor:
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
         return AsyncExchange(here.engine, book, call, attempt, here.large)
+
+    def before_claim(self) -> None:
+        """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
+
+    async def awaited(self, given: Any) -> Any:
+        """Give what a function of the application gives, which may be async."""
+        return await given if inspect.isawaitable(given) else given
 
     def _here(self) -> _Place:
         loop = asyncio.get_running_loop()
@@ -142,6 +150,8 @@ class AsyncExchange(Struct, eq=False):
     _attempt: Attempt
     _large: asyncio.Semaphore
     ended: bool = False
+    raises: bool = False
+    """The answer was raised by the handler, as an error."""
 
     def enter(self) -> None:
         """Become the current attempt of this context."""

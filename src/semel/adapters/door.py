@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -26,7 +26,12 @@ from semel.sync import Idempotency
 
 
 class Door:
-    """An engine and the rules of the requests that come to it."""
+    """An engine and the rules of the requests that come to it.
+
+    A framework may have a class of its own: with another `exchange`, or more to do in a hook.
+    """
+
+    exchange: ClassVar[type[Exchange]]
 
     def __init__(self, idempotency: Idempotency | str, options: dict[str, Any]) -> None:
         self.opened_here = isinstance(idempotency, str)
@@ -50,12 +55,10 @@ class Door:
         try:
             while True:
                 need = waiting.send(given)
-                if inspect.iscoroutine(need):
-                    need.close()
-                    raise ConfigError(
-                        "an async function needs a door for asyncio; this one is for threads"
-                    )
-                given = read() if need is BODY else need
+                if need is BODY:
+                    given = read()
+                else:
+                    given = self.awaited(need) if inspect.iscoroutine(need) else need
         except StopIteration as end:
             ask: Ask | None = end.value
         return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
@@ -68,12 +71,21 @@ class Door:
             call = self.called(book, request, read)
             if call is None:
                 return None
+            self.before_claim()
             attempt = self.engine._begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
-        return Exchange(self.engine, book, call, attempt, self._large)
+        return self.exchange(self.engine, book, call, attempt, self._large)
+
+    def before_claim(self) -> None:
+        """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
+
+    def awaited(self, given: Any) -> Any:
+        """Give what an async function of the application gives, where that is possible."""
+        given.close()
+        raise ConfigError("an async function needs a door for asyncio; this one is for threads")
 
     def close(self) -> None:
         """Close the engine, if it was opened here."""
@@ -90,6 +102,8 @@ class Exchange(Struct, eq=False):
     _attempt: Attempt
     _large: threading.Semaphore
     ended: bool = False
+    raises: bool = False
+    """The answer was raised by the handler, as an error."""
 
     def enter(self) -> None:
         """Become the current attempt of this context."""
@@ -147,3 +161,6 @@ class Exchange(Struct, eq=False):
     def _leave(self) -> None:
         self.ended = True
         self._attempt.__exit__(None, None, None)
+
+
+Door.exchange = Exchange

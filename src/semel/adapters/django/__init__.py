@@ -8,9 +8,10 @@
 
 settings  what `settings.SEMEL` says             engines     the engines of this process
 bodies    requests, and what was read of them    responses   responses as values, and back
-running   one protected request on a thread      aio_running the same on asyncio
-atomic    record and rows in one transaction     views       the decorator
-middleware                                       uncancelled threads whose clients go away
+doors     transactions that are open around      running     one protected request on a thread
+aio_running the same on asyncio                  atomic      record and rows in one transaction
+views     the decorator                          middleware  for a whole project
+streaming large answers                          uncancelled threads whose clients go away
 """
 
 from semel.core.extras import Needed

@@ -84,6 +84,7 @@ async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exce
     """Record an answer that was raised; it goes on its way as an error."""
     told = await sync_to_async(told_by)(error, request, exchange.book)
     if told is not None:
+        exchange.raises = True
         await _ended(exchange.answered(*told))
 
 

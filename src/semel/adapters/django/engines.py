@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from django.core.signals import setting_changed
 
-from semel.adapters.aio_door import AsyncDoor
+from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
 from semel.adapters.django.settings import SETTING, configured
-from semel.adapters.door import Door
 from semel.aio import AsyncIdempotency
 from semel.sync import Idempotency
 
@@ -24,18 +23,18 @@ class Engines:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._door: Door | None = None
-        self._doors: dict[asyncio.AbstractEventLoop, AsyncDoor] = {}
+        self._door: DjangoDoor | None = None
+        self._doors: dict[asyncio.AbstractEventLoop, AsyncDjangoDoor] = {}
 
-    def door(self) -> Door:
+    def door(self) -> DjangoDoor:
         """The door for threads."""
         with self._lock:
             if self._door is None:
                 chosen = configured()
-                self._door = Door(Idempotency(chosen.url, **chosen.engine), chosen.options)
+                self._door = DjangoDoor(Idempotency(chosen.url, **chosen.engine), chosen.options)
             return self._door
 
-    def async_door(self) -> AsyncDoor:
+    def async_door(self) -> AsyncDjangoDoor:
         """The door of the event loop that runs here."""
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -45,7 +44,7 @@ class Engines:
                 }
                 chosen = configured()
                 engine = AsyncIdempotency(chosen.url, **chosen.engine)
-                self._doors[loop] = AsyncDoor(engine, chosen.options)
+                self._doors[loop] = AsyncDjangoDoor(engine, chosen.options)
             return self._doors[loop]
 
     def close(self) -> None:

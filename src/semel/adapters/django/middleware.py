@@ -21,14 +21,14 @@ from typing import Any, Unpack
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.urls import Resolver404, resolve
 
-from semel.adapters.aio_door import AsyncDoor, refused
+from semel.adapters.aio_door import refused
 from semel.adapters.django import aio_running, running
 from semel.adapters.django.bodies import Body, is_protected
+from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.responses import response_of
 from semel.adapters.django.running import Claim
 from semel.adapters.django.views import is_left_alone
-from semel.adapters.door import Door
 from semel.adapters.options import MiddlewareOptions
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.aio import AsyncIdempotency
@@ -81,7 +81,7 @@ class IdempotencyMiddleware:
     def _made_door(self, idempotency: Any, options: dict[str, Any]) -> Any:
         refuse_underscores(options)
         if idempotency is not None:
-            return (AsyncDoor if self._asynchronous else Door)(idempotency, options)
+            return (AsyncDjangoDoor if self._asynchronous else DjangoDoor)(idempotency, options)
         if options:
             raise ConfigError("without an engine, settings.SEMEL says all of the options")
         ENGINES.door()  # made now, so that wrong settings are told of at the start

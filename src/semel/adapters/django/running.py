@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from semel.adapters.django.bodies import Body
+from semel.adapters.django.doors import open_transactions
 from semel.adapters.django.responses import (
     lines_of,
     mark_unprotected,
@@ -95,6 +96,7 @@ def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
     """Record an answer that was raised; it goes on its way as an error."""
     told = told_by(error, request, exchange.book)
     if told is not None:
+        exchange.raises = True
         exchange.answered(*told)
 
 
@@ -108,7 +110,12 @@ def _recorded(exchange: Exchange, response: Any) -> Any:
         return response
     try:
         told = read(response, book.max_response)
-        if told.body is None and response.streaming and not response.is_async:
+        if (
+            told.body is None
+            and response.streaming
+            and not response.is_async
+            and not open_transactions()  # there it is done when it is made, as its rows are
+        ):
             content = response.streaming_content
             send_instead(response, Following(exchange, told.status, told.lines, content, None))
             return response

@@ -17,6 +17,7 @@ from django.http import HttpRequest
 from semel.adapters.aio_door import AsyncDoor
 from semel.adapters.django import aio_running, atomic, running
 from semel.adapters.django.bodies import inner, is_asgi, is_protected
+from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
 from semel.adapters.door import Door
@@ -162,9 +163,9 @@ def _alias(given: Any) -> str | None:
 
 def _door(idempotency: Any) -> Door | AsyncDoor:
     if isinstance(idempotency, AsyncIdempotency):
-        return AsyncDoor(idempotency, {})
+        return AsyncDjangoDoor(idempotency, {})
     if isinstance(idempotency, Idempotency):
-        return Door(idempotency, {})
+        return DjangoDoor(idempotency, {})
     raise ConfigError(
         f"an Idempotency or an AsyncIdempotency is needed, not {type(idempotency).__name__}"
     )

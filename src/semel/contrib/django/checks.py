@@ -7,8 +7,10 @@ from typing import Any
 
 from django.conf import settings
 from django.core import checks
+from django.db import connections
 from django.utils.module_loading import import_string
 
+from semel.adapters.django.doors import shares_file
 from semel.adapters.django.middleware import IdempotencyMiddleware
 from semel.adapters.django.settings import SETTING, read
 from semel.adapters.door import Door
@@ -25,10 +27,11 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
         chosen, mistakes = read()
     except ConfigError as error:
         return [checks.Error(str(error), id="semel.E001")]
-    max_body = 0
+    max_body, atomic = 0, []
     try:
         with Idempotency(chosen.url, **chosen.engine) as engine:
             max_body = Door(engine, chosen.options).book(chosen.view_options).max_body
+            atomic = _atomic_requests(engine)
     except ConfigError as error:
         mistakes.append(str(error))
     except TypeError as error:
@@ -37,14 +40,37 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
         return [checks.Error(f"settings.{SETTING}: {told}", id="semel.E001") for told in mistakes]
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if limit is not None and max_body > limit:
-        return [
-            checks.Warning(
-                f"settings.{SETTING}: MAX_BODY is above DATA_UPLOAD_MAX_MEMORY_SIZE, which counts",
-                hint="A body is read whole to be compared: raise both, or lower MAX_BODY.",
-                id="semel.W001",
+        too_large = checks.Warning(
+            f"settings.{SETTING}: MAX_BODY is above DATA_UPLOAD_MAX_MEMORY_SIZE, which counts",
+            hint="A body is read whole to be compared: raise both, or lower MAX_BODY.",
+            id="semel.W001",
+        )
+        return [too_large, *atomic]
+    return atomic
+
+
+def _atomic_requests(engine: Idempotency) -> list[checks.CheckMessage]:
+    """Say what ATOMIC_REQUESTS means for views with `@idempotent` and without `atomic=`."""
+    told: list[checks.CheckMessage] = []
+    for alias, options in connections.settings.items():
+        if not options["ATOMIC_REQUESTS"]:
+            continue
+        if shares_file(engine, connections[alias]):
+            message = checks.Warning(
+                f"ATOMIC_REQUESTS of {alias!r} is on, and settings.{SETTING} keeps the records in "
+                "the same SQLite file: views with @idempotent and without atomic= are refused",
+                hint=f"Use @idempotent(atomic={alias!r}); the middleware is not concerned.",
+                id="semel.W003",
             )
-        ]
-    return []
+        else:
+            message = checks.Info(
+                f"ATOMIC_REQUESTS of {alias!r} is on: the record of a view with @idempotent and "
+                "without atomic= is saved after the commit",
+                hint="A process that dies between the two leaves the effect without its record.",
+                id="semel.I001",
+            )
+        told.append(message)
+    return told
 
 
 @checks.register("semel")  # type: ignore[untyped-decorator]  # Django ships no types

@@ -63,6 +63,7 @@ class SQLiteStore(SQLStore):
         trace: Trace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.path = path
         records = SQLiteTable(table, prefix, clock)
         upkeep = None
         if connection is None and path is not None:
@@ -102,6 +103,7 @@ class AsyncSQLiteStore(AsyncSQLStore):
         trace: Trace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.path = path
         records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
