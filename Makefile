@@ -25,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick check lint types layers docs bench bench-purge bench-web-memory diagram constraints clean soak-transactions fuzz-http
+.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram constraints clean soak-transactions fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -57,6 +57,9 @@ test: servers  ## run every test, and insist on the coverage of the core, engine
 
 quick: $(READY)  ## run the tests without coverage, stopping at the first failure
 	$(RUN) pytest -x $(SHARED) $(ARGS)
+
+busy: servers  ## run the tests beside a load that keeps every core busy
+	$(VENV)/bin/python scripts/busy.py $(RUN) pytest $(SHARED) $(ARGS)
 
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
