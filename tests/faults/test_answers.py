@@ -221,7 +221,7 @@ def test_a_claim_that_is_always_answered_too_late_is_given_back(kind, abandoned)
     with World(kind, "memory://") as world:
         engine = world.engine(policy=policy)
         engine.store.inject("claim", Delay(0.3), times=3)
-        with pytest.raises(StoreUnavailable, match="0.2 s, after 3 tries; nothing ran"):
+        with pytest.raises(StoreUnavailable, match=r"0\.2 s, after 3 tries; nothing ran"):
             engine.execute("k", never)
         assert engine.commands("claim") == 3
         wait_until(lambda: engine.peek("k").state is State.FAILED)

@@ -249,7 +249,7 @@ class Answers(Setup[S]):
     # --- the timer's book ----------------------------------------------------------------
 
     def _remind(self, at: float) -> None:
-        """Let the timer come for what is in its book; if it cannot start, the next call starts it."""
+        """Let the timer run at this time; if it cannot start, the next call starts it."""
         with suppress(NoTimer):
             self._timer.due(at)
 
