@@ -19,8 +19,13 @@ H2 = {"http1": False, "http2": True}  # prior knowledge: no certificate is neede
 
 
 @asynccontextmanager
-async def served(app: Any, server: str = "uvicorn") -> AsyncIterator[httpx.AsyncClient]:
-    """Serve an application from its startup to its shutdown, and give a client of it."""
+async def served(
+    app: Any, server: str = "uvicorn", **config: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an application from its startup to its shutdown, and give a client of it.
+
+    `config` is more of uvicorn's.
+    """
     # Named TCP: asyncio sends small answers at once only on a socket that says so.
     bound = socket.socket(proto=socket.IPPROTO_TCP)
     bound.bind(("127.0.0.1", 0))
@@ -28,7 +33,7 @@ async def served(app: Any, server: str = "uvicorn") -> AsyncIterator[httpx.Async
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     over = asyncio.Event()
     run = _on_uvicorn if server == "uvicorn" else _on_hypercorn
-    running = asyncio.create_task(run(app, bound, over))
+    running = asyncio.create_task(run(app, bound, over, **config))
     options = H2 if server == "hypercorn-h2" else {}
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=False, **options) as client:  # noqa: S501 - nothing is encrypted here
@@ -49,10 +54,9 @@ class _Uvicorn(uvicorn.Server):
         await self._over.wait()
 
 
-async def _on_uvicorn(app: Any, bound: socket.socket, over: asyncio.Event) -> None:
-    config = uvicorn.Config(
-        app, lifespan="on", log_config=None, ws="none", http="h11", timeout_graceful_shutdown=2
-    )
+async def _on_uvicorn(app: Any, bound: socket.socket, over: asyncio.Event, **more: Any) -> None:
+    fixed = {"lifespan": "on", "log_config": None, "ws": "none", "http": "h11"}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=2, **fixed, **more)
     await _Uvicorn(config, over)._serve([bound])
 
 

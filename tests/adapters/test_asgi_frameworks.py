@@ -16,7 +16,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from adapters.asgi_serving import SERVERS, eventually, keyed, replayed, served
 from semel import AsyncIdempotency, Policy
@@ -206,3 +206,49 @@ async def test_a_stream_reaches_its_first_caller_through_layers_that_take_their_
     assert first.status_code == 201
     assert len(first.content) == 180_000
     assert marks == [None, "true"]
+
+
+# --- mounted applications -------------------------------------------------------------------------
+
+
+def mounted(shop, engine, **options):
+    """An application of its own below /v1, with a door inside of it."""
+
+    async def pay(request):
+        return JSONResponse(shop.pay(await request.json()), 201)
+
+    inner = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    inner.add_middleware(IdempotencyMiddleware, idempotency=engine, **options)
+    return Starlette(routes=[Mount("/v1", inner)])
+
+
+@pytest.mark.parametrize("pattern", ["/pay", "/v1/pay"])
+async def test_include_protects_a_mounted_application(engine, pattern):
+    shop = Shop()
+    async with served(mounted(shop, engine, include=[pattern], required=True)) as client:
+        assert (await client.post("/v1/pay", json=PAYMENT)).status_code == 400
+        told = {"json": PAYMENT, "headers": keyed()}
+        first, again = [await client.post("/v1/pay", **told) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert replayed(again)
+    assert len(shop.runs) == 1
+
+
+@pytest.mark.parametrize("pattern", ["/pay", "/v1/pay"])
+async def test_exclude_leaves_out_a_path_of_a_mounted_application(engine, pattern):
+    app = mounted(Shop(), engine, exclude=[pattern], required=True)
+    async with served(app) as client:
+        assert (await client.post("/v1/pay", json=PAYMENT)).status_code == 201
+
+
+@pytest.mark.parametrize("pattern", ["/v1/pay", "/shop/v1/pay"])
+async def test_include_protects_behind_a_root_path(engine, pattern):
+    """As uvicorn tells it with --root-path: the path that the application gets has it, too."""
+    shop = Shop()
+    door = IdempotencyMiddleware(mounted(shop, engine), engine, include=[pattern], required=True)
+    async with served(door, root_path="/shop") as client:
+        assert (await client.post("/v1/pay", json=PAYMENT)).status_code == 400
+        told = {"json": PAYMENT, "headers": keyed()}
+        assert (await client.post("/v1/pay", **told)).status_code == 201
+        assert replayed(await client.post("/v1/pay", **told))
+    assert len(shop.runs) == 1

@@ -853,3 +853,31 @@ def test_a_view_that_fails_after_its_client_has_gone_frees_the_key(site):
     while answer.status == 409:
         answer = ask(port, "failing", name).answer()
     assert answer.status == 500
+
+
+@pytest.mark.parametrize("pattern", ["/pay/", "/shop/pay/"])
+async def test_the_middlewares_paths_hold_below_a_root_path(sqlite_url, pattern):
+    chosen = {"MIDDLEWARE": [MIDDLEWARE], "REQUIRED": True, "INCLUDE": [pattern]}
+    with project(sqlite_url, {"pay": apay}, **chosen):
+        transport = httpx.ASGITransport(UnderRoot(get_asgi_application()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            assert (await client.post("/shop/pay/")).status_code == 400
+            told = {"headers": {"Idempotency-Key": "k"}}
+            answers = [await client.post("/shop/pay/", **told) for _ in range(2)]
+        await aclose()
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+
+
+async def apay(request):
+    return HttpResponse("paid", status=201)
+
+
+class UnderRoot:
+    """A server whose root path is /shop."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send):
+        await self._app({**scope, "root_path": "/shop"}, receive, send)

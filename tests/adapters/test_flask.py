@@ -12,6 +12,7 @@ import pytest
 from flask import Flask, Response, abort, g, jsonify, request
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.serving import make_server
 
 from semel import ConfigError, Idempotency, Policy, current_attempt
@@ -870,6 +871,18 @@ def test_the_middleware_protects_every_view_and_decorated_ones_only_once(app, id
         told = {"headers": {"Idempotency-Key": path}}
         assert client.post(path, **told).json == {"attempt": True}
         assert client.post(path, **told).headers["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize("pattern", ["/pay", "/shop/pay"])
+def test_the_middlewares_paths_hold_below_a_mount(app, idem, pattern):
+    Idempotent(idem, required=True).init_app(app, middleware=True, include=[pattern])
+    app.post("/pay", endpoint="pay")(lambda: "paid")
+    outer = Flask("outer")
+    outer.wsgi_app = DispatcherMiddleware(outer.wsgi_app, {"/shop": app})
+    client = outer.test_client()
+    assert client.post("/shop/pay").json["code"] == "key_missing"
+    assert client.post("/shop/pay", headers=KEY).text == "paid"
+    assert client.post("/shop/pay", headers=KEY).headers["Idempotent-Replayed"] == "true"
 
 
 def test_the_middlewares_paths_may_be_configured(idem):

@@ -107,6 +107,20 @@ def guarded(app, idem, **options):
     return good(IdempotencyMiddleware(validator(app), idem, **options))
 
 
+# --- mounted applications -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["/pay", "/caf\xe9/pay"])
+def test_patterns_match_with_and_without_the_script_name(idem, pattern):
+    told = {"SCRIPT_NAME": "/caf\xc3\xa9", "PATH_INFO": "/pay", "key": None}
+    assert (
+        post(IdempotencyMiddleware(echo, idem, include=[pattern], required=True), **told).status
+        == 400
+    )
+    excluding = IdempotencyMiddleware(echo, idem, exclude=[pattern], required=True)
+    assert post(excluding, **told).status == 200
+
+
 # --- methods --------------------------------------------------------------------------------------
 
 

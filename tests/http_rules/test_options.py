@@ -119,6 +119,63 @@ def test_a_route_has_options_of_its_own_and_the_first_that_matches_counts():
     assert some.find("POST", "*").choices.wait == 0
 
 
+MOUNTED = [("/api/pay", "/api"), ("/api/pay", "/api/"), ("/pay", "/api")]
+"""The same request, as servers tell it whose root path is /api."""
+
+
+@pytest.mark.parametrize(("path", "root"), MOUNTED)
+@pytest.mark.parametrize("pattern", ["/pay", "/api/pay", re.compile(r"/(api/)?pay")])
+def test_patterns_match_with_and_without_the_root_path(path, root, pattern):
+    assert routing(include=[pattern]).find("POST", path, root) is not None
+    assert routing(exclude=[pattern]).find("POST", path, root) is None
+    some = routing(routes=[Route(pattern, wait=1)])
+    assert some.find("POST", path, root).choices.wait == 1
+    assert some.find("POST", "/apipay", "/api").choices.wait == 0
+
+
+def test_the_root_itself_is_a_slash():
+    some = routing(include=["/"])
+    assert some.find("POST", "/api", "/api") is not None
+    assert some.find("POST", "/api/", "/api") is not None
+    assert some.find("POST", "/apis", "/api") is None
+
+
+def test_a_request_is_remembered_with_its_root_path():
+    some = routing(include=["/pay"])
+    for _ in range(2):
+        assert some.find("POST", "/api/pay", "/api") is not None
+        assert some.find("POST", "/api/pay") is None
+
+
+def test_a_pattern_that_matches_no_request_by_the_hundredth_is_logged_once(caplog):
+    some = routing(
+        include=["/pay", "/api/*", "/never"],
+        exclude=[re.compile("/log.n"), "/api/login"],
+        routes=[Route("/coupons", wait=1), Route("/api/pay", wait=1)],
+    )
+    some.find("GET", "/api/login")
+    some.find("POST", "/v1/pay", "/v1")
+    for number in range(97):
+        some.find("POST", "/api/pay" if number % 2 else "/health")
+    assert not caplog.text
+    for _ in range(200):
+        some.find("POST", "/health")
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" matched none of the first 100 requests")[0] for line in told] == [
+        "include: the pattern '/never'",
+        "exclude: the pattern '/log.n'",
+        "routes: the pattern '/coupons'",
+    ]
+
+
+def test_patterns_that_have_all_matched_are_watched_no_more(caplog):
+    some = routing(include=["/pay"])
+    for _ in range(300):
+        assert some.find("POST", "/pay") is not None
+    assert not caplog.text
+    assert some._known
+
+
 def test_endlessly_many_paths_are_not_all_remembered():
     many = routing()
     for number in range(3000):

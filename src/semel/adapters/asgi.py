@@ -54,7 +54,9 @@ class IdempotencyMiddleware:
             return
         book = None
         if scope["type"] == "http" and PROTECTED not in scope:
-            book = self._door.routing.find(scope["method"], scope["path"])
+            book = self._door.routing.find(
+                scope["method"], scope["path"], scope.get("root_path", "")
+            )
         if book is None:
             await self.app(scope, receive, send)
             return

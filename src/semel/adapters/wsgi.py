@@ -25,6 +25,7 @@ from semel.adapters.wsgi_requests import (
     path_of,
     refuse_underscores,
     request_of,
+    root_of,
     texts,
 )
 from semel.http.messages import Answer, HeaderLine
@@ -50,7 +51,7 @@ class IdempotencyMiddleware:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         path = path_of(environ)
-        book = self._door.routing.find(environ["REQUEST_METHOD"], path)
+        book = self._door.routing.find(environ["REQUEST_METHOD"], path, root_of(environ))
         if book is None or PROTECTED in environ:
             return self.app(environ, start_response)
         body = Body(environ, book.max_body)

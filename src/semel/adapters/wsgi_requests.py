@@ -32,7 +32,15 @@ def refuse_underscores(options: Mapping[str, Any]) -> None:
 
 def path_of(environ: Environ) -> str:
     """The whole path of a request, as the client knows it."""
-    written: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return _decoded(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""))
+
+
+def root_of(environ: Environ) -> str:
+    """The path at which the application is mounted."""
+    return _decoded(environ.get("SCRIPT_NAME", ""))
+
+
+def _decoded(written: str) -> str:
     return written.encode("latin-1").decode("utf-8", "surrogateescape")
 
 

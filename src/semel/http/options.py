@@ -127,7 +127,8 @@ class Route:
     """
 
     def __init__(self, pattern: PathPattern, **options: Any) -> None:
-        self.matches = path_matcher(pattern)
+        path_matcher(pattern)  # what is wrong with it is told of here
+        self.pattern = pattern
         self.options = checking.known_options(options, DoorOptions.__annotations__)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from re import Pattern
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from semel.core.policy import Rules
 from semel.errors import ConfigError
+from semel.events import logger
 from semel.http.checking import known_options
 from semel.http.options import DoorOptions, PathPattern, Route, chosen, path_matcher
 from semel.http.rulebook import Rulebook
 
+Matcher: TypeAlias = Callable[[str], object]
+
+WATCHED: Final = 100
+"""Requests after which a pattern that matched none of them is told of."""
 _REMEMBERED: Final = 1024
 """Paths whose rules are remembered; an application may have endlessly many."""
 _LONGEST: Final = 256
@@ -32,45 +38,88 @@ class Routing:
         **options: Any,
     ) -> None:
         known_options(options, (*DoorOptions.__annotations__, "include", "exclude", "routes"))
-        self._include = None if include is None else _matchers("include", include)
-        self._exclude = _matchers("exclude", exclude)
+        self._unmatched: dict[str, Matcher] = {}
+        """Patterns that matched nothing so far, while the first requests are watched."""
+        self._watched = count(1)
+        self._include = None if include is None else self._matchers("include", include)
+        self._exclude = self._matchers("exclude", exclude)
         for route in routes:
             if not isinstance(route, Route):
                 raise ConfigError(f"routes must be Route objects, not {type(route).__name__}")
-        self._rulebooks: list[tuple[Callable[[str], object], Rulebook]] = [
-            (route.matches, Rulebook(chosen({**options, **route.options}), resolved, key_pattern))
-            for route in routes
+        self._rulebooks: list[tuple[Matcher, Rulebook]] = [
+            (matcher, Rulebook(chosen({**options, **route.options}), resolved, key_pattern))
+            for route, matcher in zip(
+                routes, self._matchers("routes", [route.pattern for route in routes]), strict=True
+            )
         ]
         self._default = Rulebook(chosen(options), resolved, key_pattern)
-        self._known: dict[tuple[str, str], Rulebook | None] = {}
+        self._known: dict[tuple[str, str, str], Rulebook | None] = {}
 
-    def find(self, method: str, path: str) -> Rulebook | None:
+    def find(self, method: str, path: str, root: str = "") -> Rulebook | None:
         """Give the rules for a request; None = it is none of ours.
 
-        A method counts in any case: `post` is a POST to Flask and to Django.
+        A method counts in any case: `post` is a POST to Flask and to Django. `root` is where the
+        application is mounted (`root_path`, `SCRIPT_NAME`); `path` may have it or not.
         """
         try:
-            return self._known[method, path]
+            return self._known[method, path, root]
         except KeyError:
-            rulebook = self._find(method, path)
-        if len(self._known) < _REMEMBERED and len(method) + len(path) <= _LONGEST:
-            self._known[method, path] = rulebook
+            paths = _with_and_without(root.rstrip("/"), path)
+            rulebook = self._find(method.upper(), paths)
+        if self._unmatched:
+            self._watch(paths)  # each of the first requests: none is remembered yet
+        elif len(self._known) < _REMEMBERED and len(method) + len(path) <= _LONGEST:
+            self._known[method, path, root] = rulebook
         return rulebook
 
-    def _find(self, method: str, path: str) -> Rulebook | None:
-        if self._include is not None and not _any(self._include, path):
+    def _find(self, method: str, paths: tuple[str, ...]) -> Rulebook | None:
+        if self._include is not None and not _any(self._include, paths):
             return None
-        if _any(self._exclude, path):
+        if _any(self._exclude, paths):
             return None
-        rulebook = next((book for matches, book in self._rulebooks if matches(path)), self._default)
-        return rulebook if method.upper() in rulebook.choices.methods else None
+        rulebook = next(
+            (book for matcher, book in self._rulebooks if _any([matcher], paths)), self._default
+        )
+        return rulebook if method in rulebook.choices.methods else None
+
+    def _watch(self, paths: tuple[str, ...]) -> None:
+        """Warn, once, of patterns that match nothing: what they name may be unprotected."""
+        for name, matcher in [*self._unmatched.items()]:
+            if _any([matcher], paths):
+                self._unmatched.pop(name, None)
+        if next(self._watched) == WATCHED:
+            unmatched, self._unmatched = self._unmatched, {}
+            for name in unmatched:
+                logger.warning(
+                    "%s matched none of the first %d requests; a pattern is compared with the "
+                    "whole path, and with the path below the mount (root_path, SCRIPT_NAME)",
+                    name,
+                    WATCHED,
+                )
+
+    def _matchers(self, option: str, patterns: Sequence[PathPattern]) -> list[Matcher]:
+        if isinstance(patterns, str):
+            raise ConfigError(f"{option} must be a sequence of patterns, not the text {patterns!r}")
+        matchers = []
+        for pattern in patterns:
+            matcher = path_matcher(pattern)
+            matchers.append(matcher)
+            written = pattern if isinstance(pattern, str) else pattern.pattern
+            self._unmatched[f"{option}: the pattern {written!r}"] = matcher
+        return matchers
 
 
-def _any(matchers: list[Callable[[str], object]], path: str) -> bool:
-    return any(matches(path) for matches in matchers)
+def _with_and_without(root: str, path: str) -> tuple[str, ...]:
+    """Give the whole path, and the path below where the application is mounted.
+
+    Servers and frameworks disagree whether `path` has the root: ASGI wants it there.
+    """
+    if not root:
+        return (path,)
+    if path == root or path.startswith(f"{root}/"):
+        return path, path[len(root) :] or "/"
+    return f"{root}{path}", path
 
 
-def _matchers(option: str, patterns: Sequence[PathPattern]) -> list[Callable[[str], object]]:
-    if isinstance(patterns, str):
-        raise ConfigError(f"{option} must be a sequence of patterns, not the text {patterns!r}")
-    return [path_matcher(pattern) for pattern in patterns]
+def _any(matchers: Sequence[Matcher], paths: tuple[str, ...]) -> bool:
+    return any(matches(path) for matches in matchers for path in paths)

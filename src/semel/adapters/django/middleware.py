@@ -112,7 +112,8 @@ class IdempotencyMiddleware:
 
     def _begun(self, door: Any, request: Any) -> Any:
         """Keep what `process_view` needs, or answer; None = the request is none of ours."""
-        book = door.routing.find(request.method, request.path)
+        root = request.path.removesuffix(request.path_info)
+        book = door.routing.find(request.method, request.path, root)
         if book is None or is_protected(request) or _is_left_alone(request):
             return None
         begun = _Request(door, book, Body(request, book.max_body))
