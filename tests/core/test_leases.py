@@ -171,6 +171,16 @@ def test_a_lease_that_was_kept_after_all_can_be_lost_again():
     assert running.renewed(one, DOWN, sent=SENT + 57.0, now=SENT + 57.1) is True
 
 
+def test_a_renewal_that_took_longer_than_the_lease_does_not_let_its_loss_be_told_again():
+    one = lease()
+    running = book(one)
+    assert running.newly_lost(SENT + 27.0) == [one]
+    assert running.renewed(one, True, sent=SENT + 10.0, now=SENT + 60.0) is False
+    assert running.newly_lost(SENT + 60.0) == []
+    assert running.renewed(one, True, sent=SENT + 60.0, now=SENT + 60.1) is False
+    assert running.newly_lost(SENT + 87.0) == [one], "kept after all, and lost again"
+
+
 def test_a_refusal_after_the_loss_was_told_is_not_told_again():
     one = lease()
     running = book(one)

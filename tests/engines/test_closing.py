@@ -175,5 +175,4 @@ def test_an_error_inside_closes_too_and_is_not_hidden():
 def test_the_timer_of_an_idle_engine_ends_by_itself():
     with Idempotency("memory://", policy=Policy(lease=0.1)) as idem:
         idem.execute("k", lambda: wait_until(lambda: idem._timer._thread is not None))
-        wait_until(lambda: idem._timer._thread is None)
-        assert not [thread for thread in threading.enumerate() if thread.name == "semel-timer"]
+        wait_until(lambda: all(thread.name != "semel-timer" for thread in threading.enumerate()))

@@ -98,6 +98,51 @@ def test_a_lease_that_begins_while_others_are_renewed_is_renewed_too(memory_worl
     assert [call.result(PATIENCE) for call in calls] == [1, 2]
 
 
+def test_the_loss_of_a_lease_that_begins_while_a_renewal_hangs_is_told_meanwhile(memory_world):
+    engine = memory_world.engine(policy=Policy(lease=0.3))
+    go_on = threading.Event()
+    engine.store.before["renew_many"] = lambda: go_on.wait(PATIENCE)
+    effects = {key: Effect(key).held() for key in ("first", "second")}
+    calls = []
+    for key, effect in effects.items():  # the second begins when nothing is left to be told
+        calls.append(engine.start(key, effect))
+        effect.wait_started()
+        wait_until(lambda key=key: key in {told.key for told in engine.told(events.LostLease)})
+    assert not engine.commands("renew_many"), "the renewal has come back before"
+    go_on.set()
+    for effect in effects.values():
+        effect.release()
+    assert [call.result(PATIENCE) for call in calls] == ["first", "second"]
+
+
+def test_without_batches_one_failed_renewal_is_not_the_others(memory_world):
+    engine = memory_world.engine(policy=SHORT)
+    del engine.store.renew_many
+    renew = engine.store.store.renew
+
+    def renew_all_but_one(identity, owner, lease):
+        if identity.key == "unlucky":
+            raise StoreUnavailable("its shard is away")
+        return renew(identity, owner, lease)
+
+    effects = {key: Effect(key).held() for key in ("unlucky", "lucky")}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine.store.store, "renew", renew_all_but_one)
+        calls = [engine.start(key, effect) for key, effect in effects.items()]
+
+        def renewals():
+            asked = [call.args[0].key for call in engine.store.calls if call.verb == "renew"]
+            return asked.count("lucky")
+
+        wait_until(lambda: renewals() >= 4 and engine.told(events.LostLease))
+        failed = {told.key for told in engine.told(events.RenewalFailed)}
+        lost = {told.key for told in engine.told(events.LostLease)}
+        assert failed == lost == {"unlucky"}
+    for effect in effects.values():
+        effect.release()
+    assert [call.result(PATIENCE) for call in calls] == ["unlucky", "lucky"]
+
+
 def test_an_error_that_no_store_should_raise_at_a_renewal_is_one_failed_renewal(memory_world):
     engine = memory_world.engine(policy=SHORT)
     engine.store.inject("renew_many", Refuse(RuntimeError("a bug of the store")))

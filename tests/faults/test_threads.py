@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,12 +38,15 @@ class Starts:
 
 
 @contextmanager
-def failing_starts(name: str, error: BaseException, *, begun: bool = False) -> Iterator[Starts]:
-    """Let no thread of this name start; `begun`: it does, and its start is interrupted then."""
+def failing_starts(
+    name: str, error: BaseException, *, begun: bool = False, after: int = 0
+) -> Iterator[Starts]:
+    """Let no thread of this name start, `after` some; `begun`: it does, and is interrupted then."""
     starts, start = Starts(), threading.Thread.start
+    fine = itertools.count(1)
 
     def fail(thread: threading.Thread) -> None:
-        if thread.name != name:
+        if thread.name != name or next(fine) <= after:
             start(thread)
             return
         if begun:
@@ -125,6 +129,35 @@ def test_a_claim_of_unknown_fate_is_given_back_when_a_thread_can_be_started_agai
     assert engine.peek("k").state is State.PROCESSING
     assert engine.execute("another", Effect("done")) == "done"
     wait_until(lambda: engine.peek("k").state is State.FAILED)
+
+
+@fault(45)
+def test_without_a_thread_that_watches_leases_are_renewed_all_the_same(world):
+    engine = world.engine(policy=TAKEOVER)
+    effect = Effect("once").held()
+    running = engine.start("k", effect)
+    effect.wait_started()
+    engine.break_renewals()
+    wait_until(lambda: engine.told(events.LostLease) and len(threads_named("semel-timer")) == 1)
+    with failing_starts("semel-timer", NO_THREAD) as starts:
+        engine.store.heal()
+        renewals = engine.commands("renew_many")
+        wait_until(lambda: starts.failed and engine.commands("renew_many") >= renewals + 3)
+    effect.release()
+    assert running.result(PATIENCE) == "once"
+
+
+@fault(45)
+def test_a_server_whose_thread_cannot_be_started_is_renewed_when_it_can(world):
+    engine = world.engine(policy=TAKEOVER)
+    engine.store.server_of = lambda identity: "node"  # as the nodes of a cluster
+    effect = Effect("once").held()
+    with failing_starts("semel-timer", NO_THREAD, after=2) as starts:
+        running = engine.start("k", effect)
+        wait_until(lambda: starts.failed)
+    wait_until(lambda: engine.commands("renew_many") >= 3)
+    effect.release()
+    assert running.result(PATIENCE) == "once"
 
 
 def test_an_attempt_that_a_hook_interrupts_before_it_runs_gives_its_claim_back(kind):

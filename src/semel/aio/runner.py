@@ -140,7 +140,7 @@ class AsyncRunner(AsyncKeeper):
                     background(self._tasks, partial(self._disown, ask))
                 elif isinstance(interruption, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
-                    self._remind(self._leases.doubt(ask, monotonic()))
+                    self._remind(self._timer, self._leases.doubt(ask, monotonic()))
                 raise
             if type(step) is Refuse:
                 self._refuse(call, step.error)

@@ -209,7 +209,10 @@ class Leases:
         if lease not in self:
             return False  # The attempt ended meanwhile.
         if answer is True:
+            already_told = lease.told_lost
             lease.begin(sent)
+            # An answer that took longer than the lease has not ended the loss that was told.
+            lease.told_lost = already_told and lease.lost_at(now)
             return False
         if answer is False and lease.unsaved is None:
             lease.refused = True

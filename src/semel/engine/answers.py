@@ -5,8 +5,8 @@ This module answers. It never waits and never touches the store.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -46,6 +46,9 @@ PERMANENT = (ValueRejected, RecordUnreadable)
 S = TypeVar("S")
 T = TypeVar("T")
 
+START_AGAIN = 0.1
+"""Seconds after which a timer that could not be started is tried again."""
+
 
 class Answers(Setup[S]):
     """Turns answers into attempts, results, errors and events."""
@@ -63,6 +66,8 @@ class Answers(Setup[S]):
         self._leases.add(lease)
         try:
             self._timer.due(lease.due)
+            # Renewals may hang for longer than the lease: the watch tells of its loss in time.
+            self._watch.due(lease.danger)
             if claimed.takeover:
                 self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
             return Attempt(
@@ -195,7 +200,7 @@ class Answers(Setup[S]):
         """The store cannot be told: the timer goes on renewing and saving."""
         lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
         lease.retry(monotonic())
-        self._remind(lease.due)
+        self._remind(self._timer, lease.due)
         self._pass_on(call)
         self._announce(
             events.ResultNotStored(identity=call.identity, number=lease.number, error=str(error))
@@ -248,10 +253,16 @@ class Answers(Setup[S]):
 
     # --- the timer's book ----------------------------------------------------------------
 
-    def _remind(self, at: float) -> None:
-        """Let the timer run at this time; if it cannot start, the next call starts it."""
-        with suppress(NoTimer):
-            self._timer.due(at)
+    def _remind(self, timer: Any, at: float) -> float:
+        """Let a timer come for what is in the book; tells when to try again if it cannot start.
+
+        Not to be raised: the caller has its own answer, and the next attempt starts the timer too.
+        """
+        try:
+            timer.due(at)
+        except NoTimer:
+            return monotonic() + START_AGAIN
+        return math.inf
 
     def _renewed(self, lease: Lease, answer: bool | StoreError, sent: float) -> None:
         """Note the store's answer to a renewal, and tell when the lease is lost by it."""

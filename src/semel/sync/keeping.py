@@ -20,7 +20,7 @@ from semel._mirror.threads import (
 )
 from semel.core.codec import encode_failure
 from semel.core.leases import GIVING_BACK, Lease
-from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest, RenewRequest
+from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
 from semel.engine.answers import Answers
 from semel.engine.call import (
     UNWANTED_TTL,
@@ -52,16 +52,17 @@ class Keeper(Answers[Store]):
 
     def _tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
+        again = math.inf
         if isinstance(self._store, Partitioned):
             # A server that hangs must not hold up what the others can be told at once.
             for server, at in self._leases.place(self._store.server_of).items():
                 if server is not None:
-                    self._timer_of(server).due(at)
+                    again = min(again, self._remind(self._timer_of(server), at))
         self._serve(None)
         if GIVING_BACK in self._timers:
-            return self._leases.next_renewal()
+            return min(again, self._leases.next_renewal())
         self._disown_doubtful(monotonic(), self._leases.next_renewal())
-        return self._leases.next_due()
+        return min(again, self._leases.next_due())
 
     def _timer_of(self, server: Hashable) -> Timer:
         """The timer of one of the store's servers, beside that of the engine."""
@@ -79,13 +80,10 @@ class Keeper(Answers[Store]):
 
     def _serve(self, server: Hashable) -> None:
         """Renew what is due on a server, and save what could not be saved there."""
-        # A renewal may hang for longer than the lease: the watch tells of the loss in time.
-        self._watch.due(self._leases.next_danger())
+        # What was lost and then renewed after all can be lost again.
+        self._remind(self._watch, self._leases.next_danger())
         for chunk in self._leases.due(monotonic(), server):
-            sent = monotonic()
-            answers = self._renew([lease.renewal for lease in chunk])
-            for lease, answer in zip(chunk, answers, strict=True):
-                self._renewed(lease, answer, sent)
+            self._renew(chunk)
         # Nothing else, however much of it there is, may hold up the next renewals.
         until = self._leases.next_renewal(server)
         for lease, ask in self._leases.unsaved():
@@ -107,13 +105,29 @@ class Keeper(Answers[Store]):
             if monotonic() >= until:
                 return
 
-    def _renew(self, asks: list[RenewRequest]) -> list[bool | StoreError]:
+    def _renew(self, leases: list[Lease]) -> None:
+        """Renew these leases; each one's answer counts as soon as it is there."""
+        if not isinstance(self._store, Batching):
+            for lease in leases:
+                self._renew_one(lease)
+            return
+        sent = monotonic()
+        answers: list[bool | StoreError]
         try:
-            if isinstance(self._store, Batching):
-                return self._store.renew_many(asks)
-            return [self._store.renew(ask.identity, ask.owner, ask.lease) for ask in asks]
+            answers = self._store.renew_many([lease.renewal for lease in leases])
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
-            return [as_store_error(error)] * len(asks)
+            answers = [as_store_error(error)] * len(leases)
+        for lease, answer in zip(leases, answers, strict=True):
+            self._renewed(lease, answer, sent)
+
+    def _renew_one(self, lease: Lease) -> None:
+        ask, sent = lease.renewal, monotonic()
+        answer: bool | StoreError
+        try:
+            answer = self._store.renew(ask.identity, ask.owner, ask.lease)
+        except Exception as error:  # noqa: BLE001 - as above, and it is not the others' failure
+            answer = as_store_error(error)
+        self._renewed(lease, answer, sent)
 
     def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
         """Try once more to tell the store a result; False = it is still not to be reached."""
@@ -148,11 +162,11 @@ class Keeper(Answers[Store]):
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
-            self._remind(self._leases.doubt(ask, monotonic()))
+            self._remind(self._timer, self._leases.doubt(ask, monotonic()))
             return False
         if isinstance(answer, Busy) and answer.owner is None:
             # An open transaction has the record, and the claim may still wait there for its end.
-            self._remind(self._leases.doubt(ask, monotonic()))
+            self._remind(self._timer, self._leases.doubt(ask, monotonic()))
         else:
             self._leases.settled(ask)
         return True
