@@ -349,8 +349,9 @@ async def test_functions_of_the_application_may_be_async(sqlite_url):
 
 
 @pytest.fixture
-def users(tmp_path):
-    """Functions as a project has them, which ask the database."""
+def users(tmp_path, monkeypatch):
+    """Functions as a project has them, which ask the database: Django refuses that on a loop."""
+    monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE")
     alias = django_alias("sqlite", f"sqlite:///{tmp_path / 'users.db'}")
 
     def known(request):

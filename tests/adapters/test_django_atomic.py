@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from adapters.django_project import post, project, state
+from adapters.django_project import given_to_middlewares, post, project, state
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
+import asyncio
 import logging
 import sqlite3
+from contextlib import contextmanager
+from contextvars import Context
 
+import httpx
 import pytest
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
 from django.db import OperationalError, connections, transaction
 from django.http import HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.test import override_settings
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from semel import ConfigError, Idempotency, LeaseLost, Policy, current_attempt
-from semel.adapters.django import Idempotent, idempotent
+from semel.adapters import asgi, wsgi
+from semel.adapters.django import Idempotent, close, idempotent
 from semel.core.records import State
 from transactions.kinds import django_alias
 
@@ -255,6 +263,143 @@ def test_records_in_another_place_are_refused_before_anything_runs(shop):
         with project("memory://", {"pay": view}):
             assert post().status_code == 500
     assert shop.orders() == 0
+
+
+# --- behind another integration -------------------------------------------------------------------
+
+
+def through_wsgi(outer_url, **options):
+    door = wsgi.IdempotencyMiddleware(get_wsgi_application(), outer_url, **options)
+    with httpx.Client(transport=httpx.WSGITransport(door), base_url="http://test") as client:
+        yield lambda key="k": client.post("/pay/", headers={"Idempotency-Key": key})
+    door.close()
+
+
+def through_django(outer_url, **options):
+    with Idempotency(outer_url) as idem:
+        layers = [given_to_middlewares(idem, **options)]
+        with override_settings(MIDDLEWARE=layers):
+            yield lambda key="k": post(key=key)
+
+
+def through_asgi(outer_url, **options):
+    async def sent(key):
+        door = asgi.IdempotencyMiddleware(get_asgi_application(), outer_url, **options)
+        transport = httpx.ASGITransport(door)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answer = await client.post("/pay/", headers={"Idempotency-Key": key})
+        await door._door.close()
+        return answer
+
+    yield lambda key="k": asyncio.run(sent(key))
+
+
+@pytest.fixture(params=[through_wsgi, through_asgi, through_django])
+def outer(request):
+    return contextmanager(request.param)
+
+
+def hidden(view):
+    """As a view is that calls a decorated one: the middleware of Django does not leave it alone."""
+
+    def around(request):
+        return view(request)
+
+    return around
+
+
+def test_behind_another_integration_rows_and_record_are_committed_together(shop, outer, tmp_path):
+    fails = []
+
+    @idempotent(atomic=shop.alias)
+    def pay(request):
+        shop.order()
+        seen.append(connections[shop.alias].in_atomic_block)
+        if fails:
+            raise OSError("broken")
+        return HttpResponse("paid", status=201)
+
+    seen, elsewhere = [], f"sqlite:///{tmp_path / 'outer.db'}"
+    with project(shop.url, {"pay": hidden(pay)}), outer(elsewhere) as send:
+        fails.append(1)
+        assert send().status_code == 500
+        assert shop.orders() == 0
+        assert state(shop.url) is None
+        fails.clear()
+        assert send().status_code == 201
+        assert state(shop.url) is state(elsewhere) is State.SUCCEEDED
+        with Idempotency(elsewhere) as other:
+            other.forget("k", scope="http")  # as if the save of the outer one had been lost
+        again = send()
+        assert (again.status_code, again.content) == (201, b"paid")
+    assert seen == [True, True]
+    assert shop.orders() == 1
+
+
+def test_the_same_record_in_both_integrations_is_a_mistake(shop, outer, caplog):
+    logging.disable(logging.NOTSET)
+    view = idempotent(atomic=shop.alias)(lambda request: shop.order())
+    with project(shop.url, {"pay": hidden(view)}), outer(shop.url) as send:
+        answer = send()
+        assert answer.status_code == 500
+        assert answer.json()["code"] == "idempotency_error"
+    assert "give one of them another scope=" in caplog.text
+    assert shop.orders() == 0
+
+
+def test_one_store_is_enough_for_both_integrations_with_a_scope_for_each(shop, outer):
+    view = idempotent(atomic=shop.alias, scope="views")(paying(shop))
+    with project(shop.url, {"pay": hidden(view)}), outer(shop.url) as send:
+        assert [send().status_code for _ in range(2)] == [201, 201]
+    assert shop.orders() == 1
+
+
+def test_a_key_that_another_request_has_is_no_mistake_behind_an_integration(shop, outer, tmp_path):
+    view, elsewhere = idempotent(atomic=shop.alias)(paying(shop)), Idempotency(shop.url)
+    with (
+        project(shop.url, {"pay": hidden(view)}),
+        outer(f"sqlite:///{tmp_path / 'outer.db'}") as send,
+        elsewhere,
+    ):
+        running = elsewhere.attempt("k", scope="http")
+        Context().run(running.__enter__)  # as another request does: it is not around this one
+        assert send().json()["code"] == "concurrent_request"
+        Context().run(running.__exit__, None, None, None)
+    assert shop.orders() == 0
+
+
+@pytest.mark.parametrize("case", ["no record", "another scope", "the store cannot be asked"])
+def test_an_error_of_the_database_is_told_as_it_is_behind_an_integration(
+    shop, outer, tmp_path, case
+):
+    def answer(request):
+        if case == "the store cannot be asked":
+            close()
+        cause = sqlite3.OperationalError("database is locked")
+        cause.sqlite_errorname = "SQLITE_BUSY"
+        raise OperationalError("database is locked") from cause
+
+    scope = "views" if case == "another scope" else "http"
+    view = idempotent(atomic=shop.alias, scope=scope)(answer)
+    elsewhere = f"sqlite:///{tmp_path / 'outer.db'}"
+    with project(shop.url, {"pay": hidden(view)}), outer(elsewhere) as send:
+        answer = send()
+    assert (answer.status_code, answer.json()["code"]) == (503, "retry_transaction")
+
+
+def test_a_method_that_is_not_protected_passes_behind_an_integration(shop):
+    view = idempotent(atomic=shop.alias, methods=["PUT"])(paying(shop))
+    with project(shop.url, {"pay": view}):
+        assert [post().status_code for _ in range(2)] == [201, 201]
+    assert shop.orders() == 2
+
+
+def paying(shop):
+    def pay(request):
+        shop.order()
+        return HttpResponse("paid", status=201)
+
+    return pay
 
 
 def test_the_alias_may_be_the_default_one():

@@ -2,11 +2,15 @@
 
 The view runs inside `transaction.atomic()` of that database. An answer that is stored commits with
 the view's rows, or neither does; an exception, or an answer that is not stored, rolls back both.
+
+That holds behind other integrations, too. They have a record of their own, in a transaction of its
+own, which could not keep this promise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from django.db import transaction
@@ -15,7 +19,9 @@ from semel.adapters.aio_door import refused
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
 from semel.adapters.door import Door
-from semel.errors import IdempotencyError
+from semel.attempts import current_attempt
+from semel.engine.call import Call
+from semel.errors import ConfigError, IdempotencyError, StoreError
 from semel.http.rulebook import Refusal, Rulebook
 from semel.http.storing import is_event_stream, is_success
 from semel.sync.transactions import TransactionContext
@@ -60,7 +66,26 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any],
     except IdempotencyError as error:
         if error is failure:
             raise
-        return response_of(refused(book, error))
+        return response_of(refused(book, _explained(door, call, error)))
+
+
+def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyError:
+    """Say that it is an integration around this one that has the record which refuses it."""
+    owners, around = set(), current_attempt()
+    while around is not None:
+        if around.identity == call.identity:
+            owners.add(around.owner)
+        around = around.outer
+    if owners:
+        with suppress(StoreError):
+            record = door.engine._store.get(call.identity)
+            if record is not None and record.owner in owners:
+                return ConfigError(
+                    "this request is protected by another integration further outside, with the "
+                    "same store and the same key as @idempotent(atomic=...): give one of them "
+                    "another scope=, or let the outer one leave this path alone (exclude=)"
+                )
+    return error
 
 
 def _is_done(book: Rulebook, status: int) -> bool:

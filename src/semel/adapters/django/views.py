@@ -88,10 +88,11 @@ class Idempotent:
             request, run = _request_in(args), partial(view, *args, **kwargs)
             door = ENGINES.door() if self._door is None else cast("Door", self._door)
             book = self._book(door)
+            # Behind another integration, too: that one saves in a transaction of its own.
+            if self._atomic is not None and request.method in book.choices.methods:
+                return atomic.protected(door, book, request, run, self._atomic)
             if not _concerns(book, request, name):
                 return run()
-            if self._atomic is not None:
-                return atomic.protected(door, book, request, run, self._atomic)
             return running.protected(door, book, request, run)
 
         return cast("F", protected)
