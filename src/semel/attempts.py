@@ -73,6 +73,11 @@ class Attempt(Struct, eq=False):
         self._result = value
 
     @property
+    def runs(self) -> bool:
+        """Whether it was entered and not left; one whose call was interrupted runs no more."""
+        return self.running and (self.lease is None or not self.lease.orphaned)
+
+    @property
     def lost(self) -> bool:
         """True when the lease could not be kept: another attempt may be running."""
         # Asked of the clock, not of the timer: a process that was paused learns it at once.
@@ -105,6 +110,8 @@ class Attempt(Struct, eq=False):
         self.outer = None if innermost() is None else current_attempt()
         self.running = True
         self._token = _current.set(self)
+        if self.lease is not None:
+            self.lease.entered = True  # The last step: interrupted before it, nothing has run.
 
     def __exit__(self, *_: object) -> None:
         self.running = False
@@ -143,7 +150,7 @@ def current_attempt() -> Attempt | None:
     """Give the attempt that is running in this context, or None."""
     attempt = _current.get()
     # A task that outlives the attempt it was started in keeps the variable, not the attempt.
-    while attempt is not None and not attempt.running:
+    while attempt is not None and not attempt.runs:
         attempt = attempt.outer
     return attempt
 
@@ -152,7 +159,7 @@ def is_nested(identity: Identity, store: object, around: Attempt | None) -> bool
     """Tell whether a running attempt around this call already has this record."""
     attempt = around
     while attempt is not None:
-        if attempt.running and attempt.store is store and attempt.identity == identity:
+        if attempt.runs and attempt.store is store and attempt.identity == identity:
             return True
         attempt = attempt.outer
     return False

@@ -105,7 +105,8 @@ def test_a_thread_interrupted_while_it_shares_its_result_lets_nobody_wait(thread
     with pytest.raises(kind):
         idem.execute("k", Effect("saved"))
     assert len(idem._leases) == 0
-    assert idem._flights.lead(Call(Identity("default", "k"), None, idem._rules("default")).place)
+    call = Call(Identity("default", "k"), None, idem._rules("default"))
+    assert idem._flights.lead(call.place, call)
 
 
 @pytest.mark.parametrize("fault", [Refuse, LoseReply])

@@ -7,34 +7,40 @@ from semel._mirror import tasks, threads
 from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
 
+
+class Caller:
+    """Stands for a call."""
+
+
+ME, OTHER = Caller(), Caller()
 FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)
 
 
 def test_a_thread_that_comes_to_wait_for_a_leader_who_has_left_leads():
     flights = threads.Flights(Seats())
-    assert flights.lead("place")
-    assert not flights.lead("place")  # so it is about to wait
+    assert flights.lead("place", ME)
+    assert not flights.lead("place", ME)  # so it is about to wait
     flights.share("place", FINISHED)
-    assert flights.join("place", PATIENCE) is LEAD
-    assert not flights.lead("place")
+    assert flights.join("place", ME, PATIENCE) is LEAD
+    assert not flights.lead("place", ME)
 
 
 async def test_so_does_a_task():
     home = tasks.Home()
     flights = tasks.Flights(SeatsOfLoops(), home)
     home.check()
-    assert flights.lead("place")
-    assert not flights.lead("place")
+    assert flights.lead("place", ME)
+    assert not flights.lead("place", ME)
     flights.share("place", FINISHED)
-    assert await flights.join("place", PATIENCE) is LEAD
-    assert not flights.lead("place")
+    assert await flights.join("place", ME, PATIENCE) is LEAD
+    assert not flights.lead("place", ME)
 
 
 class LeavingLeader(Seats[object]):
     """The leader leaves right after somebody has seen that there is one."""
 
-    def lead(self, place):
-        leads = super().lead(place)
+    def lead(self, place, caller):
+        leads = super().lead(place, caller)
         if not leads:
             self.end(place)
         return leads
@@ -42,17 +48,17 @@ class LeavingLeader(Seats[object]):
 
 def test_who_sits_down_as_the_leader_leaves_leads():
     seats = LeavingLeader()
-    assert seats.lead("place")
-    assert seats.take_lead("place", object) is None
+    assert seats.lead("place", ME)
+    assert seats.take_lead("place", ME, object) is None
 
 
 def test_a_seat_in_a_row_that_is_gone_by_then_is_none():
     seats: Seats[object] = Seats()
-    assert seats.lead("place")
+    assert seats.lead("place", ME)
 
     def sit_down_slowly() -> object:
         assert seats.end("place") == ()  # the leader has seen nobody
         return object()
 
-    assert seats.take_lead("place", sit_down_slowly) is None
-    assert not seats.lead("place")
+    assert seats.take_lead("place", ME, sit_down_slowly) is None
+    assert not seats.lead("place", ME)

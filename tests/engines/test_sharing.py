@@ -378,26 +378,31 @@ def test_each_loop_has_flights_of_its_own():
 FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)
 
 
+class Caller:
+    """Stands for a call."""
+
+
 @pytest.mark.parametrize(
     ("given", "next_given"), [("nothing", FINISHED), ("lead", LEAD), ("answer", FINISHED)]
 )
 def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, given, next_given):
     flights, waiting = threads.Flights(Seats()), threading.Event()
-    interrupt = iter([True])
+    interrupt, wait_at = iter([True]), threads.Seat.wait
+    callers = [Caller(), Caller(), Caller()]
 
     def wait(seat, timeout):
         if next(interrupt, False):
             waiting.wait(PATIENCE)
             raise Stop
-        seat._given.wait(timeout)
+        return wait_at(seat, timeout)
 
     monkeypatch.setattr(threads.Seat, "wait", wait)
-    assert flights.lead("place")
+    assert flights.lead("place", callers[0])
     ends = {}
 
     def share(number):
         try:
-            ends[number] = flights.join("place", PATIENCE)
+            ends[number] = flights.join("place", callers[number], PATIENCE)
         except Stop:
             ends[number] = "stopped"
 
@@ -406,7 +411,7 @@ def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, gi
         sharer.start()
         wait_until(lambda n=number: len(flights._seats._waiting["place"]) == n)
     if given == "lead":
-        flights.pass_on("place")
+        flights.pass_on("place", callers[0])
     elif given == "answer":
         flights.share("place", FINISHED)
     waiting.set()
@@ -419,16 +424,16 @@ def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, gi
 
 
 def test_a_thread_that_is_given_the_lead_in_the_moment_of_its_timeout_leads(monkeypatch):
-    flights = threads.Flights(Seats())
-    assert flights.lead("place")
+    flights, leader, follower = threads.Flights(Seats()), Caller(), Caller()
+    assert flights.lead("place", leader)
     leave = flights._seats.leave
 
     def leave_too_late(place, seat):
-        flights.pass_on(place)
+        flights.pass_on(place, leader)
         return leave(place, seat)
 
     monkeypatch.setattr(flights._seats, "leave", leave_too_late)
-    assert flights.join("place", 0.0) is LEAD
+    assert flights.join("place", follower, 0.0) is LEAD
 
 
 def test_seats_are_served_in_the_order_they_were_taken(world):

@@ -5,13 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from semel.core.records import Finished
 from semel.errors import StoreError, StoreUnavailable
 
+
+class Waiting(Protocol):
+    """Where one call waits: a future, or what threads have in its place."""
+
+    def done(self) -> bool:
+        """Tell whether it waits no more."""
+        ...
+
+
 T = TypeVar("T")
+W = TypeVar("W", bound=Waiting)
 
 logger = logging.getLogger("semel")
 
@@ -31,32 +41,59 @@ class NoTimer(StoreUnavailable):
     """A claim cannot be renewed because no thread could be started: it is given back."""
 
 
-class Seats(Generic[T]):
+class Row(dict[W, "ReferenceType[Any]"]):
+    """The calls that wait for one shared execution, by their seats, and the call that leads it.
+
+    The calls are referenced weakly: an exception raised by a signal handler may end a call at any
+    step, even while it says that it ends. A call that is gone leads nothing and waits for nothing.
+    """
+
+    __slots__ = ("leader",)
+    leader: ReferenceType[Any]
+
+
+class Seats(Generic[W]):
     """Who leads each shared execution, and who waits for it. The order of waiting is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, dict[T, None]] = {}
+        self._waiting: dict[Hashable, Row[W]] = {}
 
-    def lead(self, place: Hashable) -> bool:
+    def lead(self, place: Hashable, caller: object) -> bool:
         """Lead when nobody does."""
-        fresh: dict[T, None] = {}
+        fresh: Row[W] = Row()
+        fresh.leader = ref(caller)
         return self._waiting.setdefault(place, fresh) is fresh  # one step: needs no lock
 
-    def take_lead(self, place: Hashable, seat: Callable[[], T]) -> T | None:
+    def take_lead(self, place: Hashable, caller: object, seat: Callable[[], W]) -> W | None:
         """Lead when nobody does (None), else take a seat."""
         with self._lock:
-            while not self.lead(place):
-                row, mine = self._waiting.get(place), seat()
+            while not self.lead(place, caller):
+                row = self._waiting.get(place)
                 if row is None:
                     continue  # its leader has just left
-                row[mine] = None
+                if row.leader() in (None, caller):
+                    # Its call ended without saying so, or passed the lead on to this one.
+                    row.leader = ref(caller)
+                    return None
+                mine = seat()
+                row[mine] = ref(caller)
                 if self._waiting.get(place) is row:
                     return mine
                 del row[mine]  # the leader left meanwhile, and may have seen an empty row
             return None
 
-    def end(self, place: Hashable) -> Iterable[T]:
+    def is_orphaned(self, place: Hashable, caller: object, seat: W) -> bool:
+        """Tell whether nobody will give this seat anything; then it is given up."""
+        with self._lock:
+            row = self._waiting.get(place)
+            if row is not None and seat in row and row.leader() not in (None, caller):
+                return False
+            if row is not None:
+                row.pop(seat, None)
+            return True
+
+    def end(self, place: Hashable) -> Iterable[W]:
         """Nobody leads any more; gives those who waited."""
         # One step (of a Python with its global lock): mostly nobody waits, and no lock is needed.
         row = self._waiting.pop(place, None)
@@ -65,22 +102,34 @@ class Seats(Generic[T]):
         with self._lock:  # whoever is just taking a seat sees that the row is gone
             return tuple(row)
 
-    def next_leader(self, place: Hashable) -> T | None:
-        """Take the first who waits out of the row; the execution ends when there is none."""
-        with self._lock:
-            waiting = self._waiting.get(place)
-            if not waiting:
-                self._waiting.pop(place, None)
-                return None
-            first = next(iter(waiting))
-            del waiting[first]
-            return first
+    def next_leader(self, place: Hashable, caller: object) -> W | None:
+        """Take the first call that waits out of the row, if this one leads.
 
-    def leave(self, place: Hashable, seat: T) -> bool:
+        The execution ends when there is none. Done twice, it changes nothing.
+        """
+        with self._lock:
+            row = self._waiting.get(place)
+            if row is None or row.leader() is not caller:
+                return None
+            for seat, waiting in tuple(row.items()):
+                row.leader = waiting
+                del row[seat]
+                if waiting() is not None and not seat.done():
+                    return seat
+            self._waiting.pop(place, None)
+            return None
+
+    def leave(self, place: Hashable, seat: W) -> bool:
         """Give up a seat; False when something was given to it already."""
         with self._lock:
-            waiting = self._waiting.get(place, {})
-            return waiting.pop(seat, False) is None
+            row = self._waiting.get(place)
+            return row is not None and row.pop(seat, None) is not None
+
+    def seat_of(self, place: Hashable, caller: object) -> W | None:
+        """Find the seat of a call that waits."""
+        with self._lock:
+            row = self._waiting.get(place, Row[W]())
+            return next((seat for seat, who in row.items() if who() is caller), None)
 
 
 _of_stores: WeakKeyDictionary[object, Any] = WeakKeyDictionary()

@@ -141,9 +141,9 @@ class Flights:
         self._seats = seats
         self.lead = seats.lead  # no function of ours around it: every call asks
 
-    async def join(self, place: Hashable, timeout: float | None) -> Given:
+    async def join(self, place: Hashable, caller: object, timeout: float | None) -> Given:
         """Wait for the leader's answer; lead when there is none any more."""
-        seat = self._seats.take_lead(place, asyncio.get_running_loop().create_future)
+        seat = self._seats.take_lead(place, caller, asyncio.get_running_loop().create_future)
         if seat is None:
             return LEAD
         try:
@@ -152,8 +152,7 @@ class Flights:
             await asyncio.wait((seat,), timeout=timeout)
         except BaseException:
             self._seats.leave(place, seat)
-            if seat.done() and not seat.cancelled() and seat.result() is LEAD:
-                self.pass_on(place)  # The lead was given to a call that is cancelled.
+            self.pass_on(place, caller)  # The lead may have been given to a call that is cancelled.
             raise
         if not seat.done():
             self._seats.leave(place, seat)
@@ -166,14 +165,13 @@ class Flights:
             if not seat.done():
                 seat.set_result(answer)
 
-    def pass_on(self, place: Hashable) -> None:
-        """Let the next call lead; nothing was stored that could be shared."""
+    def pass_on(self, place: Hashable, caller: object) -> None:
+        """Let the next call lead, if this one does; nothing was stored that could be shared."""
         if asyncio._get_running_loop() is not self._home.loop:  # noqa: SLF001 - raises nothing
             return  # The loop was torn down under the call, and under those that wait.
-        while (seat := self._seats.next_leader(place)) is not None:
-            if not seat.done():  # A cancelled call keeps its seat until its task is told.
-                seat.set_result(LEAD)
-                return
+        seat = self._seats.next_leader(place, caller)
+        if seat is not None:
+            seat.set_result(LEAD)
 
 
 class Timer:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable
 from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from semel._mirror.seats import (
     AFTER_TROUBLE,
@@ -26,6 +26,9 @@ from semel.errors import ConfigError
 T = TypeVar("T")
 
 sleep = time.sleep
+
+LOOK = 1.0
+"""Seconds after which a thread that shares an execution looks whether it is still led."""
 
 
 def background(tasks: set[Any], step: Callable[[], object]) -> None:
@@ -76,25 +79,28 @@ class Polling:
 class Seat:
     """Where one thread waits for the execution it shares."""
 
-    __slots__ = ("_given", "given")
+    __slots__ = ("_gate", "given")
 
     def __init__(self) -> None:
         self.given: Given | None = None
-        self._given = threading.Event()
+        # No Event: a thread that an exception ends inside of one may leave its lock taken, and
+        # whoever sets it would wait for ever.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def done(self) -> bool:
+        """Tell whether something is given already."""
+        return self.given is not None
 
     def give(self, given: Given) -> None:
         """Wake the waiting thread with this."""
         self.given = given
-        self._given.set()
+        self._gate.release()
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, seconds: float) -> Given | None:
         """Sleep until something is given or the time runs out."""
-        self._given.wait(timeout)
-
-    def taken(self) -> Given:
-        """What is given to this seat; once it is out of the row that is only a moment away."""
-        self._given.wait()
-        return cast("Given", self.given)
+        self._gate.acquire(timeout=seconds)
+        return self.given
 
 
 class Flights:
@@ -104,35 +110,40 @@ class Flights:
         self._seats = seats
         self.lead = seats.lead  # no function of ours around it: every call asks
 
-    def join(self, place: Hashable, timeout: float | None) -> Given:
+    def join(self, place: Hashable, caller: object, timeout: float | None) -> Given:
         """Wait for the leader's answer; lead when there is none any more."""
-        seat = self._seats.take_lead(place, Seat)
-        if seat is None:
-            return LEAD
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        seats = self._seats
         try:
-            seat.wait(timeout)
+            while (seat := seats.take_lead(place, caller, Seat)) is not None:
+                while (given := seat.wait(max(0.0, min(LOOK, end - time.monotonic())))) is None:
+                    if time.monotonic() >= end and seats.leave(place, seat):
+                        return LATE
+                    if seats.is_orphaned(place, caller, seat) and not seat.done():
+                        break
+                else:
+                    return given
         except BaseException:
-            self._gone(place, seat)
+            self.pass_on(place, caller)
             raise
-        if seat.given is None and self._seats.leave(place, seat):
-            return LATE
-        return seat.taken()
+        return LEAD
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
         for seat in self._seats.end(place):
             seat.give(answer)
 
-    def pass_on(self, place: Hashable) -> None:
-        """Let the next call lead; nothing was stored that could be shared."""
-        seat = self._seats.next_leader(place)
+    def pass_on(self, place: Hashable, caller: object) -> None:
+        """Let the next call lead, if this one does; nothing was stored that could be shared.
+
+        An interrupted call gives up its seat by this, too.
+        """
+        mine = self._seats.seat_of(place, caller)
+        if mine is not None:
+            self._seats.leave(place, mine)
+        seat = self._seats.next_leader(place, caller)
         if seat is not None:
             seat.give(LEAD)
-
-    def _gone(self, place: Hashable, seat: Seat) -> None:
-        """An interrupted call gives up its seat, and the lead if it was just given to it."""
-        if not self._seats.leave(place, seat) and seat.taken() is LEAD:
-            self.pass_on(place)
 
 
 class Timer:

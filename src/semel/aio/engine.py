@@ -198,10 +198,15 @@ class AsyncAttemptContext:
         self._call = call
 
     async def __aenter__(self) -> Attempt:
-        self._attempt = await self._engine._begin(self._call)
-        if not self._attempt.replayed:
-            self._attempt.__enter__()
-        return self._attempt
+        attempt: Attempt | None = None
+        try:
+            attempt = self._attempt = await self._engine._begin(self._call)
+            if not attempt.replayed:
+                attempt.__enter__()
+            return attempt  # noqa: TRY300 - inside: an interruption of this line, too, gives it back
+        except BaseException as error:
+            self._engine._settle(self._call, error, attempt)
+            raise
 
     async def __aexit__(
         self,
@@ -209,11 +214,19 @@ class AsyncAttemptContext:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        attempt = self._attempt
-        if attempt.replayed:
-            return
-        attempt.__exit__(kind, error, trace)
-        if error is None:
-            attempt.result = await self._engine._succeeded(self._call, attempt, attempt.result)
-        else:
-            await self._engine._failed(self._call, attempt, error)
+        try:
+            attempt = self._attempt
+            if attempt.replayed:
+                return
+            attempt.__exit__(kind, error, trace)
+            if error is None:
+                attempt.result = await self._engine._succeeded(self._call, attempt, attempt.result)
+            else:
+                await self._engine._failed(self._call, attempt, error)
+        except BaseException as failure:
+            attempt = self._attempt
+            if error is None:
+                self._engine._settle(self._call, failure, attempt, attempt.result)
+            else:
+                self._engine._settle(self._call, error, attempt)
+            raise

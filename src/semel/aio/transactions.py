@@ -233,6 +233,8 @@ class AsyncTransactionContext:
     async def _complete(self, attempt: Attempt) -> None:
         engine, call = self._engine, self._call
         kept = engine._kept(call, attempt, attempt.result)
+        if kept.interruption is not None:
+            raise kept.interruption
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
         if not await self._drive(claiming.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")

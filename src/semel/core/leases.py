@@ -16,6 +16,8 @@ from semel.core.records import ClaimRequest, CompleteRequest, RenewRequest
 from semel.errors import StoreError
 
 if TYPE_CHECKING:
+    from weakref import ReferenceType
+
     from semel.core.records import Identity
 
 RENEWALS_PER_LEASE = 3
@@ -55,6 +57,12 @@ class Lease(Struct, eq=False, gc=False):
     server: Hashable = None
     """Which of a store's servers has the record, as it was found when the timer first looked;
     None = not asked yet, or the store has only one."""
+    entered: bool = False
+    """Whether the function may have begun to run."""
+    handed_over: bool = False
+    """Whether a step in the background ends the attempt."""
+    holder: ReferenceType[object] | None = None
+    """The call that runs the attempt: only who holds it can end the attempt."""
 
     def __post_init__(self) -> None:
         self.until = self.began + self.seconds
@@ -73,6 +81,16 @@ class Lease(Struct, eq=False, gc=False):
     def retry(self, now: float) -> None:
         """The store could not be told: come back soon."""
         self.due = min(self.due, now + min(SLOWEST_RETRY, self.seconds * DANGER / 2))
+
+    @property
+    def ends_here(self) -> bool:
+        """True while only the call that runs the attempt can end it."""
+        return self.unsaved is None and not self.handed_over
+
+    @property
+    def orphaned(self) -> bool:
+        """True when nobody is left that could end the attempt: its call is gone."""
+        return self.holder is not None and self.holder() is None and self.ends_here
 
     def lost_at(self, now: float) -> bool:
         """Tell whether another attempt may have begun, with a margin to stop in time."""
@@ -138,6 +156,11 @@ class Leases:
             if lease.server == server and lease.due <= now + lease.seconds / RENEWALS_PER_LEASE / 4
         ]
         return [due[start : start + CHUNK] for start in range(0, len(due), CHUNK)]
+
+    def orphans(self, server: Hashable = None) -> list[Lease]:
+        """Leases on a server whose calls ended without saying so: interrupted while cleaning up."""
+        running = tuple(self._running.values())
+        return [lease for lease in running if lease.orphaned and lease.server == server]
 
     def unsaved(self) -> list[tuple[Lease, CompleteRequest]]:
         """Ended attempts, each with the result that the store does not know yet."""

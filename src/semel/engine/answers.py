@@ -9,6 +9,7 @@ import math
 from collections.abc import Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from weakref import ref
 
 from semel import events
 from semel._mirror.seats import NoTimer
@@ -62,7 +63,8 @@ class Answers(Setup[S]):
     def _started(self, call: Call, owner: bytes, claimed: Claimed, sent: float) -> Attempt:
         """Begin an attempt that owns its record; its lease is counted from before the claim."""
         rules = call.rules
-        lease = Lease(call.identity, owner, claimed.number, rules.lease, sent)
+        lease = Lease(call.identity, owner, claimed.number, rules.lease, sent, holder=ref(call))
+        call.lease = lease  # First: who is interrupted now finds here what to give back.
         self._leases.add(lease)
         try:
             self._timer.due(lease.due)
@@ -275,6 +277,14 @@ class Answers(Setup[S]):
         if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
             self._announce(events.LostLease(identity=lease.identity, number=lease.number))
 
+    def _released(self, lease: Lease, *, released: bool) -> None:
+        if released:
+            self._announce(
+                events.Parked(identity=lease.identity, number=lease.number, error="interrupted")
+            )
+        else:
+            self._announce_loss(lease)
+
     def _saved_late(self, lease: Lease, *, saved: bool) -> None:
         self._leases.drop(lease)
         kind = events.ResultStoredLate if saved else events.LostLease
@@ -290,7 +300,7 @@ class Answers(Setup[S]):
     def _pass_on(self, call: Call) -> None:
         place = call.place
         if place is not None:
-            self._flights.pass_on(place)
+            self._flights.pass_on(place, call)
 
     def _remembered(self, call: Call) -> Finished | None:
         """Ask the local cache."""

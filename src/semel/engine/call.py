@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from semel.core.decide import Wait
-from semel.core.leases import DANGER
+from semel.core.leases import DANGER, Lease
 from semel.core.policy import Rules
 from semel.core.records import Claimed, ClaimRequest, Encoded, Ended, Finished, Identity
 from semel.core.results import keep
@@ -25,8 +25,8 @@ UNWANTED_TTL = 300.0
 """How long it is remembered that a claim which nobody wanted was given back."""
 
 
-class Call(Struct, frozen=True, gc=False):
-    """What to do, for which payload, under which rules."""
+class Call(Struct, eq=False, weakref=True):
+    """What to do, for which payload, under which rules; and what it may have to give back."""
 
     identity: Identity
     fingerprint: bytes | None
@@ -34,6 +34,10 @@ class Call(Struct, frozen=True, gc=False):
     returns: object = None
     keeps_value: bool = True
     """False for `consume`: only that it was done is stored."""
+    asked: ClaimRequest | None = None
+    """The claim that the store may hold for this call."""
+    lease: Lease | None = None
+    """The lease of the claim that the store gave."""
 
     @property
     def place(self) -> tuple[Identity, bytes | None] | None:
@@ -127,6 +131,8 @@ class SavePatience:
 def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:
     """Encode a value that nothing has run for: what cannot be kept is refused, not omitted."""
     kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+    if kept.interruption is not None:
+        raise kept.interruption
     if kept.problem is not None:
         raise SerializationError(kept.problem)
     return kept.encoded

@@ -195,10 +195,15 @@ class AttemptContext:
         self._call = call
 
     def __enter__(self) -> Attempt:
-        self._attempt = self._engine._begin(self._call)
-        if not self._attempt.replayed:
-            self._attempt.__enter__()
-        return self._attempt
+        attempt: Attempt | None = None
+        try:
+            attempt = self._attempt = self._engine._begin(self._call)
+            if not attempt.replayed:
+                attempt.__enter__()
+            return attempt  # noqa: TRY300 - inside: an interruption of this line, too, gives it back
+        except BaseException as error:
+            self._engine._settle(self._call, error, attempt)
+            raise
 
     def __exit__(
         self,
@@ -206,11 +211,19 @@ class AttemptContext:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        attempt = self._attempt
-        if attempt.replayed:
-            return
-        attempt.__exit__(kind, error, trace)
-        if error is None:
-            attempt.result = self._engine._succeeded(self._call, attempt, attempt.result)
-        else:
-            self._engine._failed(self._call, attempt, error)
+        try:
+            attempt = self._attempt
+            if attempt.replayed:
+                return
+            attempt.__exit__(kind, error, trace)
+            if error is None:
+                attempt.result = self._engine._succeeded(self._call, attempt, attempt.result)
+            else:
+                self._engine._failed(self._call, attempt, error)
+        except BaseException as failure:
+            attempt = self._attempt
+            if error is None:
+                self._engine._settle(self._call, failure, attempt, attempt.result)
+            else:
+                self._engine._settle(self._call, error, attempt)
+            raise

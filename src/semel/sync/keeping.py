@@ -82,6 +82,8 @@ class Keeper(Answers[Store]):
         """Renew what is due on a server, and save what could not be saved there."""
         # What was lost and then renewed after all can be lost again.
         self._remind(self._watch, self._leases.next_danger())
+        for lease in self._leases.orphans(server):
+            self._release(lease)
         for chunk in self._leases.due(monotonic(), server):
             self._renew(chunk)
         # Nothing else, however much of it there is, may hold up the next renewals.
@@ -97,6 +99,19 @@ class Keeper(Answers[Store]):
         for lease in self._leases.newly_lost(monotonic()):
             self._announce(events.LostLease(identity=lease.identity, number=lease.number))
         return self._leases.next_danger()
+
+    def _release(self, lease: Lease) -> None:
+        """End the lease of a call that was interrupted even while it cleaned up.
+
+        Nobody knows whether the function has run to its end: the policy says what happens next.
+        """
+        self._leases.drop(lease)
+        try:
+            released = self._store.renew(lease.identity, lease.owner, 0.0)
+        except Exception as error:  # noqa: BLE001 - not renewed any more, it ends by itself
+            self._store_failed(lease, "renew", error)
+        else:
+            self._released(lease, released=released)
 
     def _disown_doubtful(self, now: float, until: float) -> None:
         for claim in self._leases.doubtful(now):

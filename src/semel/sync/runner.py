@@ -13,6 +13,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from semel._mirror.seats import LATE, NoTimer
 from semel._mirror.threads import (
     Polling,
@@ -50,16 +52,24 @@ class Runner(Keeper):
 
     def _run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt:
         """Run once per key; the attempt has the result."""
-        attempt = self._begin(call)
-        if attempt.replayed:
-            return attempt
+        attempt: Attempt | None = None
+        value: T | UnsetType = UNSET
+        # Two handlers: what interrupts the first of them is met by the second.
         try:
-            with attempt:
-                value = finished(fn(*args, **kwargs))
+            try:
+                attempt = self._begin(call)
+                if attempt.replayed:
+                    return attempt
+                with attempt:
+                    value = finished(fn(*args, **kwargs))
+                attempt.result = self._succeeded(call, attempt, value)
+            except BaseException as error:
+                if attempt is not None and value is UNSET:
+                    self._failed(call, attempt, error)
+                raise
         except BaseException as error:
-            self._failed(call, attempt, error)
+            self._settle(call, error, attempt, value)
             raise
-        attempt.result = self._succeeded(call, attempt, value)
         return attempt
 
     def _begin(self, call: Call) -> Attempt:
@@ -72,13 +82,13 @@ class Runner(Keeper):
             return ready(self._replayed(call, remembered, waited=False))
         end = math.inf if patience is None else monotonic() + patience
         place = call.place
-        if place is None or self._flights.lead(place):
+        if place is None or self._flights.lead(place, call):
             return self._lead(call, place, end)
         return self._follow(call, place, patience, end)
 
     def _follow(self, call: Call, place: Hashable, patience: float | None, end: float) -> Attempt:
         """Wait for the execution that runs in this process; lead if it ends without an answer."""
-        given = self._flights.join(place, patience)
+        given = self._flights.join(place, call, patience)
         if given == LATE:
             self._out_of_patience(call, 0.0)
         if isinstance(given, Finished):
@@ -95,14 +105,14 @@ class Runner(Keeper):
             if type(answer) is Wait:
                 waited = True
                 answer = self._wait(call, answer, end)
+            if type(answer) is Finished:
+                return self._found(call, place, answer, waited=waited)
         except StoreError as error:
             self._share(call, error)
             return self._without_store(call, error)
-        except BaseException:
-            self._pass_on(call)
+        except BaseException as error:
+            self._settle(call, error)
             raise
-        if type(answer) is Finished:
-            return self._found(call, place, answer, waited=waited)
         return answer
 
     def _ask(self, call: Call) -> Attempt | Finished | Wait:
@@ -110,6 +120,7 @@ class Runner(Keeper):
         ask = call.ask(self._owners.next())
         late: tuple[Claimed, ...] = ()
         while True:
+            call.asked = ask  # First: whatever interrupts this call from now on gives it back.
             sent = monotonic()
             try:
                 answer = self._store.claim(ask)
@@ -122,16 +133,15 @@ class Runner(Keeper):
                     if late:
                         step = as_first_told(step, late)
                     return self._started(call, ask.owner, step, sent)
-            except BaseException as interruption:
-                if isinstance(interruption, NoTimer) or not isinstance(
-                    interruption, IdempotencyError
-                ):
-                    # Also an ordinary exception may strike here: that of a worker's time limit.
+            except IdempotencyError as error:
+                if isinstance(error, NoTimer):
                     background(self._tasks, partial(self._disown, ask))
-                elif isinstance(interruption, StoreUnavailable):
+                elif isinstance(error, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
                     self._remind(self._timer, self._leases.doubt(ask, monotonic()))
+                call.asked = None
                 raise
+            call.asked = None
             if type(step) is Refuse:
                 self._refuse(call, step.error)
             return step
@@ -177,27 +187,65 @@ class Runner(Keeper):
             else:
                 self._saved(call, attempt, lease, result, saved=saved)
         except BaseException as interruption:
-            if not isinstance(interruption, Exception):
+            # An ordinary exception, too: that of a worker's time limit may strike anywhere.
+            if not isinstance(interruption, IdempotencyError):
                 # By `partial`: a closure would cost every call a cell for each of these values.
                 again = partial(self._save_again, call, attempt, lease, value)
                 background(self._tasks, partial(self._quietly, again))
+                lease.handed_over = True
             raise
+        if kept.interruption is not None:
+            raise kept.interruption  # What is done is saved: now the caller may end by it.
         return kept.value
 
     def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
-        if attempt.lease is None:
+        lease = attempt.lease
+        if lease is None:
             return
-        recording = partial(self._record_failure, call, attempt.lease, error)
+        recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
             # Cancelled or interrupted: the caller is freed at once.
             background(self._tasks, recording)
+            lease.handed_over = True
             return
         try:
             recording()
         except BaseException:  # interrupted, for a recording raises nothing by itself
             background(self._tasks, recording)
+            lease.handed_over = True
             raise
+
+    def _settle(
+        self,
+        call: Call,
+        error: BaseException,
+        attempt: Attempt | None = None,
+        value: object | UnsetType = UNSET,
+    ) -> None:
+        """End what an interrupted call left open: its claim, its attempt, its lead.
+
+        It finds out by itself what that is. Where all has ended it does nothing, so it may come
+        twice.
+        """
+        if attempt is not None and attempt.running:
+            attempt.__exit__(None, None, None)
+        ask, lease = call.asked, call.lease
+        if ask is not None and (lease is None or lease.owner != ask.owner or not lease.entered):
+            # Nothing has run.
+            if lease is not None:
+                self._leases.drop(lease)
+            background(self._tasks, partial(self._disown, ask))
+            call.asked = None
+        elif lease is not None and lease in self._leases and lease.ends_here:
+            if attempt is None or value is UNSET:
+                background(self._tasks, partial(self._record_failure, call, lease, error))
+            else:
+                again = partial(self._save_again, call, attempt, lease, value)
+                background(self._tasks, partial(self._quietly, again))
+            lease.handed_over = True
+        if lease is None or not lease.handed_over:
+            self._pass_on(call)
 
     def _quietly(self, step: Callable[[], object]) -> None:
         """Nobody is left to be told; the events tell."""
@@ -242,24 +290,28 @@ class Runner(Keeper):
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
         decision = self._verdict(call, lease, error)
-        try:
-            if lease not in self._leases:
-                recorded = False
-            elif decision == "unknown":
-                recorded = self._store.renew(call.identity, lease.owner, 0.0)
+        final = decision == "final"
+        for once_more in (True, False):
+            try:
+                if lease not in self._leases:
+                    recorded = False
+                elif decision == "unknown":
+                    recorded = self._store.renew(call.identity, lease.owner, 0.0)
+                else:
+                    recorded = self._store.fail(
+                        call.identity,
+                        lease.owner,
+                        encode_failure(error),
+                        retryable=not final,
+                        keep_fingerprint=decision != "forget",
+                        ttl=call.rules.ttl if final else call.rules.failed_ttl,
+                    )
+            except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
+                self._store_failed(lease, "fail", failure)
+                if once_more and not isinstance(failure, IdempotencyError):
+                    continue  # no error of a store's: a signal handler's does not come again
             else:
-                final = decision == "final"
-                recorded = self._store.fail(
-                    call.identity,
-                    lease.owner,
-                    encode_failure(error),
-                    retryable=not final,
-                    keep_fingerprint=decision != "forget",
-                    ttl=call.rules.ttl if final else call.rules.failed_ttl,
-                )
-        except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
-            self._store_failed(lease, "fail", failure)
-        else:
-            self._announce_failure(lease, decision, error, recorded=recorded)
+                self._announce_failure(lease, decision, error, recorded=recorded)
+            break
         self._leases.drop(lease)
         self._pass_on(call)
