@@ -165,7 +165,7 @@ class AsyncTransactionContext:
             await self._restore_quietly()
             await self._undo()
             if isinstance(error, Exception):
-                troubles.refuse_claim(error)
+                troubles.refuse_claim(error, has_lock=self._records.has_lock)
             raise
         return self._attempt
 

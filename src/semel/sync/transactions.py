@@ -159,7 +159,7 @@ class TransactionContext:
             self._restore_quietly()
             self._undo()
             if isinstance(error, Exception):
-                troubles.refuse_claim(error)
+                troubles.refuse_claim(error, has_lock=self._records.has_lock)
             raise
         return self._attempt
 

@@ -16,6 +16,7 @@ from semel.errors import (
     OutcomeUnknown,
     RetryTransaction,
     StoreError,
+    StoreUnavailable,
     ValueRejected,
 )
 
@@ -81,9 +82,14 @@ def repeat() -> RetryTransaction:
     )
 
 
-def refuse_claim(error: Exception) -> NoReturn:
-    """Raise what an error before the block means."""
+def refuse_claim(error: Exception, *, has_lock: bool = False) -> NoReturn:
+    """Raise what an error before the block means; `has_lock`: the record's own lock was held."""
     codes = set(_codes(error))
+    if has_lock and not _IN_LINE.isdisjoint(codes):
+        raise StoreUnavailable(
+            "the table of records is locked as a whole (ALTER TABLE, VACUUM FULL, a migration); "
+            "nothing was written"
+        ) from error
     if not _IN_LINE.isdisjoint(codes):
         raise ConcurrentRequest(
             "an open transaction has this key and did not end within the time that this caller "

@@ -13,6 +13,11 @@ class Records(Protocol):
     """The records of a store, as a caller's transaction reaches them."""
 
     @property
+    def has_lock(self) -> bool:
+        """Whether the record's own lock is held: who waits now waits for the whole table."""
+        ...
+
+    @property
     def verbs(self) -> Dialect:
         """The verbs of the store, fit to run inside a transaction."""
         ...

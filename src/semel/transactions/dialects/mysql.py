@@ -62,6 +62,8 @@ class _LockingTable(MySQLTable):
 class MySQLRecords:
     """The records of one table."""
 
+    has_lock = False  # the row is the lock
+
     def __init__(self, table: _LockingTable, database: str | None) -> None:
         self.verbs = MySQLVerbs(table)
         self._table = table

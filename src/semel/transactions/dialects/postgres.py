@@ -34,6 +34,7 @@ class PostgresRecords:
 
     def __init__(self, verbs: PostgresVerbs, table: str) -> None:
         self.verbs = verbs
+        self.has_lock = False
         self._hold = f"UPDATE {table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
@@ -54,7 +55,8 @@ class PostgresRecords:
         """Take the lock of the record; the end of the transaction, or undoing, gives it back."""
         number = int.from_bytes(self._digest(identity).bytes[:8], "big", signed=True)
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
-        return bool(reply.rows[0][0])
+        self.has_lock = bool(reply.rows[0][0])
+        return self.has_lock
 
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
         """Mark the attempt."""

@@ -32,6 +32,8 @@ def records(store: SQLiteStore | AsyncSQLiteStore, table: str | None) -> SQLiteR
 class SQLiteRecords:
     """The records of one table."""
 
+    has_lock = False  # there is one lock for the whole file
+
     def __init__(self, table: SQLiteTable, file: str) -> None:
         self.verbs = Verbs(table)
         self._table = table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, Final
 
 from semel.stores.sql.mysql.addresses import Address
@@ -44,6 +45,9 @@ def settings(timeout: float, *, patient: bool = True) -> str:
         # Strict: a value that does not fit is an error, never cut. And without
         # NO_BACKSLASH_ESCAPES, under which the drivers would quote bytes wrongly.
         "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', "
+        # For a table that is locked as a whole. Longer than the driver waits: the server would call
+        # it by the name of a locked row, which is waited for in another way.
+        f"lock_wait_timeout = {ceil(timeout) + 1}, "
         f"innodb_lock_wait_timeout = {lock_wait(timeout) if patient else _NO_LOCK_WAIT}"
     )
 

@@ -7,10 +7,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from psycopg.errors import LockNotAvailable
+
 from semel.errors import StoreUnavailable
 from semel.stores.sql.postgres.aio_sessions import AsyncSession
 from semel.stores.sql.postgres.aio_sources import AsyncSource
-from semel.stores.sql.postgres.errors import DRIVER_ERRORS, translate
+from semel.stores.sql.postgres.errors import (
+    DRIVER_ERRORS,
+    MigrationLocked,
+    TableLocked,
+    translate,
+)
 from semel.stores.sql.postgres.patience import Patience, concerns_all
 from semel.stores.sql.postgres.schema import READ_COMMITTED, Schema
 from semel.stores.sql.verbs import Operation, Verb
@@ -46,7 +53,7 @@ class AsyncExecutor:
     async def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table, bring it up to date and add columns; returns its version."""
         return await self._repeated(
-            lambda session: in_transaction(session, self._schema.migrate(columns)),
+            lambda session: self._migrate(session, columns),
             prepared=True,
         )
 
@@ -74,14 +81,34 @@ class AsyncExecutor:
             except DRIVER_ERRORS as error:
                 pause = patience.pause_after(error)
                 if pause is None:
-                    raise translate(patience.reason(error), self._source.place) from error
+                    reason = await self._explained(patience.reason(error), patience)
+                    raise translate(reason, self._source.place) from reason
             await asyncio.sleep(pause)
+
+    async def _explained(self, error: Exception, patience: Patience) -> Exception:
+        """Find out what a lock was on: a record is somebody's, a table is nobody's to wait for."""
+        if not isinstance(error, LockNotAvailable):
+            return error
+        try:
+            async with self._source.lend(patience) as session:
+                await in_transaction(session, self._schema.try_lock())
+        except LockNotAvailable:
+            return TableLocked("the table is locked")
+        except DRIVER_ERRORS:  # may not lock, or has gone: the first error says what it can
+            pass
+        return error
 
     async def _prepare(self, patience: Patience) -> None:
         async with self._source.lend(patience) as session:
             if not await drive(session, self._schema.check()):
-                await in_transaction(session, self._schema.migrate({}))
+                await self._migrate(session, {})
         self._prepared = True
+
+    async def _migrate(self, session: AsyncSession, columns: Mapping[str, str]) -> int:
+        try:
+            return await in_transaction(session, self._schema.migrate(columns))
+        except LockNotAvailable as locked:
+            raise MigrationLocked("another program has the lock") from locked
 
 
 async def together(session: AsyncSession, operations: Sequence[Operation[Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode
 
@@ -88,8 +88,17 @@ class AsyncpgSession:
     async def transaction(self) -> AsyncIterator[None]:
         """Open a transaction; it ends with the block."""
         with psycopgs_errors():
-            async with self._connection.transaction():
+            transaction = self._connection.transaction()
+            await transaction.start()
+            try:
                 yield
+            except BaseException:
+                # What led here must reach the caller, CancelledError above all. A connection that
+                # is closed, or breaks now, takes its transaction along.
+                with suppress(Exception):
+                    await transaction.rollback()
+                raise
+            await transaction.commit()
 
 
 class OwnAsyncpgSession(AsyncpgSession):

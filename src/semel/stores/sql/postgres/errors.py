@@ -29,6 +29,14 @@ class TimeIsUp(psycopg.OperationalError):
     """The server has not answered within the time of the call."""
 
 
+class TableLocked(psycopg.OperationalError):
+    """The whole table is locked, not one record: ALTER TABLE, VACUUM FULL and their like."""
+
+
+class MigrationLocked(psycopg.OperationalError):
+    """Another program has the lock of migrations, or locks that keep a migration out."""
+
+
 _MIGRATE = "run `semel migrate`, or the SQL files in semel/stores/sql/postgres/ddl"
 _GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE on the table and SELECT on semel_schema"
 
@@ -37,6 +45,15 @@ _POOL = "no connection to {place} was free in time; give the pool a higher max_s
 _QUEUE = "too many callers wait for a connection to {place}"
 _SILENT = "{place} did not answer in time; what was asked may still happen"
 _SLOW = "{place} took too long and was stopped (statement_timeout); nothing was written"
+_CANCELLED = "{place}: {text}; nothing was written"
+_TABLE_LOCKED = (
+    "the table of records in {place} is locked as a whole (ALTER TABLE, VACUUM FULL, a migration); "
+    "nothing was written"
+)
+_MIGRATING = (
+    "another program is migrating the tables in {place}, or keeps locks on them, and takes long; "
+    "nothing was changed"
+)
 _LOCKED = "an open transaction in {place} has this record locked; nothing was written"
 _REPLICA = "{place} takes no writes; name the primary, or add target_session_attrs=read-write"
 _DISK = "the disk of {place} is full; make room there"
@@ -55,7 +72,8 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (PoolTimeout, StoreUnavailable, _POOL),
     (TooManyRequests, StoreUnavailable, _QUEUE),
     (TimeIsUp, StoreUnavailable, _SILENT),
-    (sql.QueryCanceled, StoreUnavailable, _SLOW),
+    (TableLocked, StoreUnavailable, _TABLE_LOCKED),
+    (MigrationLocked, StoreUnavailable, _MIGRATING),
     (sql.LockNotAvailable, RecordLocked, _LOCKED),
     (sql.ReadOnlySqlTransaction, StoreUnavailable, _REPLICA),
     (sql.DiskFull, StoreFull, _DISK),
@@ -103,6 +121,10 @@ def is_hopeless(error: BaseException) -> bool:
 def translate(error: Exception, place: str) -> IdempotencyError:
     """Make an error of ours that names the database."""
     text = _first_line(error)
+    if isinstance(error, sql.QueryCanceled):
+        # Its own limit and an administrator (pg_cancel_backend) differ in the words alone.
+        message = _SLOW if "statement timeout" in text else _CANCELLED
+        return StoreUnavailable(message.format(place=place, text=text))
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
             return ours(message.format(place=place, text=text))

@@ -11,8 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from psycopg.errors import LockNotAvailable
+
 from semel.errors import StoreUnavailable
-from semel.stores.sql.postgres.errors import DRIVER_ERRORS, translate
+from semel.stores.sql.postgres.errors import (
+    DRIVER_ERRORS,
+    MigrationLocked,
+    TableLocked,
+    translate,
+)
 from semel.stores.sql.postgres.patience import Patience, concerns_all
 from semel.stores.sql.postgres.schema import READ_COMMITTED, Schema
 from semel.stores.sql.postgres.sessions import Session
@@ -50,7 +57,7 @@ class Executor:
     def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table, bring it up to date and add columns; returns its version."""
         return self._repeated(
-            lambda session: in_transaction(session, self._schema.migrate(columns)),
+            lambda session: self._migrate(session, columns),
             prepared=True,
         )
 
@@ -76,14 +83,34 @@ class Executor:
             except DRIVER_ERRORS as error:
                 pause = patience.pause_after(error)
                 if pause is None:
-                    raise translate(patience.reason(error), self._source.place) from error
+                    reason = self._explained(patience.reason(error), patience)
+                    raise translate(reason, self._source.place) from reason
             time.sleep(pause)
+
+    def _explained(self, error: Exception, patience: Patience) -> Exception:
+        """Find out what a lock was on: a record is somebody's, a table is nobody's to wait for."""
+        if not isinstance(error, LockNotAvailable):
+            return error
+        try:
+            with self._source.lend(patience) as session:
+                in_transaction(session, self._schema.try_lock())
+        except LockNotAvailable:
+            return TableLocked("the table is locked")
+        except DRIVER_ERRORS:  # may not lock, or has gone: the first error says what it can
+            pass
+        return error
 
     def _prepare(self, patience: Patience) -> None:
         with self._source.lend(patience) as session:
             if not drive(session, self._schema.check()):
-                in_transaction(session, self._schema.migrate({}))
+                self._migrate(session, {})
         self._prepared = True
+
+    def _migrate(self, session: Session, columns: Mapping[str, str]) -> int:
+        try:
+            return in_transaction(session, self._schema.migrate(columns))
+        except LockNotAvailable as locked:
+            raise MigrationLocked("another program has the lock") from locked
 
 
 def together(session: Session, operations: Sequence[Operation[Any]]) -> list[Any]:

@@ -20,7 +20,12 @@ from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 
 from semel.errors import StoreUnavailable
 from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.postgres.errors import TimeIsUp, is_hopeless
+from semel.stores.sql.postgres.errors import (
+    MigrationLocked,
+    TableLocked,
+    TimeIsUp,
+    is_hopeless,
+)
 
 MOST_REPEATS: Final = 12
 """Of what was undone. A lost server is looked for as often as there is time to."""
@@ -34,7 +39,14 @@ A unique violation is one of them: the index on the key can notice a row that wa
 same moment before `ON CONFLICT`, which watches the digest, does.
 """
 
-_NOT_THE_CONNECTION: Final = (TimeIsUp, PoolTimeout, PoolClosed, TooManyRequests)
+_NOT_THE_CONNECTION: Final = (
+    TimeIsUp,
+    TableLocked,
+    MigrationLocked,
+    PoolTimeout,
+    PoolClosed,
+    TooManyRequests,
+)
 _GOING_DOWN: Final = (sql.AdminShutdown, sql.CrashShutdown, sql.CannotConnectNow)
 BECAME_REPLICA: Final = sql.ReadOnlySqlTransaction
 """After a failover, a connection may be left with the server that is no longer the primary."""

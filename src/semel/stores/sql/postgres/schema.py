@@ -84,6 +84,13 @@ class Schema:
             yield _change(f'ALTER TABLE {self.table} ADD COLUMN IF NOT EXISTS "{name}" {kind}')
         return MIGRATIONS[-1].version
 
+    def try_lock(self) -> Verb[None]:
+        """Lock the table as every write does, and fail at once if that cannot be; in a transaction.
+
+        Tells a locked table from a locked record, to which the server gives one and the same error.
+        """
+        yield _change(f"LOCK TABLE {self.table} IN ROW EXCLUSIVE MODE NOWAIT")
+
     def script(self) -> str:
         """Write everything that `migrate` runs, for a person to read and run."""
         place = [] if self._schema is None else [f'SET search_path TO "{self._schema}"']
