@@ -81,8 +81,9 @@ _NO_ENTRY: Final = _REFUSED | {
 }
 """No connection can be had."""
 
-_UNREACHABLE: Final = frozenset({2002, 2003, 2005})
-"""Nobody answers there: the server is down, and may be starting again."""
+_UNREACHABLE: Final = frozenset({2002, 2003, 2005, 1040, 1203, 1226})
+"""Nobody answers there: the server is down, and may be starting again. Or it has no connection left
+to give, and one of ours may become idle."""
 
 _SAYS: Final = _NO_ENTRY | {
     1205: "has the record locked by another transaction",

@@ -81,19 +81,22 @@ class MySQLStore(SQLStore):
     ) -> None:
         setup = _setup(url, connect, threads.connector, prefix, timeout, **options)
         pool = threads.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
+        batches = self._hurried(setup, BATCH_CONNECTIONS)
+        renewals = self._hurried(setup, RENEWAL_CONNECTIONS)
+        # Not those of renewals: nothing else may keep them busy.
+        pool.spares, batches.spares, renewals.spares = (batches,), (pool,), (pool, batches)
         self._database = setup.database
         self._schema = setup.schema
         self._mysql = threads.Executor(pool, setup.timeout, setup.schema)
         self._together = Together(
             setup.verbs,
-            self._hurried(setup, BATCH_CONNECTIONS),
-            self._hurried(setup, RENEWAL_CONNECTIONS),
+            threads.Executor(batches, setup.timeout, setup.schema),
+            threads.Executor(renewals, setup.timeout, setup.schema),
         )
         super().__init__(setup.verbs, self._mysql)
 
-    def _hurried(self, setup: _Setup[threads.Connect], size: int) -> threads.Executor:
-        pool = threads.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
-        return threads.Executor(pool, setup.timeout, setup.schema)
+    def _hurried(self, setup: _Setup[threads.Connect], size: int) -> threads.Pool:
+        return threads.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each, in one statement as far as that goes."""
@@ -143,13 +146,17 @@ class AsyncMySQLStore(AsyncSQLStore):
     ) -> None:
         setup = _setup(url, connect, tasks.connector, prefix, timeout, **options)
         pool = tasks.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
+        batches = self._hurried(setup, BATCH_CONNECTIONS)
+        renewals = self._hurried(setup, RENEWAL_CONNECTIONS)
+        # Not those of renewals: nothing else may keep them busy.
+        pool.spares, batches.spares, renewals.spares = (batches,), (pool,), (pool, batches)
         self._database = setup.database
         self._schema = setup.schema
         self._mysql = tasks.Executor(pool, setup.timeout, setup.schema)
         self._together = AsyncTogether(
             setup.verbs,
-            self._hurried(setup, BATCH_CONNECTIONS),
-            self._hurried(setup, RENEWAL_CONNECTIONS),
+            tasks.Executor(batches, setup.timeout, setup.schema),
+            tasks.Executor(renewals, setup.timeout, setup.schema),
         )
         super().__init__(setup.verbs, self._mysql)
         one_by_one = AsyncSQLStore(setup.verbs, self._mysql)
@@ -158,9 +165,8 @@ class AsyncMySQLStore(AsyncSQLStore):
         )
         self._single: Single = self._batcher or one_by_one
 
-    def _hurried(self, setup: _Setup[tasks.Connect], size: int) -> tasks.Executor:
-        pool = tasks.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
-        return tasks.Executor(pool, setup.timeout, setup.schema)
+    def _hurried(self, setup: _Setup[tasks.Connect], size: int) -> tasks.Pool:
+        return tasks.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation, together with those who ask at the same time."""

@@ -48,10 +48,18 @@ class Pool:
     """At most `size` connections, opened when they are needed."""
 
     def __init__(
-        self, connect: Connect, place: str, timeout: float, size: int, *, patient: bool = True
+        self,
+        connect: Connect,
+        place: str,
+        timeout: float,
+        size: int,
+        *,
+        patient: bool = True,
     ) -> None:
         """`patient`: whether a statement waits for a lock, and is sent again if in vain."""
         self.place = place
+        self.spares: Sequence[Pool] = ()
+        """They lend an idle connection when this pool cannot open one of its own."""
         self.patient = patient
         self._connect = connect
         self._timeout = timeout
@@ -86,6 +94,13 @@ class Pool:
         except BaseException:
             self._seats.release()
             raise
+
+    async def take_open(self) -> Connection | None:
+        """Give a connection that is open and that nobody uses, if there is one."""
+        if not self._idle or self._seats.locked():
+            return None
+        await self._seats.acquire()  # one is free: it is not waited for
+        return self._idle.pop()
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back that is fit for the next caller."""
@@ -139,6 +154,8 @@ class _Line:
 
     def __init__(self, pool: Pool, effort: Effort) -> None:
         self._pool = pool
+        self._lender = pool
+        """The pool that the connection goes back to."""
         self._effort = effort
         self._connection: Connection | None = None
         self._size_lost = 0
@@ -169,7 +186,7 @@ class _Line:
     async def _send(self, statement: Statement) -> Reply:
         self._effort.check()
         if self._connection is None:
-            self._connection = await self._pool.take(self._effort.remaining)
+            self._connection = await self._take()
         try:
             async with asyncio.timeout(self._effort.timeout):
                 if isinstance(statement, Bulk):
@@ -181,19 +198,34 @@ class _Line:
             if code_of(error) is None or is_lost(error):
                 self.drop()  # cancelled or lost: what comes next on it may be an old answer
             if is_lost(error):
-                self._pool.close_idle()  # a server that went away took all of them along
+                self._lender.close_idle()  # a server that went away took all of them along
+            raise
+
+    async def _take(self) -> Connection:
+        self._lender = self._pool
+        try:
+            return await self._pool.take(self._effort.remaining)
+        except StoreUnavailable:  # the pool's own word: nothing was opened
+            raise
+        except Exception:
+            # The server may have no connection left to give, and one that is open may be idle.
+            for spare in self._pool.spares:
+                connection = await spare.take_open()
+                if connection is not None:
+                    self._lender = spare
+                    return connection
             raise
 
     def drop(self) -> None:
         """Close the connection; the next statement opens another."""
         if self._connection is not None:
-            self._pool.drop(self._connection)
+            self._lender.drop(self._connection)
             self._connection = None
 
     def end(self) -> None:
         """Give the connection back."""
         if self._connection is not None:
-            self._pool.give_back(self._connection)
+            self._lender.give_back(self._connection)
             self._connection = None
 
 

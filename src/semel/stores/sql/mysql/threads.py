@@ -43,10 +43,18 @@ class Pool:
     """At most `size` connections, opened when they are needed."""
 
     def __init__(
-        self, connect: Connect, place: str, timeout: float, size: int, *, patient: bool = True
+        self,
+        connect: Connect,
+        place: str,
+        timeout: float,
+        size: int,
+        *,
+        patient: bool = True,
     ) -> None:
         """`patient`: whether a statement waits for a lock, and is sent again if in vain."""
         self.place = place
+        self.spares: Sequence[Pool] = ()
+        """They lend an idle connection when this pool cannot open one of its own."""
         self.patient = patient
         self._connect = connect
         self._settings = settings(timeout, patient=patient)
@@ -74,6 +82,14 @@ class Pool:
         except BaseException:
             self._seats.release()
             raise
+
+    def take_open(self) -> Connection | None:
+        """Give a connection that is open and that nobody uses, if there is one."""
+        if self._seats.acquire(blocking=False):
+            with contextlib.suppress(IndexError):
+                return self._idle.pop()
+            self._seats.release()
+        return None
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back that is fit for the next caller."""
@@ -123,6 +139,8 @@ class _Line:
 
     def __init__(self, pool: Pool, effort: Effort) -> None:
         self._pool = pool
+        self._lender = pool
+        """The pool that the connection goes back to."""
         self._effort = effort
         self._connection: Connection | None = None
         self._size_lost = 0
@@ -153,7 +171,7 @@ class _Line:
     def _send(self, statement: Statement) -> Reply:
         self._effort.check()
         if self._connection is None:
-            self._connection = self._pool.take(self._effort.remaining)
+            self._connection = self._take()
         try:
             return send(self._connection, statement)
         except BaseException as error:
@@ -162,19 +180,34 @@ class _Line:
             if code_of(error) is None or is_lost(error):
                 self.drop()  # interrupted or lost: what comes next on it may be an old answer
             if is_lost(error):
-                self._pool.close_idle()  # a server that went away took all of them along
+                self._lender.close_idle()  # a server that went away took all of them along
+            raise
+
+    def _take(self) -> Connection:
+        self._lender = self._pool
+        try:
+            return self._pool.take(self._effort.remaining)
+        except StoreUnavailable:  # the pool's own word: nothing was opened
+            raise
+        except Exception:
+            # The server may have no connection left to give, and one that is open may be idle.
+            for spare in self._pool.spares:
+                connection = spare.take_open()
+                if connection is not None:
+                    self._lender = spare
+                    return connection
             raise
 
     def drop(self) -> None:
         """Close the connection; the next statement opens another."""
         if self._connection is not None:
-            self._pool.drop(self._connection)
+            self._lender.drop(self._connection)
             self._connection = None
 
     def end(self) -> None:
         """Give the connection back."""
         if self._connection is not None:
-            self._pool.give_back(self._connection)
+            self._lender.give_back(self._connection)
             self._connection = None
 
 

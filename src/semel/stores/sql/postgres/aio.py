@@ -74,8 +74,9 @@ class AsyncPostgresStore(AsyncSQLStore):
         else:
             own = settings(str(url), options, seconds)
             connect = quickest(own, columns)
-            source = AsyncOwnPool(own, connect)
-            reserved = AsyncOwnPool(own.for_renewals(), connect)
+            pool_of_calls = AsyncOwnPool(own, connect)
+            source = pool_of_calls
+            reserved = AsyncOwnPool(own.for_renewals(), connect, spare=pool_of_calls)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = AsyncExecutor(source, self._schema, seconds)
         self._wakeups = AsyncPostgresWakeups(own, source.place)

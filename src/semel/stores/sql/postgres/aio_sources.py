@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol, TypeAlias
 
+import psycopg
+
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.loops import only_loop
@@ -44,8 +46,12 @@ class AsyncOwnPool:
     cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
     """
 
-    def __init__(self, settings: Settings, connect: Connect) -> None:
+    def __init__(
+        self, settings: Settings, connect: Connect, spare: AsyncOwnPool | None = None
+    ) -> None:
+        """`spare` lends an idle connection when this pool cannot open one of its own."""
         self.place = settings.place
+        self.spare = spare
         self._settings = settings
         self._connect = connect
         self._closed = False
@@ -71,6 +77,21 @@ class AsyncOwnPool:
             self._leave_seat()
             raise
         session.end_waits_at(patience.deadline)
+        return session
+
+    async def take_open(self, patience: Patience) -> OwnAsyncSession | None:
+        """Take a connection out, if one is open that nobody uses."""
+        if self._seats.locked():
+            return None
+        await self._seats.acquire()  # one is free: it is not waited for
+        session = None
+        try:
+            session = await self._take()
+        finally:
+            if session is None:
+                self._leave_seat()
+            else:
+                session.end_waits_at(patience.deadline)
         return session
 
     async def give_back(self, session: OwnAsyncSession) -> None:
@@ -147,8 +168,21 @@ class AsyncLoan:
         self._patience = patience
 
     async def __aenter__(self) -> AsyncSession:
-        self._session = await self._pool.take(self._patience)
+        try:
+            self._session = await self._pool.take(self._patience)
+        except psycopg.Error:
+            # The server may have no connection left to give, and one that is open may be idle.
+            if not await self._borrow():
+                raise
         return self._session
+
+    async def _borrow(self) -> bool:
+        pool = self._pool.spare
+        session = None if pool is None else await pool.take_open(self._patience)
+        if pool is None or session is None:
+            return False
+        self._pool, self._session = pool, session
+        return True
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, BECAME_REPLICA):

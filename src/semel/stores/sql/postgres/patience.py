@@ -48,6 +48,8 @@ _NOT_THE_CONNECTION: Final = (
     TooManyRequests,
 )
 _GOING_DOWN: Final = (sql.AdminShutdown, sql.CrashShutdown, sql.CannotConnectNow)
+_CROWDED: Final = sql.TooManyConnections
+"""Only asyncpg gives the code: libpq tells of a refused connection in words."""
 BECAME_REPLICA: Final = sql.ReadOnlySqlTransaction
 """After a failover, a connection may be left with the server that is no longer the primary."""
 
@@ -56,7 +58,7 @@ def is_lost(error: BaseException) -> bool:
     """Whether the connection, not the statement, was the trouble."""
     if isinstance(error, _NOT_THE_CONNECTION) or is_hopeless(error):
         return False
-    return isinstance(error, (*_GOING_DOWN, BECAME_REPLICA)) or (
+    return isinstance(error, (*_GOING_DOWN, _CROWDED, BECAME_REPLICA)) or (
         # The client's own errors have no code of the server.
         isinstance(error, psycopg.OperationalError)
         and (error.sqlstate is None or error.sqlstate.startswith("08"))

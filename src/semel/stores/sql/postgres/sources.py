@@ -66,8 +66,10 @@ class OwnPool:
     cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
     """
 
-    def __init__(self, settings: Settings, connect: Connect) -> None:
+    def __init__(self, settings: Settings, connect: Connect, spare: OwnPool | None = None) -> None:
+        """`spare` lends an idle connection when this pool cannot open one of its own."""
         self.place = settings.place
+        self.spare = spare
         self._settings = settings
         self._connect = connect
         self._closed = False
@@ -95,6 +97,22 @@ class OwnPool:
             self._leave_seat()
             raise
         session.end_waits_at(patience.deadline)
+        return session
+
+    def take_open(self, patience: Patience) -> OwnSession | None:
+        """Take a connection out, if one is open that nobody uses."""
+        try:
+            self._seats.get_nowait()
+        except Empty:
+            return None
+        session = None
+        try:
+            session = self._take()
+        finally:
+            if session is None:
+                self._leave_seat()
+            else:
+                session.end_waits_at(patience.deadline)
         return session
 
     def give_back(self, session: OwnSession) -> None:
@@ -166,8 +184,21 @@ class Loan:
         self._patience = patience
 
     def __enter__(self) -> Session:
-        self._session = self._pool.take(self._patience)
+        try:
+            self._session = self._pool.take(self._patience)
+        except psycopg.Error:
+            # The server may have no connection left to give, and one that is open may be idle.
+            if not self._borrow():
+                raise
         return self._session
+
+    def _borrow(self) -> bool:
+        pool = self._pool.spare
+        session = None if pool is None else pool.take_open(self._patience)
+        if pool is None or session is None:
+            return False
+        self._pool, self._session = pool, session
+        return True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, BECAME_REPLICA):

@@ -71,8 +71,9 @@ class PostgresStore(SQLStore):
         else:
             own = settings(str(url), options, seconds)
             connect = quickest(columns)
-            source = OwnPool(own, connect)
-            reserved = OwnPool(own.for_renewals(), connect)
+            pool_of_calls = OwnPool(own, connect)
+            source = pool_of_calls
+            reserved = OwnPool(own.for_renewals(), connect, spare=pool_of_calls)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = Executor(source, self._schema, seconds)
         self._wakeups = PostgresWakeups(own, source.place)
