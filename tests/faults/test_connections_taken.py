@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from engines.facade import PATIENCE, Driven, Effect, World, never, wait_until
-from semel import ConcurrentRequest, Policy, events, open_async_store, open_store
+from semel import ConcurrentRequest, Policy, StoreUnavailable, events, open_async_store, open_store
 from semel.core.records import RenewRequest
 from semel.stores.sql.mysql.effort import Effort
 from semel.stores.sql.postgres.patience import Patience
@@ -142,6 +142,19 @@ def test_a_renewal_waits_for_the_only_connection_while_a_call_uses_it(kind, serv
             assert saving.result(PATIENCE) is True
             assert renewing.result(PATIENCE) == [True]
         ask_store(store.close)
+
+
+@fault(51)
+@pytest.mark.parametrize("server", [postgres, mariadb], ids=["postgres", "mysql"])
+def test_without_any_open_connection_a_renewal_fails_and_says_why(kind, server):
+    opened = open_store if kind == "threads" else open_async_store
+    with server() as crowded, World(kind, crowded.url) as world, crowded.full():
+        store = opened(crowded.url, timeout=1)
+        renewal = RenewRequest(identity("k"), OWNER, 60.0)
+        [answer] = world.kind.finish(store.renew_many, [renewal])
+        assert isinstance(answer, StoreUnavailable)
+        assert "no connection left" in str(answer)
+        world.kind.finish(store.close)
 
 
 def spy_on_pauses(monkeypatch) -> list[Exception]:

@@ -1,7 +1,9 @@
 """SQLAlchemy 2: Session and Connection, AsyncSession and AsyncConnection.
 
 Savepoints are SQLAlchemy's own, because a Session has to know which of its objects went with one.
-The statements go to the driver's connection underneath: each driver's ways are known already.
+The statements go to the driver's connection underneath: each driver's ways are known already. So a
+statement that is interrupted (a cancelled task, a signal) is ours to report: SQLAlchemy closes the
+connection, as it does after its own statements. An answer may still come on it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ class SQLAlchemyLink:
         given = self._given
         if not given.in_transaction():
             raise no_transaction("use `with session.begin():` around it")
-        core = given if _is_core(given) else given.connection()
+        self._core = core = given if _is_core(given) else given.connection()
         self._driver = families.link_to(core.connection.driver_connection, asynchronous=False)
         if isinstance(self._driver, SQLiteLink):
-            self._driver.ensure()
+            try:
+                self._driver.ensure()
+            except BaseException as error:
+                self._close_if_interrupted(error)
+                raise
         if not self._driver.joins():
             raise no_transaction(_AUTOCOMMIT)
         self._nested: Any = given.begin_nested()
@@ -49,8 +55,16 @@ class SQLAlchemyLink:
 
     def execute(self, statement: Statement) -> Reply:
         """Run one statement on the driver's connection."""
-        _check(self._nested)
-        return self._driver.execute(statement)
+        _check(self._nested, self._core)
+        try:
+            return self._driver.execute(statement)
+        except BaseException as error:
+            self._close_if_interrupted(error)
+            raise
+
+    def _close_if_interrupted(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            self._core.invalidate()
 
 
 class AsyncSQLAlchemyLink:
@@ -65,11 +79,15 @@ class AsyncSQLAlchemyLink:
         given = self._given
         if not given.in_transaction():
             raise no_transaction("use `async with session.begin():` around it")
-        core = given if _is_core(given) else await given.connection()
+        self._core = core = given if _is_core(given) else await given.connection()
         raw = (await core.get_raw_connection()).driver_connection
         self._driver = families.link_to(raw, asynchronous=True)
         if isinstance(self._driver, AsyncSQLiteLink):
-            await self._driver.ensure()
+            try:
+                await self._driver.ensure()
+            except BaseException as error:
+                await self._close_if_interrupted(error)
+                raise
         if not self._driver.joins():
             raise no_transaction(_AUTOCOMMIT)
         self._nested: Any = await given.begin_nested()
@@ -84,13 +102,21 @@ class AsyncSQLAlchemyLink:
 
     async def execute(self, statement: Statement) -> Reply:
         """Run one statement on the driver's connection."""
-        _check(self._nested)
-        return await self._driver.execute(statement)
+        _check(self._nested, self._core)
+        try:
+            return await self._driver.execute(statement)
+        except BaseException as error:
+            await self._close_if_interrupted(error)
+            raise
+
+    async def _close_if_interrupted(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            await self._core.invalidate()
 
 
-def _check(nested: Any) -> None:
+def _check(nested: Any, core: Any) -> None:
     # After a commit the driver's connection may be another caller's already, by way of the pool.
-    if not nested.is_active:
+    if not nested.is_active or core.invalidated:
         raise troubles.ended()
 
 
