@@ -146,6 +146,31 @@ class PayloadIsAlwaysErased(DictStore):
         return super().fail(identity, owner, error, **terms | {"keep_fingerprint": False})
 
 
+class AClaimThatNeverRanCounts(DictStore):
+    def fail(self, identity, owner, error, **terms):
+        return super().fail(identity, owner, error, **terms | {"ran": True})
+
+
+class ANumberIsGivenBackTwice(DictStore):
+    def fail(self, identity, owner, error, **terms):
+        ended = self._records[identity].state is State.FAILED
+        answer = super().fail(identity, owner, error, **terms)
+        if answer and ended and not terms["ran"]:
+            record = self._records[identity]
+            self._records[identity] = replace(record, number=record.number - 1)
+        return answer
+
+
+class AReplacementIsCountedOn(DictStore):
+    def claim(self, ask):
+        before = self._records.get(ask.identity)
+        answer = super().claim(ask)
+        if isinstance(answer, Claimed) and before is not None and answer.number == 1:
+            answer = replace(answer, number=before.number + 1)
+            self._records[ask.identity] = replace(self._records[ask.identity], number=answer.number)
+        return answer
+
+
 class IdentitiesAreJoined(DictStore):
     def claim(self, ask):
         identity = Identity("", f"{ask.identity.scope}:{ask.identity.key}")

@@ -55,6 +55,7 @@ class DictStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         def law(record: Record | None, now: float) -> Record | None:
             return judge.fail(
@@ -64,6 +65,7 @@ class DictStore:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
                 now=now,
             )
 

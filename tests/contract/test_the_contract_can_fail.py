@@ -67,6 +67,12 @@ CAUGHT_BY = [
         broken.PayloadIsAlwaysErased,
         "test_mismatch_comes_before_a_retry_that_would_be_allowed",
     ),
+    (broken.AClaimThatNeverRanCounts, "test_a_claim_that_never_ran_gives_its_number_back"),
+    (
+        broken.ANumberIsGivenBackTwice,
+        "test_a_number_is_given_back_once_however_often_that_is_sent",
+    ),
+    (broken.AReplacementIsCountedOn, "test_the_attempts_of_a_replaced_payload_do_not_count"),
     (broken.IdentitiesAreJoined, "test_two_identities_never_meet"),
     (broken.CaseIsIgnored, "test_two_identities_never_meet"),
     (broken.EmptyResultIsLost, "test_a_result_comes_back_as_it_went_in"),

@@ -91,6 +91,23 @@ class Effect:
         return self.result
 
 
+class Gate:
+    """Where somebody is held up until the test says so."""
+
+    def __init__(self) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self._reached.set()
+        assert self._open.wait(PATIENCE), "it was never opened"
+
+    def wait(self) -> None:
+        assert self._reached.wait(PATIENCE), "nothing came"
+
+    def open(self) -> None:
+        self._open.set()
+
+
 class Steered(FaultyStore):
     """A faulty store whose next call of a verb can be held up."""
 
@@ -184,6 +201,30 @@ class Driven:
     def told(self, kind: type) -> list[Any]:
         """The events of this kind so far."""
         return [event for event in tuple(self.events) if isinstance(event, kind)]
+
+
+def held_up(engine: Driven, verb: str) -> Gate:
+    """Hold the next answer to a command up, after the store has applied it."""
+    gate, store = Gate(), engine.store.store
+    apply = getattr(store, verb)
+
+    if isinstance(engine.engine, AsyncIdempotency):
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            answer = await apply(*args, **kwargs)
+            delattr(store, verb)
+            await asyncio.to_thread(gate)
+            return answer
+    else:
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            answer = apply(*args, **kwargs)
+            delattr(store, verb)
+            gate()
+            return answer
+
+    setattr(store, verb, slow)
+    return gate
 
 
 class Threads:

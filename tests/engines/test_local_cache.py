@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from engines.facade import never, wait_until
-from semel import DuplicateRequest, PayloadMismatch, Policy, PreviousFailure, events
+from engines.facade import MANY, PATIENCE, held_up, never, wait_until
+from semel import (
+    DuplicateRequest,
+    LeaseLost,
+    PayloadMismatch,
+    Policy,
+    PreviousFailure,
+    State,
+    WaitTimeout,
+    events,
+)
+from semel.core.records import Identity
+from semel.testing import Refuse
 
 
 @pytest.fixture
@@ -106,6 +117,57 @@ def test_a_replay_while_marks_are_being_deleted_is_not_remembered(idem):
     idem.store.before["forget_many"] = lambda: idem.execute("k", never)
     idem._kind.finish(idem.engine.marks.delete_many, ["k"])
     assert idem.execute("k", lambda: 2) == 2
+
+
+@pytest.mark.parametrize("verb", ["claim", "complete"])
+def test_an_answer_that_was_under_way_when_it_was_forgotten_is_not_remembered(
+    memory_world, idem, verb
+):
+    if verb == "claim":
+        memory_world.engine().execute("k", lambda: "forgotten")
+    on_its_way = held_up(idem, verb)
+    call = idem.start("k", lambda: "forgotten")
+    on_its_way.wait()
+    assert idem.forget("k") is True
+    on_its_way.open()
+    assert call.result(PATIENCE) == "forgotten"
+    assert idem.execute("k", lambda: "new") == "new"
+
+
+@pytest.mark.parametrize("answer", ["refused", "lost", "not yet known"])
+def test_a_result_is_cached_only_after_the_store_has_agreed(memory_world, idem, answer):
+    """What runs elsewhere meanwhile is the truth: a result that was not taken is nobody's."""
+    other = memory_world.engine()
+
+    def work():
+        if answer == "refused":
+            assert other.forget("k")
+            assert other.execute("k", lambda: "theirs") == "theirs"
+        else:
+            idem.store.inject("complete", Refuse(), times=MANY)
+        return "mine"
+
+    if answer == "refused":
+        with pytest.raises(LeaseLost):
+            idem.execute("k", work)
+        assert idem.execute("k", never) == "theirs"
+        return
+    if answer == "lost":
+        assert idem.execute("k", work) == "mine"  # the effect is done, and saved by the timer
+    else:
+        saving = idem.start("k", work)
+        wait_until(lambda: idem.store.fired("complete"))
+    asked_before = asked(idem)
+    with pytest.raises(WaitTimeout):
+        # By a policy of its own: it neither shares nor waits long.
+        idem.execute("k", never, policy=Policy(wait_timeout=0.01))
+    assert idem.engine._cache.get(Identity("default", "k"), None, 0.0) is None
+    assert asked(idem) >= asked_before
+    idem.store.heal()
+    if answer == "not yet known":
+        assert saving.result(PATIENCE) == "mine"
+    wait_until(lambda: idem.peek("k").state is State.SUCCEEDED)
+    assert idem.execute("k", never) == "mine"
 
 
 def test_it_is_bounded_and_the_least_recently_used_goes(idem):

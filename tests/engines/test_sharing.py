@@ -10,7 +10,17 @@ import time
 
 import pytest
 
-from engines.facade import MANY, PATIENCE, Effect, Stop, World, never, until, wait_until
+from engines.facade import (
+    MANY,
+    PATIENCE,
+    Effect,
+    Stop,
+    World,
+    held_up,
+    never,
+    until,
+    wait_until,
+)
 from semel import (
     AsyncIdempotency,
     ConcurrentRequest,
@@ -23,10 +33,10 @@ from semel import (
     events,
 )
 from semel._mirror import tasks, threads
-from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
+from semel._mirror.seats import LEAD, Forgets, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from semel.testing import Refuse
+from semel.testing import LoseReply, Refuse
 
 
 @pytest.fixture
@@ -451,3 +461,61 @@ def test_seats_are_served_in_the_order_they_were_taken(world):
     for call in (leader, *waiting):
         assert isinstance(call.exception(PATIENCE), ValueError)
     assert served == {number: number for number in range(10)}
+
+
+@pytest.mark.parametrize("by", ["forget", "marks", "another engine"])
+def test_what_was_forgotten_is_not_shared_with_a_call_that_comes_after(world, by):
+    engine = world.engine()
+    saved = held_up(engine, "complete")
+    first = engine.start("k", lambda: "forgotten")
+    saved.wait()
+    follower = attached(engine, 1)[0]
+    if by == "forget":
+        assert engine.forget("k")
+    elif by == "marks":
+        assert engine._kind.finish(engine.engine.marks.delete, "k")
+    else:
+        assert world.engine_on(engine.store).forget("k")
+    after = engine.start("k", lambda: "new")
+    assert after.result(PATIENCE) == "new"
+    saved.open()
+    # Those that asked before it was forgotten may still have it.
+    assert [call.result(PATIENCE) for call in (first, follower)] == ["forgotten"] * 2
+    assert engine.execute("k", never) == "new"
+
+
+def test_calls_after_a_forget_share_one_execution_again(world):
+    engine, effect = world.engine(), Effect("new")
+    engine.execute("k", lambda: "old")
+    engine.forget("k")
+    first = running(engine, effect)
+    others = attached(engine, 5)
+    effect.release()
+    assert {call.result(PATIENCE) for call in (first, *others)} == {"new"}
+
+
+def test_more_identities_are_forgotten_than_are_remembered_one_by_one(monkeypatch):
+    monkeypatch.setattr("semel._mirror.seats.REMEMBERED_FORGETS", 2)
+    forgets = Forgets()
+    assert not forgets.any
+    seen = {key: forgets.generation(key) for key in "abcd"}
+    for key in "abc":
+        forgets.add(key)
+        assert forgets.generation(key) != seen[key]
+        seen[key] = forgets.generation(key)
+    assert forgets.any
+    # Nobody shares too much: a generation may change too often, never too seldom.
+    assert all(forgets.generation(key) >= seen[key] for key in "abcd")
+    assert len(forgets._known[0]) <= 2
+
+
+def test_a_lost_lease_does_not_say_that_nothing_was_stored(world):
+    engine = world.engine()
+    saved = held_up(engine, "complete")
+    engine.store.inject("complete", LoseReply())
+    call = engine.start("k", lambda: 1)
+    saved.wait()
+    engine.forget("k")
+    saved.open()
+    with pytest.raises(LeaseLost, match="its result is not kept"):
+        call.result(PATIENCE)

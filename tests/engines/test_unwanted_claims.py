@@ -8,18 +8,42 @@ import time
 import pytest
 
 from engines.facade import MANY, Effect, never, wait_until
-from semel import AsyncIdempotency, Policy, State, StoreUnavailable, current_attempt, events
-from semel.core.records import ClaimRequest, Encoded, Identity
+from semel import (
+    AsyncIdempotency,
+    AttemptsExhausted,
+    PayloadMismatch,
+    Policy,
+    State,
+    StoreUnavailable,
+    current_attempt,
+    events,
+)
+from semel.core.leases import DOUBT_ROUNDS
+from semel.core.records import Claimed, ClaimRequest, Encoded, Identity
 from semel.stores.memory import AsyncMemoryStore
-from semel.testing import Delay, Refuse
+from semel.testing import Delay, LoseReply, Refuse
 
 LOOSE = Policy(mismatch="replace")
 HELD = Policy(abandoned="hold")
+NOT_DONE = Policy(abandoned="hold", not_done=ValueError, lease=60)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """The store is asked for a doubtful claim again and again, for half a minute: here faster."""
+    monkeypatch.setattr("semel.core.leases.SLOWEST_RETRY", 0.02)
 
 
 def refuse_a_claim(engine, key, **options):
     """Let a claim fail in a way that leaves open whether it was applied."""
     engine.store.inject("claim", Refuse())
+    with pytest.raises(StoreUnavailable):
+        engine.execute(key, never, **options)
+
+
+def refuse_a_reply(engine, key, **options):
+    """Let a claim be applied, and its caller end without knowing."""
+    engine.store.inject("claim", LoseReply())
     with pytest.raises(StoreUnavailable):
         engine.execute(key, never, **options)
 
@@ -58,18 +82,106 @@ def test_a_cancelled_claim_is_given_back_once_the_store_is_there_again(memory_wo
     engine = memory_world.engine()
     engine.store.inject("fail", Refuse())
 
-    class Interrupted(BaseException):
-        pass
-
-    def interrupt():
-        raise Interrupted
-
     engine.store.before["claim"] = interrupt
     with pytest.raises(Interrupted):
         engine.execute("k", never, policy=HELD)
     wait_until(lambda: engine.store.fired("fail"))
     wait_until(lambda: engine.peek("k").state is State.FAILED)
     assert engine.execute("k", lambda: "runs", policy=HELD) == "runs"
+
+
+class Interrupted(BaseException):
+    """Stands for whatever ends a caller before its function began."""
+
+
+def interrupt():
+    raise Interrupted
+
+
+def test_claims_that_never_ran_do_not_use_up_the_attempts(memory_world):
+    engine, limited = memory_world.engine(), Policy(max_attempts=1)
+    fences = []
+    for count in range(1, 4):
+        refuse_a_reply(engine, "k", payload="x", policy=limited)
+        wait_until(lambda count=count: engine.commands("fail") == count)
+        wait_given_back(engine)
+        record = engine.peek("k")
+        assert (record.state, record.number) == (State.FAILED, 0)
+        fences.append(record.fence)
+    # Nothing ran for the payload either: another one may have the key.
+    run = engine.run("k", lambda: "runs", payload="y", policy=limited)
+    assert (run.value, run.attempt.number) == ("runs", 1)
+    fences.append(run.attempt.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_a_claim_that_never_ran_leaves_the_earlier_attempts_and_their_payload(memory_world):
+    engine, retried = memory_world.engine(), Policy(failure="retryable", max_attempts=2)
+    with pytest.raises(ValueError, match="no"):
+        engine.execute("k", Effect(raising=ValueError("no")), payload="x", policy=retried)
+    refuse_a_reply(engine, "k", payload="x", policy=retried)
+    wait_until(lambda: engine.commands("fail") == 2)
+    wait_given_back(engine)
+    with pytest.raises(PayloadMismatch):
+        engine.execute("k", never, payload="y", policy=retried)
+    run = engine.run("k", lambda: "runs", payload="x", policy=retried)
+    assert (run.value, run.attempt.number) == ("runs", 2)
+
+
+def test_a_payload_that_replaces_another_has_all_its_attempts(memory_world):
+    engine = memory_world.engine()
+    loose = Policy(mismatch="replace", failure="retryable", max_attempts=2)
+    for payload in ("old", "new"):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                engine.execute("k", Effect(raising=ValueError("no")), payload=payload, policy=loose)
+        with pytest.raises(AttemptsExhausted):
+            engine.execute("k", never, payload=payload, policy=loose)
+
+
+@pytest.mark.parametrize("in_the_way", ["a failure", "a success", "another payload"])
+def test_a_claim_that_arrives_late_is_given_back_when_what_was_in_its_way_has_gone(
+    memory_world, in_the_way
+):
+    engine, identity = memory_world.engine(), Identity("default", "k")
+    if in_the_way == "a failure":
+        with pytest.raises(ValueError, match="no"):
+            engine.execute("k", Effect(raising=ValueError("no")), policy=NOT_DONE)
+    elif in_the_way == "a success":
+        engine.execute("k", lambda: "first", policy=NOT_DONE)
+    else:
+        engine.execute("k", lambda: "first", payload="other", policy=NOT_DONE)
+    refuse_a_claim(engine, "k", payload="x", policy=NOT_DONE)
+    (late,) = (call.args[0] for call in engine.store.calls[-1:])
+    asked = engine.commands("claim")
+    wait_until(lambda: engine.commands("claim") > asked)  # it is looked for, and not found
+    engine.ask_store("forget", identity)
+    assert isinstance(engine.ask_store("claim", late), Claimed)
+    wait_until(lambda: engine.peek("k").state is State.FAILED)
+    assert engine.execute("k", lambda: "runs", payload="x", policy=NOT_DONE) == "runs"
+
+
+def test_a_claim_that_never_arrives_is_not_looked_for_for_ever(memory_world):
+    engine = memory_world.engine()
+    engine.execute("k", lambda: "done")
+    refuse_a_claim(engine, "k")
+    asked = engine.commands("claim")
+    wait_given_back(engine)
+    assert engine.commands("claim") == asked + DOUBT_ROUNDS
+
+
+def test_more_claims_in_doubt_than_can_be_remembered_are_left_to_their_leases(
+    memory_world, monkeypatch
+):
+    engine = memory_world.engine()
+    engine.execute("k", lambda: "done")
+    monkeypatch.setattr("semel.core.leases.MOST_DOUBTS", 0)
+    engine.store.before["claim"] = interrupt
+    asked = engine.commands("claim")
+    with pytest.raises(Interrupted):
+        engine.execute("k", never)
+    wait_until(lambda: engine.commands("claim") > asked)
+    assert not engine.engine._leases._unsure
 
 
 def test_a_closing_engine_gives_back_what_is_in_doubt(memory_world):

@@ -6,7 +6,7 @@ predicted too: a refused command changed nothing, a command whose reply was lost
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from semel.events import LostLease, ResultStoredLate
 
 LEASE, FAILED_TTL, TTL = 100.0, 400.0, 1_000.0
 UNWANTED_TTL = 300.0
+DOUBT_ROUNDS = 5
 
 REFUSED, REPLY_LOST = "refused", "reply lost"
 SUCCEEDS, RAISES, STOPS = "succeeds", "raises", "stops"
@@ -124,7 +125,8 @@ class Model:
 
     clock: Callable[[], float]
     led: set[Any] = field(default_factory=set)
-    doubts: defaultdict[int, list[Asked]] = field(default_factory=lambda: defaultdict(list))
+    doubts: defaultdict[int, Counter[Asked]] = field(default_factory=lambda: defaultdict(Counter))
+    """Claims of unknown fate, each with how often the store was asked for it."""
     unsaved: defaultdict[int, list[tuple[Asked, object]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -146,7 +148,7 @@ class Model:
         if fault is not None:
             if fault == REPLY_LOST:
                 self._claim(asked)
-            self.doubts[asked.engine].append(asked)
+            self.doubts[asked.engine][asked] = 0
             return Begun(error=StoreUnavailable)
         begun = self._claim(asked)
         if begun.runs and asked.shares:
@@ -173,11 +175,13 @@ class Model:
                 return Begun(error=terms.impatience)
             if entry.held or terms.hold:
                 return Begun(error=OutcomeUnknown)
+        if differs:
+            # A new payload is a new operation: it counts from one again.
+            return self._take(asked, 1, asked.payload, entry.superseded | {entry.payload})
         if terms.max_attempts is not None and entry.number >= terms.max_attempts:
             return Begun(error=AttemptsExhausted)
-        replaced = {entry.payload} if differs else set()
         payload = entry.payload if asked.payload is None else asked.payload
-        return self._take(asked, entry.number + 1, payload, entry.superseded | replaced)
+        return self._take(asked, entry.number + 1, payload, entry.superseded)
 
     def _take(
         self, asked: Asked, number: int, payload: str | None, superseded: frozenset[Any]
@@ -235,14 +239,20 @@ class Model:
             ResultStoredLate if self._save(asked, value) else LostLease
             for asked, value in self.unsaved.pop(engine, [])
         ]
-        for asked in self.doubts.pop(engine, []):
+        for asked, rounds in self.doubts.pop(engine, Counter()).items():
             entry = self.entry(asked.key)
             if entry is None:
                 # The command may still be on its way: its owner is made to have ended.
                 entry = self._place(asked.key, Entry(asked, 1, State.PROCESSING, 0.0))
             if _runs(entry, asked):
-                entry.state, entry.payload = State.FAILED, None
+                if entry.number == 1:
+                    entry.payload = None
+                # It never ran: its number is given back.
+                entry.state, entry.number = State.FAILED, entry.number - 1
                 entry.until = self.clock() + UNWANTED_TTL
+            elif entry.owner is not asked and rounds + 1 < DOUBT_ROUNDS:
+                # Something else is there, and the command may come when it is gone.
+                self.doubts[engine][asked] = rounds + 1
         return told
 
     def mark(self, key: str) -> bool:

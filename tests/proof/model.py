@@ -142,6 +142,7 @@ class StoreBesideTheLaw:
             "retryable": dice.random() < 0.7,
             "keep_fingerprint": dice.random() < 0.5,
             "ttl": dice.choice(TTLS),
+            "ran": dice.random() < 0.8,
         }
         note(f"fail {owner!r} {error} {terms}")
         answer = self.store.fail(self.key, owner, error, **terms)
@@ -245,9 +246,19 @@ class StoreBesideTheLaw:
 
     def agree_on_safety(self, before, after):
         """What must hold whatever the law says: the safety properties of the guarantees."""
-        new_attempt = before is None or after.number != before.number
+        never_ran = (
+            before is not None
+            and (before.state, after.state) == (State.PROCESSING, State.FAILED)
+            and after.number == before.number - 1
+        )
+        new_attempt = before is None or (after.fence != before.fence and not never_ran)
         if before is not None:
-            assert after.number - before.number in {0, 1}, "attempts count up one by one"
+            replaces = new_attempt and after.fingerprint != before.fingerprint
+            assert (
+                after.number - before.number in {0, 1}
+                or never_ran
+                or (replaces and after.number == 1)
+            ), "attempts count up one by one"
             if not new_attempt and before.state is not State.PROCESSING:
                 assert after.owner == before.owner, "what has ended changes hands by a new attempt"
                 assert (after.state, after.outcome) == (before.state, before.outcome)

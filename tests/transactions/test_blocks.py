@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from itertools import permutations
 
 import pytest
 
@@ -188,6 +189,23 @@ async def test_several_keys_are_committed_together_or_not_at_all(world):
         assert await world.done(idem.marks.get_result_many(keys)) == {
             "a": "a", "b": {"paid": "b"}, "c": "c"
         }  # fmt: skip
+
+
+async def test_several_keys_are_claimed_in_one_order_whatever_the_caller_says(world):
+    # Else two transactions with the same keys could wait for each other.
+    claimed = []
+    async with world.engine() as idem:
+        for keys in permutations(("a", "b", "c")):
+            with pytest.raises(Declined):
+                async with (
+                    world.work() as work,
+                    world.entered(idem.transactions(work.connection, keys)) as attempts,
+                ):
+                    fences = [attempt.fence for attempt in attempts.values()]
+                    assert fences == sorted(fences), "the order of the dict is that of the claims"
+                    claimed.append([*attempts])
+                    raise Declined
+    assert claimed == [claimed[0]] * 6
 
 
 async def test_a_missing_table_is_named_together_with_the_way_out(world):

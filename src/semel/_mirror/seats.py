@@ -28,6 +28,8 @@ logger = logging.getLogger("semel")
 AFTER_TROUBLE = 1.0
 """Seconds until a timer whose tick failed is there again."""
 
+REMEMBERED_FORGETS = 256
+
 Answer: TypeAlias = Finished | StoreError
 """What a shared execution tells the calls that wait for it."""
 
@@ -39,6 +41,36 @@ Given: TypeAlias = Answer | Literal["lead", "late"]
 
 class NoTimer(StoreUnavailable):
     """A claim cannot be renewed because no thread could be started: it is given back."""
+
+
+class Forgets:
+    """When identities were forgotten: what began before that is not for those who call after it.
+
+    A generation changes when its identity is forgotten, and may also change when others are: only a
+    limited number is remembered one by one.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+        self._lock = threading.Lock()
+        self._count = 0
+        self._known: tuple[dict[Hashable, int], int] = {}, 0
+        """Replaced as a whole, so that it can be read without the lock."""
+
+    def generation(self, identity: Hashable) -> int:
+        """A number that changes when this identity is forgotten."""
+        known, others = self._known
+        return known.get(identity, others)
+
+    def add(self, identity: Hashable) -> None:
+        """The store was told to forget it."""
+        with self._lock:
+            self._count += 1
+            known, others = self._known
+            if len(known) >= REMEMBERED_FORGETS:
+                known, others = {}, self._count
+            self._known = known | {identity: self._count}, others
+            self.any = True
 
 
 class Row(dict[W, "ReferenceType[Any]"]):
@@ -58,6 +90,7 @@ class Seats(Generic[W]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, Row[W]] = {}
+        self.forgets = Forgets()
 
     def lead(self, place: Hashable, caller: object) -> bool:
         """Lead when nobody does."""
@@ -153,6 +186,7 @@ class SeatsOfLoops:
 
     def __init__(self) -> None:
         self._of_loops: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+        self.forgets = Forgets()
 
     def of(self, loop: object) -> Seats[Any]:
         """Give those of one loop."""

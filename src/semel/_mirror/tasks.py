@@ -134,6 +134,7 @@ class Flights:
 
     def __init__(self, seats: SeatsOfLoops, home: Home) -> None:
         self._home = home
+        self.forgets = seats.forgets
         self._take(Seats())  # until the loop is known nobody waits
         home.settle = lambda loop: self._take(seats.of(loop))
 

@@ -108,6 +108,7 @@ class Flights:
 
     def __init__(self, seats: Seats[Seat]) -> None:
         self._seats = seats
+        self.forgets = seats.forgets
         self.lead = seats.lead  # no function of ours around it: every call asks
 
     def join(self, place: Hashable, caller: object, timeout: float | None) -> Given:

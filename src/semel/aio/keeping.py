@@ -19,13 +19,14 @@ from semel._mirror.tasks import (
     Timer,
     flights_of,
 )
-from semel.core.codec import encode_failure
 from semel.core.leases import GIVING_BACK, Lease
 from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
 from semel.engine.answers import Answers
 from semel.engine.call import (
+    GIVEN_BACK,
     UNWANTED_TTL,
     as_store_error,
+    given_back,
     unwanted,
 )
 from semel.engine.setup import Opening
@@ -170,10 +171,12 @@ class AsyncKeeper(Answers[AsyncStore]):
                 await self._store.fail(
                     ask.identity,
                     ask.owner,
-                    encode_failure(InterruptedError("nobody waited for this claim any more")),
+                    GIVEN_BACK,
                     retryable=True,
-                    keep_fingerprint=False,
+                    # An earlier attempt's payload is still compared; its own is not: nothing ran.
+                    keep_fingerprint=answer.number > 1,
                     ttl=UNWANTED_TTL,
+                    ran=False,
                 )
         except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
             self._announce(
@@ -184,6 +187,10 @@ class AsyncKeeper(Answers[AsyncStore]):
         if isinstance(answer, Busy) and answer.owner is None:
             # An open transaction has the record, and the claim may still wait there for its end.
             self._remind(self._timer, self._leases.doubt(ask, monotonic()))
-        else:
+        elif given_back(answer):
             self._leases.settled(ask)
+        else:
+            # Had it been applied, this would be its record. It may be late, and must not be granted
+            # when the record that is in its way now has gone.
+            self._remind(self._timer, self._leases.not_found(ask, monotonic()))
         return True

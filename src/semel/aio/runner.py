@@ -83,6 +83,9 @@ class AsyncRunner(AsyncKeeper):
             return ready(self._unprotected(call))
         self._home.check()
         patience = self._patience(call)
+        forgets = self._flights.forgets
+        if forgets.any:
+            call.generation = forgets.generation(call.identity)
         remembered = None if self._cache is None else self._remembered(call)
         if remembered is not None:
             return ready(self._replayed(call, remembered, waited=False))

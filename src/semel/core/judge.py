@@ -13,7 +13,7 @@ The Redis scripts follow the same law in Lua; one contract suite and one model h
     finished   SUCCEEDED, or FAILED for good           -> Finished (loose: claimed by a new payload)
     busy       PROCESSING, lease in the future         -> Busy
     held       abandoned, held by record or caller     -> Abandoned
-    exhausted  as many claims as the caller allows     -> Exhausted
+    exhausted  as many attempts as the caller allows   -> Exhausted (not for a new payload)
     otherwise  absent, FAILED retryable, abandoned     -> Claimed
 """
 
@@ -101,7 +101,8 @@ def claim(  # noqa: C901 - one line of the law is one branch
             return Busy(record.lease_until - now, record.owner), None
         if record.hold or ask.hold:
             return Abandoned(record.number), None
-    if ask.max_attempts is not None and record.number >= ask.max_attempts:
+    exhausted = ask.max_attempts is not None and record.number >= ask.max_attempts
+    if exhausted and not replacing:
         return Exhausted(record.number), None
     return _claimed(record, ask, now, fence_after=record.fence)
 
@@ -138,9 +139,13 @@ def fail(
     retryable: bool,
     keep_fingerprint: bool,
     ttl: float,
+    ran: bool = True,
     now: float,
 ) -> Record | None:
-    """Store the owner's failure. None = refused; an unchanged record = it was stored before."""
+    """Store the owner's failure. None = refused; an unchanged record = it was stored before.
+
+    With ran=False the function was never called: the attempt's number is given back.
+    """
     record = present(stored, now)
     if record is not None and record.state is FAILED and record.owner == owner:
         return record
@@ -151,6 +156,7 @@ def fail(
         ended,
         retryable=retryable,
         fingerprint=record.fingerprint if keep_fingerprint else None,
+        number=record.number if ran else record.number - 1,
     )
 
 
@@ -232,6 +238,8 @@ def _claimed(
     previous = None if record is None else record.fingerprint
     superseded = () if record is None else record.superseded
     if previous is not None and _differ(previous, ask.fingerprint):
+        # A new payload is a new operation: the attempts of the old one do not count.
+        number = 1
         superseded = (*superseded, previous)[-SUPERSEDED_LIMIT:]
     claimed = Record(
         identity=ask.identity,

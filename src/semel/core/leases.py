@@ -31,6 +31,9 @@ CHUNK = 256
 
 SLOWEST_RETRY = 1.0
 
+DOUBT_ROUNDS = 5
+"""How often a claim of unknown fate is looked for, at doubling intervals: for half a minute."""
+
 MOST_DOUBTS = 10_000
 """Beyond these, claims of unknown fate are left to their leases: the store has been away long."""
 
@@ -107,6 +110,15 @@ class Lease(Struct, eq=False, gc=False):
         return RenewRequest(self.identity, self.owner, self.seconds)
 
 
+class Doubt(Struct, gc=False):
+    """A claim whose answer never came: nobody waits for it, the store may apply it yet."""
+
+    ask: ClaimRequest
+    due: float
+    rounds: int = 0
+    """How often the store had another answer for it."""
+
+
 class Leases:
     """All running attempts of one engine.
 
@@ -118,8 +130,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._running: dict[bytes, Lease] = {}
-        self._unsure: dict[bytes, ClaimRequest] = {}
-        """Claims whose answer never came: nobody waits for them, the store may hold them."""
+        self._unsure: dict[bytes, Doubt] = {}
         self._unsure_due = math.inf
 
     def __len__(self) -> int:
@@ -144,7 +155,7 @@ class Leases:
             if lease.server is None:
                 lease.server = server_of(lease.identity)
             earliest[lease.server] = min(earliest.get(lease.server, math.inf), lease.due)
-        if any(server_of(claim.identity) is not None for claim in tuple(self._unsure.values())):
+        if any(server_of(doubt.ask.identity) is not None for doubt in tuple(self._unsure.values())):
             earliest[GIVING_BACK] = self._unsure_due
         return earliest
 
@@ -175,20 +186,42 @@ class Leases:
 
     def doubt(self, ask: ClaimRequest, now: float) -> float:
         """Remember a claim that may have been applied; tells when to give it back."""
-        if len(self._unsure) < MOST_DOUBTS:
+        known = self._unsure.get(ask.owner)
+        if known is not None or len(self._unsure) < MOST_DOUBTS:
             soon = now + SLOWEST_RETRY
             self._unsure_due = min(self._unsure_due, soon) if self._unsure else soon
             # At the end: one that cannot be given back must not stand in the way of the others.
             self._unsure.pop(ask.owner, None)
-            self._unsure[ask.owner] = ask
+            self._unsure[ask.owner] = Doubt(ask, soon, 0 if known is None else known.rounds)
         return self._unsure_due
 
     def doubtful(self, now: float) -> list[ClaimRequest]:
         """Claims to give back now."""
         if not self._unsure or now < self._unsure_due:
             return []
+        # Not the earliest of those known now: another thread may doubt a claim at this very moment.
         self._unsure_due = now + SLOWEST_RETRY
-        return list(self._unsure.values())
+        due = [doubt for doubt in tuple(self._unsure.values()) if doubt.due <= now]
+        for doubt in due:
+            doubt.due = now + SLOWEST_RETRY
+        return [doubt.ask for doubt in due]
+
+    def not_found(self, ask: ClaimRequest, now: float) -> float:
+        """The store has something else: the claim was never applied, or its command is late.
+
+        Remember it for some time, because a late command could still be granted; returns when to
+        ask again, infinity when not at all.
+        """
+        known = self._unsure.get(ask.owner)
+        rounds = 1 if known is None else known.rounds + 1
+        if rounds >= DOUBT_ROUNDS:
+            self.settled(ask)
+            return math.inf
+        due = self.doubt(ask, now)
+        doubt = self._unsure.get(ask.owner)
+        if doubt is not None:
+            doubt.rounds, doubt.due = rounds, now + SLOWEST_RETRY * 2**rounds
+        return due
 
     def settled(self, ask: ClaimRequest) -> None:
         """A doubtful claim was given back, or was never given."""

@@ -92,7 +92,7 @@ class Answers(Setup[S]):
         if place is not None:
             self._flights.share(place, finished)
         if self._cache is not None:
-            _remember(self._cache, call, finished)
+            self._remember(self._cache, call, finished)
         return self._answered(call, finished, waited=waited)
 
     def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
@@ -169,7 +169,7 @@ class Answers(Setup[S]):
         ttl = call.rules.ttl
         finished = Finished(SUCCEEDED, result, attempt.number, attempt.fence, ttl)
         if self._cache is not None:
-            _remember(self._cache, call, finished)
+            self._remember(self._cache, call, finished)
         self._share(call, finished)
         if self._announce.reaches(events.Ran.level):
             self._announce(
@@ -212,7 +212,7 @@ class Answers(Setup[S]):
         self._pass_on(call)
         self._announce_loss(lease)
         raise LeaseLost(
-            "another attempt replaced this one, or its record was removed; nothing was stored"
+            "another attempt replaced this one, or its record was removed: its result is not kept"
         )
 
     def _announce_loss(self, lease: Lease) -> None:
@@ -309,14 +309,17 @@ class Answers(Setup[S]):
         return self._cache.get(call.identity, call.fingerprint, monotonic())
 
     def _forgotten(self, identity: Identity) -> None:
-        """Drop it from the cache, once the store was told: a replay meanwhile may add it."""
+        """Keep what began before the store was told from those who call after it."""
+        self._flights.forgets.add(identity)
         if self._cache is not None:
             self._cache.drop(identity)
 
-
-def _remember(cache: FinishedCache, call: Call, finished: Finished) -> None:
-    """Keep an answer that just came from the store; one from the cache is no younger."""
-    if call.rules.replace:
-        cache.drop(call.identity)
-    else:
+    def _remember(self, cache: FinishedCache, call: Call, finished: Finished) -> None:
+        """Keep an answer that just came from the store; one from the cache is no younger."""
+        if call.rules.replace:
+            cache.drop(call.identity)
+            return
         cache.add(call.identity, call.fingerprint, finished, monotonic())
+        # Looked at after it was added: who forgets it drops it after that was noted.
+        if self._flights.forgets.generation(call.identity) != call.generation:
+            cache.drop(call.identity)

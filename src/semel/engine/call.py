@@ -8,10 +8,19 @@ from random import random
 from msgspec import Struct
 from msgspec.structs import replace
 
+from semel.core.codec import encode_failure
 from semel.core.decide import Wait
 from semel.core.leases import DANGER, Lease
 from semel.core.policy import Rules
-from semel.core.records import Claimed, ClaimRequest, Encoded, Ended, Finished, Identity
+from semel.core.records import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Encoded,
+    Ended,
+    Finished,
+    Identity,
+)
 from semel.core.results import keep
 from semel.errors import SerializationError, StoreError, StoreUnavailable
 
@@ -38,12 +47,14 @@ class Call(Struct, eq=False, weakref=True):
     """The claim that the store may hold for this call."""
     lease: Lease | None = None
     """The lease of the claim that the store gave."""
+    generation: int = 0
+    """Of its identity when the call began: an execution is not shared over a `forget`."""
 
     @property
-    def place(self) -> tuple[Identity, bytes | None] | None:
+    def place(self) -> tuple[Identity, bytes | None, int] | None:
         """Calls of a process with the same place share one execution; None = this one does not."""
         if self.keeps_value and self.rules.waits:
-            return self.identity, self.fingerprint
+            return self.identity, self.fingerprint, self.generation
         return None
 
     def ask(self, owner: bytes) -> ClaimRequest:
@@ -91,7 +102,17 @@ def unwanted(ask: ClaimRequest) -> ClaimRequest:
     Given to nobody's benefit, it must replace no result and take over no attempt; and if even its
     end is lost, the key must not stay held.
     """
-    return replace(ask, hold=False, replace=False, max_attempts=1)
+    # No attempt at all: a record that no attempt counts in yet belongs to somebody, too.
+    return replace(ask, hold=False, replace=False, max_attempts=0)
+
+
+GIVEN_BACK = encode_failure(InterruptedError("nobody waited for this claim any more"))
+"""The outcome of a claim that was given back before its function ran."""
+
+
+def given_back(answer: Claim) -> bool:
+    """Whether a late command of an unwanted claim can no longer be granted: its owner has ended."""
+    return type(answer) is Claimed or (type(answer) is Finished and answer.outcome == GIVEN_BACK)
 
 
 def pauses(rules: Rules) -> Iterator[float]:

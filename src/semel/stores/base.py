@@ -64,8 +64,13 @@ class Store(Protocol):
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
-        """Store the failure of this owner's attempt; False when it was replaced."""
+        """Store the failure of this owner's attempt; False when it was replaced.
+
+        With ran=False the function was never called: the record's number is lowered by one, so that
+        the next claim has the number that this one had. The fence stays.
+        """
         ...
 
     def get(self, identity: Identity) -> Record | None:
@@ -113,6 +118,7 @@ class AsyncStore(Protocol):
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool: ...
     async def get(self, identity: Identity) -> Record | None: ...
     async def put(

@@ -77,6 +77,9 @@ class Runner(Keeper):
         if self._disabled or BYPASSED.get():
             return ready(self._unprotected(call))
         patience = self._patience(call)
+        forgets = self._flights.forgets
+        if forgets.any:
+            call.generation = forgets.generation(call.identity)
         remembered = None if self._cache is None else self._remembered(call)
         if remembered is not None:
             return ready(self._replayed(call, remembered, waited=False))

@@ -77,6 +77,7 @@ class StoreDriver:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Drive `fail`."""
         return self._finish(
@@ -87,6 +88,7 @@ class StoreDriver:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
             )
         )
 

@@ -77,6 +77,7 @@ class FaultyStore(FaultScript):
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """`fail`, or its fault."""
         return self._meet(
@@ -88,6 +89,7 @@ class FaultyStore(FaultScript):
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
             ttl=ttl,
+            ran=ran,
         )
 
     def get(self, identity: Identity) -> Record | None:
@@ -160,6 +162,7 @@ class AsyncFaultyStore(FaultScript):
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """`fail`, or its fault."""
         return await self._meet(
@@ -171,6 +174,7 @@ class AsyncFaultyStore(FaultScript):
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
             ttl=ttl,
+            ran=ran,
         )
 
     async def get(self, identity: Identity) -> Record | None:

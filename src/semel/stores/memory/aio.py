@@ -56,6 +56,7 @@ class AsyncMemoryStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the owner's failure."""
         return self._store.fail(
@@ -65,6 +66,7 @@ class AsyncMemoryStore:
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
             ttl=ttl,
+            ran=ran,
         )
 
     async def get(self, identity: Identity) -> Record | None:

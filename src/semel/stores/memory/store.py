@@ -117,6 +117,7 @@ class MemoryStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the owner's failure."""
         return self._change(
@@ -128,6 +129,7 @@ class MemoryStore:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
                 now=now,
             ),
         )

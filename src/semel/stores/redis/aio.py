@@ -92,6 +92,7 @@ class AsyncRedisStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the failure of this owner's attempt; False when it was replaced."""
         return await self._transport.call(
@@ -102,6 +103,7 @@ class AsyncRedisStore:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
             )
         )
 

@@ -85,6 +85,7 @@ class RedisStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the failure of this owner's attempt; False when it was replaced."""
         return self._transport.call(
@@ -95,6 +96,7 @@ class RedisStore:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
             )
         )
 

@@ -85,7 +85,7 @@ class Verbs:
 
     def complete(self, ask: CompleteRequest) -> Call[bool]:
         """See `Store.complete`."""
-        terms = _end_terms(SUCCEEDED, ask.ttl, False, True)
+        terms = _end_terms(SUCCEEDED, ask.ttl, False, True, True)
         return terms.call(self._keys, ask.identity, ask.owner, pack_outcome(ask.result), bool)
 
     def fail(
@@ -97,9 +97,10 @@ class Verbs:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> Call[bool]:
         """See `Store.fail`."""
-        terms = _end_terms(FAILED, ttl, retryable, keep_fingerprint)
+        terms = _end_terms(FAILED, ttl, retryable, keep_fingerprint, ran)
         return terms.call(self._keys, identity, owner, pack_outcome(error), bool)
 
     def get(self, identity: Identity) -> Call[Record | None]:
@@ -273,10 +274,12 @@ def _terms(
 
 
 @lru_cache(maxsize=256)
-def _end_terms(state: State, ttl: float, retryable: bool, keep_fingerprint: bool) -> _Terms:
+def _end_terms(
+    state: State, ttl: float, retryable: bool, keep_fingerprint: bool, ran: bool
+) -> _Terms:
     """The terms of an end."""
     arguments = (int(state), milliseconds(ttl), int(retryable), int(keep_fingerprint))
-    return _terms_of(scripts.END, arguments)
+    return _terms_of(scripts.END, arguments if ran else (*arguments, 1))
 
 
 def _terms_of(script: Script, arguments: tuple[int | str, ...], lease: int | None = None) -> _Terms:

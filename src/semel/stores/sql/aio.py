@@ -73,6 +73,7 @@ class AsyncSQLStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the owner's failure."""
         return await self._run(
@@ -83,6 +84,7 @@ class AsyncSQLStore:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
             )
         )
 

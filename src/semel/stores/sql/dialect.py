@@ -43,6 +43,7 @@ class Dialect(Protocol):
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> Operation[bool]:
         """Store the owner's failure."""
         ...

@@ -71,6 +71,7 @@ class SQLStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the owner's failure."""
         return self._run(
@@ -81,6 +82,7 @@ class SQLStore:
                 retryable=retryable,
                 keep_fingerprint=keep_fingerprint,
                 ttl=ttl,
+                ran=ran,
             )
         )
 

@@ -184,6 +184,7 @@ class Verbs:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> Verb[bool]:
         """Store the owner's failure."""
         stored, now = yield from self._table.read(identity)
@@ -194,6 +195,7 @@ class Verbs:
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
             ttl=ttl,
+            ran=ran,
             now=now,
         )
         return (yield from self._keep(stored, failed))

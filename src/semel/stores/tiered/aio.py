@@ -123,6 +123,7 @@ class AsyncTieredStore:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> bool:
         """Store the failure of this owner's attempt; False when it was replaced."""
         note = self._tier.ending(identity, owner)
@@ -134,6 +135,7 @@ class AsyncTieredStore:
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
             ttl=ttl,
+            ran=ran,
         )
         if done and (retryable or not keep_fingerprint):
             await self._front.tell([self._tier.closed(note, identity)])

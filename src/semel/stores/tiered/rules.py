@@ -128,7 +128,8 @@ class Tier:
             return []  # perhaps it was applied: the note stays
         if isinstance(claim, Claimed):
             had_it = self._notes.given(ask, claim, look)
-            older = claim.number > 1 or (look is not None and look.found.entry is not None)
+            # A payload that replaces another one is counted from 1 again.
+            older = claim.number > 1 or ask.replace or _has_entry(look)
             return [self._calls.mark(ask.identity, claim.fence)] if had_it or older else []
         self._notes.take(ask.identity, ask.owner)
         if look is None or not isinstance(claim, Busy):
@@ -223,3 +224,7 @@ def _fits(outcome: Encoded | None) -> TypeGuard[Encoded]:
 def _may_be_copied(record: Record) -> bool:
     ended = record.state is not State.PROCESSING and not record.retryable
     return ended and not record.hold and not record.superseded
+
+
+def _has_entry(look: Look | None) -> bool:
+    return look is not None and look.found.entry is not None

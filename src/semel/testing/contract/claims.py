@@ -184,6 +184,38 @@ class ClaimContract(StoreUnderTest):
         fail(driven, BERT)
         assert driven.claim(ask(CARL, max_attempts=2)) == Exhausted(2)
 
+    def test_a_claim_that_never_ran_gives_its_number_back(self, driven: StoreDriver) -> None:
+        first = driven.claim(ask(ANNA, RED, max_attempts=1))
+        assert isinstance(first, Claimed)
+        assert fail(driven, keep_fingerprint=False, ran=False)
+        record = record_of(driven)
+        assert (record.number, record.fence, record.owner) == (0, first.fence, ANNA)
+        second = driven.claim(ask(BERT, BLUE, max_attempts=1))
+        assert isinstance(second, Claimed)
+        assert (second.number, second.takeover) == (1, False)
+        assert second.fence > first.fence
+        assert fail(driven, BERT)
+        assert driven.claim(ask(CARL, BLUE, max_attempts=1)) == Exhausted(1)
+
+    def test_a_number_is_given_back_once_however_often_that_is_sent(
+        self, driven: StoreDriver
+    ) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven)
+        driven.claim(ask(BERT, RED))
+        assert [fail(driven, BERT, ran=False) for _ in range(3)] == [True] * 3
+        record = record_of(driven)
+        assert (record.number, record.fingerprint) == (1, RED)
+        assert isinstance(driven.claim(ask(BERT, RED)), Finished)
+
+    def test_a_limit_of_no_attempt_claims_only_a_key_without_a_record(
+        self, driven: StoreDriver
+    ) -> None:
+        assert isinstance(driven.claim(ask(ANNA, max_attempts=0)), Claimed)
+        fail(driven, ran=False)
+        assert driven.claim(ask(BERT, max_attempts=0)) == Exhausted(0)
+        assert record_of(driven).owner == ANNA
+
     def test_a_limit_of_attempts_does_not_stop_the_first(self, driven: StoreDriver) -> None:
         assert isinstance(driven.claim(ask(ANNA, max_attempts=1)), Claimed)
 
@@ -220,9 +252,13 @@ class ClaimContract(StoreUnderTest):
         driven.forget(KEY)
         sleep(0.001)  # a fence grows with the clock where no record remembers the last one
         claim(ANNA)
-        driven.complete(KEY, ANNA, RESULT, SHORT)
-        sleep(2 * SHORT)
+        fail(driven, ANNA, ran=False)
+        claim(CARL)
+        fail(driven, CARL)
         claim(BERT)
+        driven.complete(KEY, BERT, RESULT, SHORT)
+        sleep(2 * SHORT)
+        claim(ANNA)
         driven.forget(KEY)
         sleep(0.001)
         driven.put(KEY, RESULT, LONG, owner=CARL)

@@ -86,6 +86,7 @@ def fail(
     retryable: bool = True,
     keep_fingerprint: bool = True,
     ttl: float = LONG,
+    ran: bool = True,
 ) -> bool:
     """Record a failure; retryable by the same payload unless said otherwise."""
     return driven.fail(
@@ -95,6 +96,7 @@ def fail(
         retryable=retryable,
         keep_fingerprint=keep_fingerprint,
         ttl=ttl,
+        ran=ran,
     )
 
 

@@ -9,6 +9,7 @@ from semel.core.records import (
     Abandoned,
     Busy,
     Claimed,
+    Exhausted,
     Finished,
     Mismatch,
 )
@@ -51,11 +52,27 @@ class ReplaceContract(StoreUnderTest):
         succeed(driven, ANNA, RED)
         claim = driven.claim(ask(BERT, BLUE, replace=True))
         assert isinstance(claim, Claimed)
-        assert (claim.number, claim.takeover) == (2, False)
+        assert (claim.number, claim.takeover) == (1, False)
         record = record_of(driven)
         assert record.fingerprint == BLUE
         assert record.superseded == (RED,)
         assert record.outcome is None
+
+    def test_the_attempts_of_a_replaced_payload_do_not_count(self, driven: StoreDriver) -> None:
+        fences = []
+        for owner in (ANNA, BERT):
+            claim = driven.claim(ask(owner, RED))
+            assert isinstance(claim, Claimed)
+            fences.append(claim.fence)
+            fail(driven, owner)
+        limited = ask(CARL, BLUE, replace=True, max_attempts=1)
+        claim = driven.claim(limited)
+        assert isinstance(claim, Claimed)
+        assert claim.number == record_of(driven).number == 1
+        assert claim.fence > max(fences)
+        fail(driven, CARL)
+        late = ask(bytes(OWNER_BYTES), BLUE, replace=True, max_attempts=1)
+        assert driven.claim(late) == Exhausted(1)
 
     def test_a_new_payload_replaces_a_final_failure(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA, RED))

@@ -43,13 +43,13 @@ if old then
     end
     if old.hold or hold then return {'abandoned', old.number} end
   end
-  if attempts and old.number >= attempts then return {'exhausted', old.number} end
+  if attempts and old.number >= attempts and not replacing then return {'exhausted', old.number} end
   write_when_full()
 end
 
 local new = {
   state = PROCESSING, owner = owner, hold = hold, retryable = false, keep = keep,
-  number = old and old.number + 1 or 1,
+  number = old and not replacing and old.number + 1 or 1,  -- a new payload starts anew
   fence = next_fence(old, now),
   created = old and old.created or math.floor(now / 1000),
   waited_for = old and old.waited_for or 0,

@@ -163,16 +163,18 @@ class MySQLTable:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> Statement:
         """Store the failure of a running owner."""
         forget = "" if keep_fingerprint else ", payload_hash = NULL"
+        give_back = "" if ran else ", number = number - 1"
         return self._end(
             identity,
             owner,
             State.FAILED,
             error,
             ttl,
-            more=f", retryable = {int(retryable)}{forget}",
+            more=f", retryable = {int(retryable)}{forget}{give_back}",
         )
 
     def _end(

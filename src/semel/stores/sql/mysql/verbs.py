@@ -129,6 +129,7 @@ class MySQLVerbs:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> Verb[bool]:
         """Store the owner's failure."""
         reply = yield self._table.fail(
@@ -138,6 +139,7 @@ class MySQLVerbs:
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
             ttl=ttl,
+            ran=ran,
         )
         return reply.changed > 0 or (yield from self._ended_as(State.FAILED, identity, owner))
 

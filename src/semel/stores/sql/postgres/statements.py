@@ -130,7 +130,7 @@ def _claim(table: str, columns: Sequence[str]) -> str:
                 takeover = NOT {OWN} AND r.status = {State.PROCESSING:d},
                 waited_for = r.waited_for AND r.status = {State.PROCESSING:d},
                 number = CASE
-                    WHEN {OWN} THEN r.number WHEN {GONE} THEN 1 ELSE r.number + 1 END,
+                    WHEN {OWN} THEN r.number WHEN {GONE} OR {DIFFER} THEN 1 ELSE r.number + 1 END,
                 fence = CASE WHEN {OWN} THEN r.fence ELSE {NEXT_FENCE} END,
                 hold = CASE WHEN {OWN} THEN r.hold ELSE excluded.hold END,
                 created_at = CASE WHEN {GONE} THEN excluded.created_at ELSE r.created_at END,
@@ -193,6 +193,7 @@ def _end(table: str) -> str:
         "codec": ":codec::text",
         "retryable": ":retryable::boolean",
         "payload_hash": "CASE WHEN :keep_fingerprint::boolean THEN r.payload_hash END",
+        "number": "CASE WHEN :ran::boolean THEN r.number ELSE r.number - 1 END",
         "expire_at": after("ttl"),
         "updated_at": NOW,
     }

@@ -119,6 +119,7 @@ class PostgresVerbs:
         retryable: bool,
         keep_fingerprint: bool,
         ttl: float,
+        ran: bool = True,
     ) -> Verb[bool]:
         """Store the owner's failure."""
         reply = yield self._end(
@@ -129,6 +130,7 @@ class PostgresVerbs:
             ttl,
             retryable=retryable,
             keep_fingerprint=keep_fingerprint,
+            ran=ran,
         )
         return reply.changed > 0
 
@@ -233,6 +235,7 @@ class PostgresVerbs:
         *,
         retryable: bool = False,
         keep_fingerprint: bool,
+        ran: bool = True,
     ) -> Statement:
         check_size(len(outcome.data))
         values = self._named(identity)
@@ -243,6 +246,7 @@ class PostgresVerbs:
         values["ttl"] = ttl
         values["retryable"] = retryable
         values["keep_fingerprint"] = keep_fingerprint
+        values["ran"] = ran
         return self._statements.end.fill(values)
 
     def _noted(self, ask: ClaimRequest, answer: Claim, *, waited_for: bool) -> Verb[bool]:

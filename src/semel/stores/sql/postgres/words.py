@@ -114,7 +114,7 @@ CLAIMABLE = f"""
             AND (NOT {ENDED_FOR_GOOD} OR {DIFFER})
             AND NOT {LIVE}
             AND NOT (r.status = {State.PROCESSING:d} AND (r.hold OR :hold::boolean))
-            AND (:max_attempts::integer IS NULL OR r.number < :max_attempts)))
+            AND (:max_attempts::integer IS NULL OR {DIFFER} OR r.number < :max_attempts)))
 """
 
 PUTTABLE = f"""
