@@ -3,7 +3,7 @@
 #   PYTHON=python3.13   the interpreter for a new environment (default: the newest one that works)
 #   VENV=.venv-3.13     where that environment lives
 #   ARGS="-k redis"     further arguments for pytest, or for the benchmarks
-#   KILLS=50 MINUTES=5  how much of a soak is enough
+#   KILLS=50 MINUTES=5  how much of a soak, or of a simulation, is enough
 #   CI=true             a server that cannot be had is a failure, not a skipped test
 
 VENV ?= .venv
@@ -25,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram constraints clean soak-transactions fuzz-http
+.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram constraints clean soak-transactions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -63,6 +63,9 @@ busy: servers  ## run the tests beside a load that keeps every core busy
 
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
+
+simulate: $(READY)  ## simulate engines with faults, new seeds for MINUTES=1 (or from FIRST=42 on, COUNT=1 of them)
+	PYTHONPATH=tests $(RUN) proof.sim.hunt --minutes $(or $(MINUTES),1) $(if $(FIRST),--first $(FIRST)) $(if $(COUNT),--count $(COUNT))
 
 fuzz-http: $(READY)  ## send COUNT=10000 odd requests to every web door, within MINUTES=10
 	PYTHONPATH=tests $(VENV)/bin/python -m web.fuzz
