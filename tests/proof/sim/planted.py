@@ -46,7 +46,7 @@ async def _settle_without_asking(self: AsyncRunner, ask: Any) -> bool:
 async def _lead_without_a_claim(
     self: AsyncRunner, call: Any, place: Any, patience: float | None, _: float
 ) -> Any:
-    given = await self._flights.join(place, patience)
+    given = await self._flights.join(place, call, patience)
     if given == LATE:
         self._out_of_patience(call, 0.0)
     if isinstance(given, Finished):
