@@ -241,6 +241,25 @@ def test_attempts_on_healthy_nodes_keep_their_leases_while_another_node_is_froze
 
 
 @fault(50)
+@pytest.mark.parametrize("number", range(3))
+def test_a_new_engine_serves_the_healthy_nodes_while_another_node_is_frozen(
+    kind, partial_cluster, frozen, number
+):
+    keys = keys_by_node(partial_cluster, 2)
+    healthy = [key for other, found in enumerate(keys) if other != number for key in found]
+    frozen(partial_cluster.servers[number])
+    with World(kind, partial_cluster.url) as world:
+        engine = world.engine()
+        for key in healthy:
+            assert engine.execute(key, Effect(key)) == key
+        with pytest.raises(StoreUnavailable):
+            engine.execute(keys[number][0], never)
+        assert [engine.execute(key, never) for key in healthy] == healthy
+        frozen.thaw()
+        wait_until(lambda: engine.execute(keys[number][1], Effect("thawed")) == "thawed", "a thaw")
+
+
+@fault(50)
 def test_a_claim_whose_answer_was_lost_is_given_back_in_a_cluster(kind, cluster):
     with World(kind, cluster.url) as world:
         engine, other = world.engine(policy=Policy(abandoned="hold")), world.engine()

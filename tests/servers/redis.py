@@ -378,8 +378,13 @@ class RedisSentinel:
 
 
 @contextlib.contextmanager
-def redis_sentinel(*, sentinels: int = 1) -> Iterator[RedisSentinel]:
-    """A private primary, a replica and sentinels with a quick failover."""
+def redis_sentinel(
+    *, sentinels: int = 1, stubborn: bool = False, fails_over: bool = True
+) -> Iterator[RedisSentinel]:
+    """A private primary, a replica and sentinels with a quick failover.
+
+    A stubborn primary stays one after it was replaced: Sentinel cannot make it a replica.
+    """
     program = binary()
     with contextlib.ExitStack() as stack:
 
@@ -394,11 +399,13 @@ def redis_sentinel(*, sentinels: int = 1) -> Iterator[RedisSentinel]:
             return server
 
         at_once = ("--repl-diskless-sync-delay", "0")
-        primary = start(*at_once)
+        renamed = ("--rename-command", "SLAVEOF", "UNKNOWN-SLAVEOF")
+        primary = start(*at_once, *(renamed if stubborn else ()))
         replica = start("--replicaof", HOST, str(primary.port), *at_once)
         name = RedisSentinel.service
+        quorum = sentinels // 2 + 1 if fails_over else sentinels + 1
         config = (
-            f"sentinel monitor {name} {HOST} {primary.port} {sentinels // 2 + 1}\n"
+            f"sentinel monitor {name} {HOST} {primary.port} {quorum}\n"
             f"sentinel down-after-milliseconds {name} 500\n"
             f"sentinel failover-timeout {name} 3000\n"
         )

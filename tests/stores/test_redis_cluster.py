@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 
 import pytest
 import redis
@@ -399,6 +400,48 @@ async def test_a_node_that_stands_still_is_asked_last_for_the_map_on_asyncio(clu
         with standing_still(cluster, IDENTITY) as name, pytest.raises(StoreUnavailable):
             await store.get(IDENTITY)
     assert set(asked_last) == {name}
+
+
+# --- the first map ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent_port():
+    """A port that takes connections and says nothing, as that of a frozen server."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield listening.getsockname()[1]
+
+
+async def test_a_caller_that_leaves_does_not_take_the_map_from_the_others(cluster, silent_port):
+    url = f"redis+cluster://127.0.0.1:{silent_port},127.0.0.1:{cluster.servers[0].port}"
+    async with opened_async(url) as store:
+        leaving, staying = (asyncio.ensure_future(store.claim(ask())) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert isinstance(await staying, Claimed)
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+
+async def test_closing_a_store_that_waits_for_its_first_map_ends_its_callers(silent_port):
+    async with opened_async(f"redis+cluster://127.0.0.1:{silent_port}", timeout=60) as store:
+        caller = asyncio.ensure_future(store.claim(ask()))
+        while store._transport._first_map is None:
+            await asyncio.sleep(0)
+        await store.close()
+        with pytest.raises(StoreUnavailable, match="the store was closed"):
+            await caller
+
+
+async def test_a_cluster_that_cannot_be_reached_is_asked_for_its_map_by_each_call():
+    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    async with opened_async(url, timeout=5) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                await store.claim(ask())
+        manager = store._transport._client.nodes_manager
+        assert len(manager.startup_nodes) == 2
 
 
 # --- which node has a record ------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.asyncio.cluster import ClusterNode
+from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis.aio_transport import AsyncTransport
@@ -31,6 +32,7 @@ class AsyncClusterTransport(AsyncTransport):
         super().__init__(client, where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
         self._lanes_of: dict[str, Lanes[_Node]] = {}
+        self._first_map: asyncio.Task[None] | None = None
 
     def _may_redirect(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
@@ -39,7 +41,7 @@ class AsyncClusterTransport(AsyncTransport):
     async def _exchange(
         self, attempts: Sequence[Attempt], *, urgent: bool
     ) -> list[Reply | Exception]:
-        await self._client.initialize()
+        await self._know_map()
         replies: list[Reply | Exception] = [None] * len(attempts)
         by_node: dict[str, tuple[ClusterNode, list[int]]] = {}
         for position, attempt in enumerate(attempts):
@@ -97,6 +99,43 @@ class AsyncClusterTransport(AsyncTransport):
     def _all_lanes(self) -> list[Lanes[Any]]:
         return list(self._lanes_of.values())
 
+    async def _know_map(self) -> None:
+        """Read the map of the cluster, unless it is known; all who wait for it share one task."""
+        if not self._owned:
+            await self._client.initialize()
+        elif not self._client.nodes_manager.slots_cache:
+            if self._first_map is None:
+                self._first_map = asyncio.create_task(self._read_first_map())
+                self._first_map.add_done_callback(self._first_map_read)
+            reading = self._first_map
+            try:
+                # Shielded: to find a node that answers may take longer than one caller has.
+                await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                if self._closed and reading.cancelled():
+                    raise Disconnected("the store was closed") from None  # nobody cancelled this
+                raise
+
+    async def _read_first_map(self) -> None:
+        """Read the map from the first node that answers.
+
+        Not by the client itself: it asks one listed node after another, and then a node of its own
+        choice for a list of commands that nobody needs here; a frozen one holds it up for long.
+        """
+        manager = self._client.nodes_manager
+        listed = manager.startup_nodes
+        manager.startup_nodes = await _first_to_answer(listed)
+        try:
+            await manager.initialize()
+        except BaseException:
+            manager.startup_nodes = listed
+            raise
+
+    def _first_map_read(self, reading: asyncio.Task[None]) -> None:
+        self._first_map = None
+        if not reading.cancelled():
+            reading.exception()  # raised to those who wait; if nobody does any more, to nobody
+
     async def _read_map(self, lost: str | None) -> None:
         # If the map cannot be read now either, the error we have says more.
         with contextlib.suppress(*DRIVER_ERRORS):
@@ -105,7 +144,7 @@ class AsyncClusterTransport(AsyncTransport):
     async def nodes(self) -> list[str]:
         """The primaries, by name."""
         async with self._turn():
-            await self._client.initialize()
+            await self._know_map()
             return sorted(node.name for node in self._client.get_primaries())
 
     async def scan(
@@ -113,7 +152,7 @@ class AsyncClusterTransport(AsyncTransport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN; a primary that is gone has nothing more to tell."""
         async with self._turn():
-            await self._client.initialize()
+            await self._know_map()
             found = self._client.get_node(node_name=node)
             if found is None:
                 return 0, []
@@ -122,9 +161,45 @@ class AsyncClusterTransport(AsyncTransport):
 
     async def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""
+        self._closed = True
+        if self._first_map is not None:
+            self._first_map.cancel()
+            await asyncio.wait((self._first_map,))
         await super().close()
+        if self._owned:
+            # The client would not: it was never told that there is a map.
+            await self._client.nodes_manager.aclose()
+            await self._client.nodes_manager.aclose("startup_nodes")
         for node in self._newcomers.values():
             await node.disconnect()
+
+
+async def _first_to_answer(nodes: dict[str, ClusterNode]) -> dict[str, ClusterNode]:
+    """The node that answers first; all of them when none does: then the client says why."""
+    asking = {
+        asyncio.ensure_future(node.execute_command("CLUSTER", "SLOTS")): name
+        for name, node in nodes.items()
+    }
+    found = nodes
+    try:
+        for asked in asyncio.as_completed(asking):
+            with contextlib.suppress(*DRIVER_ERRORS):
+                await asked
+                break
+        answered = [name for task, name in asking.items() if _succeeded(task)]
+        found = {name: nodes[name] for name in answered[:1]} or nodes
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+        for name, node in nodes.items():
+            if name not in found:
+                await node.disconnect()
+    return found
+
+
+def _succeeded(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 class _Node:

@@ -18,10 +18,25 @@ from redis import exceptions as driver
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.loops import only_loop
 from semel.stores.redis.clients import clients_of
-from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
-from semel.stores.redis.failures import translated
-from semel.stores.redis.line import Lanes
-from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
+from semel.stores.redis.delivery import (
+    Address,
+    Attempt,
+    Reply,
+    answers_to,
+    certain,
+    deliver,
+    never,
+)
+from semel.stores.redis.failures import DRIVER_ERRORS, translated
+from semel.stores.redis.line import Lanes, Line
+from semel.stores.redis.repeating import (
+    NOT_THE_PRIMARY,
+    WITHOUT_SENTINEL,
+    Repeating,
+    follows_the_primary,
+    primary_address,
+    unfit_server,
+)
 from semel.stores.redis.scripts import Call
 from semel.stores.redis.transport import scan_command, scan_reply
 from semel.stores.registry import SEARCH_SHARE
@@ -122,15 +137,22 @@ class AsyncServerTransport(AsyncTransport):
 
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
-        self._lanes = Lanes(_Pool(client.connection_pool), timeout / 2, self._make_good)
         self._follows_the_primary = follows_the_primary(client)
+        self._lanes = Lanes(
+            _Pool(client.connection_pool),
+            timeout / 2,
+            self._make_good,
+            self._answered_late if self._follows_the_primary else None,
+        )
+        self._asking_sentinel = asyncio.Lock()
+        self._checks: set[asyncio.Task[None]] = set()
 
     def call(self, call: Call[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """One call, one answer: straight through a line that is open."""
         # Outside of any loop a verb may be prepared: so this question, which raises nothing.
         here = asyncio._get_running_loop() is self._loop  # noqa: SLF001 - has no other name
         line = self._lanes.ready() if here and not (urgent or self._closed) else None
-        if line is None:
+        if line is None or (self._follows_the_primary and line.silent()):
             return super().call(call, urgent=urgent)
         return line.ask(call.wire(), call)
 
@@ -166,6 +188,8 @@ class AsyncServerTransport(AsyncTransport):
 
     async def _ask(self, commands: Sequence[bytes], *, urgent: bool) -> list[Reply | Exception]:
         line = await self._lanes.open(urgent=urgent)
+        if self._follows_the_primary:
+            line = await self._confirmed(line, urgent=urgent)
         replies = await line.exchange(commands)
         unfit = unfit_server(replies)
         if unfit is not None:
@@ -174,6 +198,46 @@ class AsyncServerTransport(AsyncTransport):
             if self._follows_the_primary or unfit in replies:
                 raise unfit
         return replies
+
+    async def _confirmed(self, line: Line, *, urgent: bool) -> Line:
+        """Give the line if its server is the primary for sure, else a new one."""
+        async with self._asking_sentinel:
+            while line.broken or line.silent():
+                if not line.broken:
+                    await self._check(line)
+                line = await self._lanes.open(urgent=urgent)
+            return line
+
+    def _answered_late(self, line: Line) -> None:
+        check = asyncio.ensure_future(self._check(line))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+
+    async def _check(self, line: Line) -> None:
+        """Let the line be believed, or break it: its server may have been replaced."""
+        primary = await self._ask_sentinels()
+        if primary not in (None, (line.connection.host, line.connection.port)):
+            line.end(driver.ConnectionError(NOT_THE_PRIMARY))
+        else:
+            line.believe(monotonic() + (WITHOUT_SENTINEL if primary is None else 0.0))
+
+    async def _ask_sentinels(self) -> Address | None:
+        """Ask who is the primary; None when no Sentinel answers."""
+        pool = self._client.connection_pool
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout / 2):
+                for sentinel in pool.sentinel_manager.sentinels:
+                    with contextlib.suppress(*DRIVER_ERRORS):
+                        found = await sentinel.sentinel_get_master_addr_by_name(pool.service_name)
+                        if found is not None:
+                            return primary_address(pool.sentinel_manager, found)
+        return None
+
+    async def close(self) -> None:
+        """Close the client if it is ours."""
+        for check in self._checks:
+            check.cancel()
+        await super().close()
 
     async def nodes(self) -> list[str]:
         """There is one, and it needs no name."""

@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as LineBroken
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as LineSilent
 
+from semel.stores.redis.repeating import SILENCE
 from semel.stores.redis.scripts import Call
 
 _NOT_YET: Final = object()
@@ -47,14 +48,27 @@ Reply = Any
 Answer: TypeAlias = "asyncio.Future[Any]"
 Trouble: TypeAlias = Callable[[Answer, Call[Any], float], None]
 """Told of a call that was not simply answered, who waits for it and since when."""
+Late: TypeAlias = "Callable[[Line], None]"
+"""Called when a server answered late: it has to find out whether the line may be believed."""
 
 
 class Line(asyncio.Protocol):
     """The commands of many tasks on one connection of redis-py's."""
 
-    def __init__(self, connection: Any, patience: float, trouble: Trouble | None = None) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        patience: float,
+        trouble: Trouble | None = None,
+        late: Late | None = None,
+    ) -> None:
         self.connection = connection
         self._trouble = trouble
+        self._late = late
+        self.heard = monotonic()
+        """When the server last answered, or was last found to be the right one."""
+        self._held: list[tuple[Answer, float, Call[Any] | None, Reply]] | None = None
+        """Replies that came late: given to their callers when the server is found to be right."""
         self.broken: LineBroken | LineSilent | None = None
         self._patience = patience
         self._loop = asyncio.get_running_loop()
@@ -125,12 +139,17 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Give each reply to the command it belongs to."""
         reader, waiting = self._reader, self.waiting
+        if self._late is not None:
+            self._mind_silence(self._late)
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not _NOT_YET:
                 if type(reply) is PushNotification:
                     continue  # news of the server (RESP3) that nobody asked for
                 answer, since, call = waiting.popleft()
+                if self._held is not None:
+                    self._held.append((answer, since, call, reply))
+                    continue
                 if answer.done():
                     continue  # its caller has left
                 if call is None:
@@ -142,6 +161,32 @@ class Line(asyncio.Protocol):
         except (InvalidResponse, IndexError) as garbled:
             self.end(LineBroken(f"the server's replies cannot be read: {garbled}"))
 
+    def _mind_silence(self, late: Late) -> None:
+        now = monotonic()
+        silent_since = max(self.heard, self.waiting[0][1]) if self.waiting else now
+        if now - silent_since > SILENCE and self._held is None:
+            self._held = []
+            late(self)
+        self.heard = now
+
+    def silent(self) -> bool:
+        """Whether the server has said nothing for so long that it may have been replaced."""
+        return self._held is not None or monotonic() - self.heard > SILENCE
+
+    def believe(self, until: float) -> None:
+        """Give the replies that were held, and take the server for the right one until then."""
+        self.heard = until
+        held, self._held = self._held or [], None
+        for answer, since, call, reply in held:
+            if answer.done():
+                continue
+            if call is None:
+                answer.set_result(reply)
+            elif isinstance(reply, Exception):
+                self._fail(answer, since, call, reply)
+            else:
+                _read(answer, call, reply)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everyone who waits, and redis-py, which may wait for the end of its stream."""
         self.end(LineBroken(f"connection lost: {exc}" if exc else "Connection closed by server."))
@@ -151,7 +196,8 @@ class Line(asyncio.Protocol):
 
     def _tell(self, error: Exception) -> None:
         waiting, self.waiting = self.waiting, deque()
-        for answer, since, call in waiting:
+        held, self._held = self._held or [], None
+        for answer, since, call in (*(entry[:3] for entry in held), *waiting):
             self._fail(answer, since, call, error)
 
     def _fail(self, answer: Answer, since: float, call: Call[Any] | None, error: Exception) -> None:
@@ -200,10 +246,17 @@ S = TypeVar("S", bound=Source)
 class Lane(Generic[S]):
     """Keeps one line open: whoever finds none opens it for all who come meanwhile."""
 
-    def __init__(self, source: S, patience: float, trouble: Trouble | None = None) -> None:
+    def __init__(
+        self,
+        source: S,
+        patience: float,
+        trouble: Trouble | None = None,
+        late: Late | None = None,
+    ) -> None:
         self.source = source
         self._patience = patience
         self._trouble = trouble
+        self._late = late
         self.line: Line | None = None
         """The line that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Line] | None = None
@@ -244,7 +297,7 @@ class Lane(Generic[S]):
         async with asyncio.timeout(2 * self._patience):
             await self._release()
             connection = await self.source.borrow()
-        self.line = Line(connection, self._patience, self._trouble)
+        self.line = Line(connection, self._patience, self._trouble, self._late)
         return self.line
 
     def _opened(self, opening: asyncio.Task[Line]) -> None:
@@ -275,10 +328,16 @@ class Lanes(Generic[S]):
     and the application's pool may have no connection to spare.
     """
 
-    def __init__(self, source: S, patience: float, trouble: Trouble | None = None) -> None:
+    def __init__(
+        self,
+        source: S,
+        patience: float,
+        trouble: Trouble | None = None,
+        late: Late | None = None,
+    ) -> None:
         self.source = source
-        self._calls = Lane(source, patience, trouble)
-        self._renewals = Lane(source, patience)
+        self._calls = Lane(source, patience, trouble, late)
+        self._renewals = Lane(source, patience, None, late)
 
     def ready(self, *, urgent: bool = False) -> Line | None:
         """Give the line for a call, if one is open."""

@@ -17,11 +17,24 @@ from redis.exceptions import (
     ReadOnlyError,
 )
 from redis.exceptions import ConnectionError as Disconnected
+from redis.utils import str_if_bytes
 
 from semel.stores.redis.clients import backoff
 
 _HOPELESS = (AuthenticationError, AuthorizationError, MaxConnectionsError)
 """A wrong password stays wrong; the application's pool is not waited for behind its back."""
+
+
+SILENCE = 0.5
+"""Seconds. A Sentinel calls no primary down that answered since then, so what a connection said
+after a longer silence is believed only if Sentinel still names its server: a primary that was
+frozen and has been replaced does not know it for a while, and still accepts writes."""
+
+WITHOUT_SENTINEL = 5.0
+"""Seconds until Sentinel is asked again after none answered: until then, what is open is used."""
+
+
+NOT_THE_PRIMARY = "Sentinel names another primary now"
 
 
 class Repeating:
@@ -44,6 +57,13 @@ class Repeating:
 def follows_the_primary(client: Any) -> bool:
     """Whether connecting anew leads to another server after a failover."""
     return getattr(client.connection_pool, "is_master", False)
+
+
+def primary_address(manager: Any, found: tuple[Any, int]) -> tuple[str, int]:
+    """Read what a Sentinel says of its primary, as redis-py does when it connects."""
+    # Not what redis-py asks for: that is the old primary until the failover has ended.
+    host, port = found
+    return manager._force_master_ip or str_if_bytes(host), port  # noqa: SLF001 - has no other name
 
 
 def unfit_server(replies: Sequence[Any]) -> Disconnected | None:

@@ -20,9 +20,9 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
-from semel.stores.redis.repeating import Repeating, unfit_server
+from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
 from semel.stores.redis.scripts import Call, packed
-from semel.stores.redis.wires import Wires
+from semel.stores.redis.wires import SentinelWires, Wires
 from semel.stores.registry import SEARCH_SHARE
 
 Answer = TypeVar("Answer")
@@ -105,7 +105,8 @@ class ServerTransport(Transport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
         self._client = client
-        self._wires = Wires(client.connection_pool, keep=self._owned)
+        kind = SentinelWires if follows_the_primary(client) else Wires
+        self._wires = kind(client.connection_pool, keep=self._owned)
 
     def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
         """One call, one answer: straight through, while the server simply answers."""

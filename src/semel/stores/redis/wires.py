@@ -13,11 +13,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
+from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 
-from semel.stores.redis.delivery import Reply
+from semel.stores.redis.delivery import Address, Reply
+from semel.stores.redis.failures import DRIVER_ERRORS
+from semel.stores.redis.repeating import (
+    NOT_THE_PRIMARY,
+    SILENCE,
+    WITHOUT_SENTINEL,
+    primary_address,
+)
 
 
 class Wires:
@@ -90,6 +99,53 @@ class Wires:
         self._idle.append(connection)
         if self._closed:
             self.drop()
+
+
+class SentinelWires(Wires):
+    """The connections to the primary that Sentinel names.
+
+    Before a connection is used after a silence, and before an answer that came late is believed,
+    Sentinel is asked whether the server is still the primary.
+    """
+
+    def __init__(self, pool: Any, *, keep: bool) -> None:
+        super().__init__(pool, keep=keep)
+        self._confirmed = monotonic()
+        """When the primary answered promptly, or Sentinel named it."""
+        self._taken: dict[int, float] = {}
+
+    def _take(self) -> Any:
+        while True:
+            connection = super()._take()
+            if self._is_primary(connection, self._confirmed):
+                self._taken[id(connection)] = monotonic()
+                return connection
+            self.drop(connection)
+
+    def _give_back(self, connection: Any) -> None:
+        if not self._is_primary(connection, self._taken.pop(id(connection))):
+            self.drop(connection)
+            raise Disconnected(NOT_THE_PRIMARY)
+        self._confirmed = max(self._confirmed, monotonic())
+        super()._give_back(connection)
+
+    def _is_primary(self, connection: Any, known: float) -> bool:
+        address = (connection.host, connection.port)
+        if monotonic() - known <= SILENCE:
+            return bool(self._pool.master_address == address)
+        primary = self._ask_sentinels()
+        self._confirmed = monotonic() + (WITHOUT_SENTINEL if primary is None else 0.0)
+        return primary in (None, address)
+
+    def _ask_sentinels(self) -> Address | None:
+        """Ask who is the primary; None when no Sentinel answers."""
+        manager = self._pool.sentinel_manager
+        for sentinel in manager.sentinels:
+            with suppress(*DRIVER_ERRORS):
+                found = sentinel.sentinel_get_master_addr_by_name(self._pool.service_name)
+                if found is not None:
+                    return primary_address(manager, found)
+        return None
 
 
 def _reply(connection: Any) -> Reply | Exception:
