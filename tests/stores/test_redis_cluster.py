@@ -12,6 +12,7 @@ import redis
 from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.crc import key_slot
 
+from engines.facade import until
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
@@ -427,8 +428,7 @@ async def test_a_caller_that_leaves_does_not_take_the_map_from_the_others(cluste
 async def test_closing_a_store_that_waits_for_its_first_map_ends_its_callers(silent_port):
     async with opened_async(f"redis+cluster://127.0.0.1:{silent_port}", timeout=60) as store:
         caller = asyncio.ensure_future(store.claim(ask()))
-        while store._transport._first_map is None:
-            await asyncio.sleep(0)
+        await until(lambda: store._transport._first_map is not None)
         await store.close()
         with pytest.raises(StoreUnavailable, match="the store was closed"):
             await caller
