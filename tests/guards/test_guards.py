@@ -6,6 +6,7 @@ import sqlite3
 import sys
 import threading
 from contextlib import closing, contextmanager
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
@@ -14,6 +15,7 @@ import psycopg
 import pymysql
 import pytest
 import sqlalchemy as sa
+from psycopg.types.json import Json
 from sqlalchemy.orm import Session
 
 from semel import ConfigError
@@ -26,6 +28,7 @@ from semel.guards import (
     transition,
     update_if_version,
 )
+from semel.guards.databases import Condition, _as_mysql
 
 TABLE = """
 CREATE TABLE accounts (
@@ -158,6 +161,98 @@ def test_a_row_that_is_missing_is_told(connection):
 def test_own_names_of_columns(connection):
     guard = VersionGuard("accounts", id_column="version", version_column="id")
     assert guard.update(connection, 3, 7, {"note": "x"}) == Applied(8)
+
+
+# --- values that the database converts ---------------------------------------------------
+
+MOMENT = datetime.fromisoformat("2026-01-01T01:01:01.600000")
+
+POSTGRES_TYPES = {
+    "json": (Json({"a": 1}), '{"a": 1.0}'),
+    "jsonb": ('{"b":1,   "a":1}', '{"a": 1}'),
+    "integer[]": ([1, 2], [2, 1]),
+    "real": (0.1, 0.1000001),
+    "timestamp(0)": (MOMENT, MOMENT + timedelta(seconds=1)),
+    "timestamptz": ("2026-01-01 01:01:01.5", "2026-01-01 01:01:01.6"),
+    "numeric(6,2)": (Decimal("1.005"), Decimal("1.02")),
+    "char(10)": ("abc", "Abc"),
+    "varchar(10)": ("abc", "abc "),
+    "text": ("5", 6),
+    "point": ("(1,2)", "(2,1)"),
+}
+MYSQL_TYPES = {
+    "varchar(30)": ("abc", "ABC"),
+    "char(10)": ("abc ", "Abc"),
+    "text": ("strasse", "straße"),
+    "varchar(31)": ("abc", "abc  "),
+    "varchar(32)": (0, "hello"),
+    "enum('a','b')": ("a", "b"),
+    "varbinary(10)": (b"abc", b"ABC"),
+    "json": ('{"a": 1}', '{"a": 2}'),
+    "int": ("5", 6),
+    "bigint unsigned": (2**64 - 1, 2**64 - 2),
+    "decimal(6,2)": (Decimal("1.004"), Decimal("1.02")),
+    "float": (1234567.9, 1234569.0),
+    "double": ("0.1", 0.2),
+    "datetime": (MOMENT, MOMENT + timedelta(seconds=1)),
+    "datetime(3)": (MOMENT + timedelta(microseconds=1), MOMENT + timedelta(milliseconds=1)),
+    "time": (timedelta(seconds=1.5), timedelta(seconds=3)),
+    "date": (date(2026, 1, 1), date(2026, 1, 2)),
+}
+SQLITE_TYPES = {
+    "TEXT COLLATE NOCASE": ("abc", "ABC"),
+    "TEXT COLLATE RTRIM": ("abc", "abc "),
+    "INTEGER": ("5", "6"),
+    "REAL": (1, 2),
+    "TEXT": (0, "hello"),
+    "": ("5", 5),
+}
+TYPED = [
+    *(("postgres", *each) for each in POSTGRES_TYPES.items()),
+    *(("mysql", *each) for each in MYSQL_TYPES.items()),
+    *(("sqlite", *each) for each in SQLITE_TYPES.items()),
+]
+
+
+@pytest.mark.parametrize(("database", "kind", "values"), TYPED)
+def test_a_retry_is_known_by_its_exact_values(request, database, kind, values):
+    ours, anothers = values
+    with KINDS[database](request) as connection:
+        run(connection, f"CREATE TABLE typed (id INTEGER PRIMARY KEY, version INTEGER, v {kind})")
+        run(connection, "INSERT INTO typed (id, version) VALUES (7, 3)")
+        guard = VersionGuard("typed")
+        assert guard.update(connection, 7, 3, {"v": ours}) == Applied(4)
+        assert guard.update(connection, 7, 3, {"V": ours}) == AlreadyApplied(4)
+        assert guard.update(connection, 7, 3, {"v": anothers}) == Conflict(4)
+        assert guard.update(connection, 7, 4, {"v": anothers}) == Applied(5)
+        assert guard.update(connection, 7, 4, {"v": ours}) == Conflict(5)
+
+
+def test_a_text_is_not_the_number_that_mysql_makes_of_it(request):
+    with KINDS["mysql"](request) as connection:
+        run(connection, TABLE)
+        run(connection, "INSERT INTO accounts VALUES (7, 4, 'new', NULL, 0)")
+        assert update(connection, 3, amount="hello") == Conflict(4)
+
+
+def test_a_type_that_needs_no_conversion_is_compared_as_it_is(request):
+    with KINDS["mysql"](request) as connection:
+        run(connection, "CREATE TABLE typed (id INTEGER PRIMARY KEY, version INTEGER, v YEAR)")
+        run(connection, "INSERT INTO typed (id, version) VALUES (7, 3)")
+        for expected in (Applied(4), AlreadyApplied(4)):
+            assert update_if_version(connection, "typed", 7, 3, {"v": 2026}) == expected
+
+
+def test_a_json_document_of_mysql_is_compared_as_a_document():
+    # The tests' server is MariaDB, whose json is a text.
+    assert _as_mysql("v", "json", "{}") == Condition("v = CAST({} AS JSON)", ("{}",))
+
+
+def test_a_state_in_other_letters_is_another_state(request):
+    with KINDS["mysql"](request) as connection:
+        run(connection, TABLE)
+        run(connection, "INSERT INTO accounts VALUES (7, 4, 'PAID', NULL, 0)")
+        assert FLOW.transition(connection, 7, "paid") == Conflict("PAID")
 
 
 # --- states ------------------------------------------------------------------------------

@@ -80,15 +80,11 @@ class GuardedRow:
             [wanted, *changes.values(), row_id, *expected],
         ):
             return Applied(wanted)
-        # The database compares: it knows what its types make of our values.
-        same = "".join(
-            f" AND {name} IS NULL" if value is None else f" AND {name} = {{}}"
-            for name, value in changes.items()
-        )
+        same = database.holds(self._table, {self._guard: wanted, **changes})
         row = database.read(
-            f"SELECT {self._guard}, CASE WHEN {self._guard} = {{}}{same} THEN 1 ELSE 0 END "  # noqa: S608 - checked names
+            f"SELECT {self._guard}, CASE WHEN {same.sql} THEN 1 ELSE 0 END "  # noqa: S608 - checked names
             f"FROM {self._table} WHERE {self._id} = {{}}",
-            [wanted, *(value for value in changes.values() if value is not None), row_id],
+            [*same.values, row_id],
         )
         if row is None:
             return Conflict(None, found=False)
