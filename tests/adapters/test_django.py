@@ -7,6 +7,7 @@ from adapters.django_project import MIDDLEWARE, given_to_middlewares, post, proj
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
 import io
+import itertools
 import logging
 import os
 import re
@@ -286,6 +287,56 @@ def test_an_answer_that_is_raised_is_stored_when_asked_for(door, debug):
     assert first.status_code == 404
     assert second["Idempotent-Replayed"] == "true"
     assert view.runs == 1
+
+
+def numbering_urls(views):
+    """URLs whose error handlers word each error they are asked about in another way."""
+    module, numbers = urls(**views), itertools.count(1)
+
+    def word(request, exception):
+        return JsonResponse({"error": next(numbers)}, status=404)
+
+    module.handler404 = word
+    return module
+
+
+def test_an_error_handler_runs_once_and_the_first_answer_is_the_stored_one(sqlite_url):
+    error = Http404("no such order")  # the same object, again and again
+    view = raising(error)
+    views = {"pay": idempotent(view), "bare": raising(error)}
+    with (
+        project(sqlite_url, {}, STORED="web.profiles.deterministic"),
+        override_settings(ROOT_URLCONF=numbering_urls(views)),
+    ):
+        assert [post().json() for _ in range(3)] == [{"error": 1}] * 3
+        assert post(key="other").json() == {"error": 2}
+        assert post("/bare/").json() == {"error": 3}
+        assert post("/nowhere/").json() == {"error": 4}
+        assert not run_checks()
+    assert view.runs == 2
+
+
+def test_the_handler_of_errors_of_the_server_is_left_alone(sqlite_url):
+    module = numbering_urls({"pay": idempotent(raising(Http404())), "broken": raising(OSError())})
+    module.handler500 = lambda request: HttpResponse("broken", status=500)
+    with (
+        project(sqlite_url, {}, STORED="web.profiles.deterministic"),
+        override_settings(ROOT_URLCONF=module),
+    ):
+        assert post().json() == {"error": 1}
+        assert post("/broken/").content == b"broken"
+
+
+def test_who_was_replaced_gets_no_error_of_its_own(sqlite_url):
+    @idempotent
+    def forgetting(request):
+        with Idempotency(sqlite_url) as other:
+            other.forget("k", scope="http")
+        raise Http404
+
+    with project(sqlite_url, {"pay": forgetting}, STORED="web.profiles.deterministic"):
+        answer = post()
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
 
 def test_who_was_replaced_gets_no_answer_of_its_own(door, sqlite_url):

@@ -11,6 +11,7 @@ from adapters.django_project import (
     post,
     project,
     state,
+    urls,
 )
 
 # That one told Django its settings, which other parts of it ask for.
@@ -20,6 +21,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import itertools
 import logging
 import os
 import socket
@@ -40,7 +42,7 @@ from django.db import connections
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import AsyncClient, AsyncRequestFactory
+from django.test import AsyncClient, AsyncRequestFactory, override_settings
 from django.utils.datastructures import MultiValueDict
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -301,6 +303,35 @@ async def test_an_answer_that_is_raised_is_recorded_as_asked_for(door, stored):
     kept = stored.endswith("deterministic")
     assert ("Idempotent-Replayed" in second) is kept
     assert len(runs) == (1 if kept else 2)
+
+
+async def test_an_error_handler_runs_once_and_the_first_answer_is_the_stored_one(sqlite_url):
+    numbers = itertools.count(1)
+
+    async def pay(request):
+        raise Http404("none")
+
+    def word(request, exception):
+        return JsonResponse({"error": next(numbers)}, status=404)
+
+    module = urls(pay=idempotent(pay))
+    module.handler404 = word
+    async with served(project(sqlite_url, {}, STORED="web.profiles.deterministic")):
+        with override_settings(ROOT_URLCONF=module):
+            assert [(await apost()).json() for _ in range(3)] == [{"error": 1}] * 3
+            assert (await apost(key="other")).json() == {"error": 2}
+
+
+async def test_who_was_replaced_gets_no_error_of_its_own(sqlite_url):
+    @idempotent
+    async def pay(request):
+        async with AsyncIdempotency(sqlite_url) as other:
+            await other.forget("k", scope="http")
+        raise Http404
+
+    async with served(project(sqlite_url, {"pay": pay}, STORED="web.profiles.deterministic")):
+        answer = await apost()
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
 
 async def test_a_template_response_is_replayed(door):

@@ -6,12 +6,13 @@ from adapters.django_project import MIDDLEWARE, post, project, state
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
+import itertools
 import logging
 import os
 
 import pytest
 from django.http import Http404, HttpResponse
-from django.test import Client
+from django.test import Client, override_settings
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import BaseAuthentication
@@ -232,6 +233,27 @@ def test_an_error_that_is_an_answer_is_stored_as_it_is_told_when_asked_for(servi
     assert (first.status_code, first.content) == (second.status_code, second.content)
     assert second["Idempotent-Replayed"] == "true"
     assert view.runs == 1
+
+
+numbers = itertools.count(1)
+
+
+def numbering(error, context):
+    """Word each error in another way."""
+    return Response({"error": next(numbers)}, status=400)
+
+
+def test_the_exception_handler_runs_once_and_the_first_answer_is_the_stored_one(serving):
+    view = failing(ValidationError("wrong"))
+    chosen = {"STORED": "web.profiles.deterministic"}
+    rest = {**REST, "EXCEPTION_HANDLER": "adapters.test_django_rest.numbering"}
+    with serving(chosen, pay=view.as_view()), override_settings(REST_FRAMEWORK=rest):
+        first, second = send(), send()
+        other = send(key="other")
+    assert first.json() == second.json()
+    assert other.json() == {"error": first.json()["error"] + 1}
+    assert second["Idempotent-Replayed"] == "true"
+    assert view.runs == 2
 
 
 def test_after_an_error_of_the_server_the_policy_is_asked(serving):

@@ -1,12 +1,13 @@
 """What comes before an endpoint and around it: dependencies, bodies, forms, errors, cancellations."""
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response, UploadFile
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
@@ -256,6 +257,59 @@ def failing(engine, error, **options) -> tuple[FastAPI, list[str]]:
 async def posted(app: FastAPI, times: int = 2):
     async with served(app) as client:
         return [await client.post("/", headers=keyed()) for _ in range(times)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("kind", [404, HTTPException, Declined])
+async def test_an_error_handler_runs_once_and_the_first_answer_is_the_stored_one(
+    engine, kind, streams
+):
+    numbers = itertools.count(1)
+    error = Declined(404, "none")  # the same object, again and again
+    app, told = failing(engine, lambda: error, stored=lambda status: status < 500)
+
+    @app.exception_handler(kind)
+    async def word(request: Request, error: HTTPException) -> Response:
+        text = f"error {next(numbers)}"
+        return StreamingResponse(iter(text), 404) if streams else PlainTextResponse(text, 404)
+
+    @app.post("/bare")
+    async def bare() -> None:
+        raise error
+
+    async with served(app) as client:
+        answers = [await client.post("/", headers=keyed()) for _ in range(3)]
+        other = await client.post("/", headers=keyed("other"))
+        unprotected = await client.post("/bare")
+    assert [answer.text for answer in answers] == ["error 1"] * 3
+    assert [replayed(answer) for answer in answers] == [False, True, True]
+    assert (other.text, unprotected.text) == ("error 2", "error 3")
+    assert told == ["ran", "dependency saw 404"] * 2
+
+
+async def test_events_of_an_error_handler_pass_live_and_marked(engine):
+    app, _ = failing(engine, lambda: HTTPException(404), stored=lambda _: True)
+
+    @app.exception_handler(404)
+    async def word(request: Request, error: HTTPException) -> Response:
+        return StreamingResponse(iter(["data: 1\n\n"]), 404, media_type="text/event-stream")
+
+    (answer,) = await posted(app, 1)
+    assert (answer.status_code, answer.text) == (404, "data: 1\n\n")
+    assert answer.headers["idempotent-unprotected"] == "stream"
+
+
+async def test_who_was_replaced_gets_no_error_of_its_own(engine):
+    app = FastAPI()
+
+    @app.post("/")
+    @Idempotent(engine, stored=lambda _: True)
+    async def pay() -> None:
+        await engine.forget("k", scope="http")
+        raise HTTPException(404)
+
+    (answer,) = await posted(app, 1)
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
 
 async def test_an_http_error_is_not_stored_and_its_dependencies_see_it(engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import threading
 from typing import ClassVar
 
@@ -307,6 +308,68 @@ def test_an_abort_is_stored_as_the_first_caller_gets_it_when_asked_for(app, idem
     assert first.is_json is words
     assert second.headers["Idempotent-Replayed"] == "true"
     assert view.runs == 1
+
+
+def numbering(app, *kinds):
+    """Error handlers that word each error they are asked about in another way."""
+    numbers = itertools.count(1)
+    for kind in kinds:
+
+        @app.errorhandler(kind)
+        def word(error):
+            return {"error": next(numbers)}, 404
+
+
+@pytest.mark.parametrize("kind", [404, NotFound, HTTPException])
+def test_an_error_handler_runs_once_and_the_first_answer_is_the_stored_one(app, idem, kind):
+    numbering(app, kind)
+    error = NotFound()  # the same object, again and again
+    view = counting(lambda: raising(error))
+    protect = Idempotent(idem, stored=lambda status: status < 500)
+    app.add_url_rule("/", "view", protect(view), methods=["POST"])
+    app.add_url_rule("/bare", "bare", lambda: raising(error), methods=["POST"])
+    client = app.test_client()
+    assert [answer.json for answer in post_twice(app)] == [{"error": 1}] * 2
+    assert client.post("/", headers={"Idempotency-Key": "other"}).json == {"error": 2}
+    assert client.post("/bare").json == {"error": 3}
+    assert error.code == 404
+    assert view.runs == 2
+
+
+def raising(error):
+    raise error
+
+
+def test_a_stream_of_an_error_handler_is_stored_and_sent_whole(app, idem):
+    @app.errorhandler(404)
+    def word(error):
+        return Response((each for each in ["not ", "found"]), 404)
+
+    app.post("/", endpoint="view")(Idempotent(idem, stored=lambda _: True)(lambda: abort(404)))
+    assert [answer.text for answer in post_twice(app)] == ["not found"] * 2
+
+
+def test_events_of_an_error_handler_pass_live_and_marked(app, idem):
+    @app.errorhandler(404)
+    def word(error):
+        return Response((each for each in ["data: 1\n\n"]), 404, mimetype="text/event-stream")
+
+    app.post("/", endpoint="view")(Idempotent(idem, stored=lambda _: True)(lambda: abort(404)))
+    answer = app.test_client().post("/", headers=KEY)
+    assert answer.headers["Idempotent-Unprotected"] == "stream"
+    assert answer.text == "data: 1\n\n"
+    assert state(idem) is State.FAILED
+
+
+def test_who_was_replaced_gets_no_error_of_its_own(app, idem):
+    @app.post("/")
+    @Idempotent(idem, stored=lambda _: True)
+    def view():
+        idem.forget("k", scope="http")
+        abort(404)
+
+    response = app.test_client().post("/", headers=KEY)
+    assert (response.status_code, response.json["code"]) == (409, "lease_lost")
 
 
 def test_an_abort_frees_the_key_even_under_hold(app, idem):

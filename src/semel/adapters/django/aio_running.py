@@ -23,6 +23,7 @@ from semel.adapters.django.responses import (
     mark_unprotected,
     rendered,
     response_of,
+    send_for_error,
     told_by,
 )
 from semel.adapters.django.running import Claim
@@ -85,7 +86,9 @@ async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exce
     told = await sync_to_async(told_by)(error, request, exchange.book)
     if told is not None:
         exchange.raises = True
-        await _ended(exchange.answered(*told))
+        instead = await _ended(exchange.answered(*told))
+        if instead is not None:
+            send_for_error(error, request, response_of(instead))
 
 
 async def _recorded(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:

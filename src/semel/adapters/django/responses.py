@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import wraps
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -12,6 +13,7 @@ from django.core.handlers.exception import response_for_exception
 from django.http import Http404, HttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
+from django.urls import get_resolver, get_urlconf
 from django.utils.module_loading import import_string
 
 from semel.adapters.aio_following import Flow
@@ -129,6 +131,9 @@ async def _again(chunks: list[bytes]) -> AsyncIterator[bytes]:
 
 # --- answers that are raised ---------------------------------------------------------------------
 
+_HANDLED: Final = "_semel_handled"
+"""The attribute of a request whose error has its answer: the error, and the answer."""
+
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (Http404, 404),
     (PermissionDenied, 403),
@@ -152,4 +157,39 @@ def told_by(error: Any, request: Any, book: Rulebook) -> Told | None:
         response = request.parser_context["view"].handle_exception(error)
     else:
         response = response_for_exception(request, error)
-    return read(rendered(response, request), book.max_response)
+    response = rendered(response, request)
+    response.headers.pop(book.choices.replayed_header, None)
+    send_for_error(error, request, response)
+    return read(response, book.max_response)
+
+
+def send_for_error(error: Any, request: Any, response: Any) -> None:
+    """Let an error that goes on its way end in this response: its handler has answered it."""
+    if request is not inner(request):  # REST framework has a view for each request
+        view = request.parser_context["view"]
+        handle = view.handle_exception
+        view.handle_exception = lambda raised: response if raised is error else handle(raised)
+        return
+    setattr(request, _HANDLED, (error, response))
+    _handle_once(get_resolver(get_urlconf()))
+
+
+def _handle_once(resolver: Any) -> None:
+    """Let the error handlers that a resolver finds answer each error once."""
+    if "resolve_error_handler" in vars(resolver):
+        return
+    resolve = resolver.resolve_error_handler
+
+    def resolved(status: Any) -> Any:
+        handler = resolve(status)
+
+        @wraps(handler)
+        def answer(request: Any, *args: Any, **told: Any) -> Any:
+            known, response = getattr(request, _HANDLED, (None, None))
+            if known is not None and known is told.get("exception"):
+                return response
+            return handler(request, *args, **told)
+
+        return answer
+
+    resolver.resolve_error_handler = resolved

@@ -19,6 +19,7 @@ from semel.adapters.django.responses import (
     read,
     rendered,
     response_of,
+    send_for_error,
     send_instead,
     told_by,
 )
@@ -97,7 +98,9 @@ def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
     told = told_by(error, request, exchange.book)
     if told is not None:
         exchange.raises = True
-        exchange.answered(*told)
+        instead = exchange.answered(*told)
+        if instead is not None:
+            send_for_error(error, request, response_of(instead))
 
 
 def _recorded(exchange: Exchange, response: Any) -> Any:

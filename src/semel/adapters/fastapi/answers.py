@@ -7,6 +7,7 @@ FastAPI's own parts. A response is read to its end, whatever kind it is.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
 from functools import partial
@@ -22,9 +23,13 @@ from starlette.responses import StreamingResponse
 
 from semel.adapters.aio_following import Flow
 from semel.http.messages import Answer
+from semel.http.storing import is_event_stream
 
 _KNOWN: Final = inspect.signature(serialize_response).parameters
 """What this FastAPI wants to know to serialize a value: older ones know less."""
+
+_HANDLED: Final = "semel.handled"
+"""Is in the scope of a request whose error has its answer: the error, and the answer."""
 
 _SENT_AT_ONCE: Final = {"version": "3.0", "spec_version": "2.4"}
 """The server to which a response need not listen while it is sent."""
@@ -80,15 +85,44 @@ def route_of(request: Request) -> Any:
 
 
 async def response_of_error(request: Request, error: HTTPException) -> Response | None:
-    """Let the application's own handler answer an error; None = it does not."""
+    """Let the application's own handler answer an error; None = it does not.
+
+    The handler stays in its table in a wrapper, which lets it answer each error once.
+    """
     handlers, by_status = request.scope["starlette.exception_handlers"]
-    handler = by_status.get(error.status_code)
-    if handler is None:
-        handler = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
-    if not inspect.iscoroutinefunction(handler):
-        handler = partial(run_in_threadpool, handler)
-    response: Response | None = await handler(request, error)
-    return response
+    table, name = by_status, cast("object", error.status_code)
+    if name not in table:
+        table, name = handlers, next(kind for kind in type(error).__mro__ if kind in handlers)
+    if not isinstance(table[name], _HandlesOnce):
+        table[name] = _HandlesOnce(table[name])
+    response: Response | None = await table[name].asked(request, error)
+    if response is None or is_event_stream(response.raw_headers):
+        return response
+    return await _whole(response, request)
+
+
+def send_for_error(request: Request, error: HTTPException, response: Response) -> None:
+    """Let an error that goes on its way end in this response."""
+    request.scope[_HANDLED] = error, response
+
+
+class _HandlesOnce:
+    """A handler of the application's for errors; one that it has answered keeps its answer."""
+
+    def __init__(self, handler: Any) -> None:
+        is_async = inspect.iscoroutinefunction(handler)
+        self.asked: Any = handler if is_async else partial(run_in_threadpool, handler)
+
+    async def __call__(self, request: Any, error: Exception) -> Any:
+        known, response = request.scope.get(_HANDLED, (None, None))
+        return response if known is error else await self.asked(request, error)
+
+
+async def _whole(response: Response, request: Request) -> Response:
+    """Read a response to its end: it is recorded before it is sent, by somebody else."""
+    if type(response).__call__ is Response.__call__:
+        return response
+    return (await _sent(response, request, Flow(sys.maxsize)))[0]
 
 
 def response_of_answer(answer: Answer) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial, wraps
-from typing import Any, Final, TypeVar, Unpack, cast, overload
+from typing import Any, Final, NoReturn, TypeVar, Unpack, cast, overload
 
 from anyio import CancelScope
 from fastapi import FastAPI, Request, Response
@@ -23,6 +23,7 @@ from semel.adapters.fastapi.answers import (
     response_of_answer,
     response_of_error,
     route_of,
+    send_for_error,
 )
 from semel.adapters.fastapi.bodies import Body
 from semel.adapters.fastapi.endpoints import Endpoint
@@ -149,7 +150,7 @@ class _Running:
             try:
                 value = await endpoint.call(values)
             except HTTPException as error:
-                return await self._refused(error)
+                await self._refused(error)
             response = await self._responses.of(value, beginnings)
             return await self._recorded(response)
         except BaseException as error:
@@ -157,32 +158,25 @@ class _Running:
                 await self._exchange.raised(error)
             raise
 
-    async def _recorded(self, response: Response) -> Response:
-        response, instead = await self._record(response)
-        return response if instead is None else response_of_answer(instead)
-
-    async def _refused(self, error: HTTPException) -> Response:
-        """Record an answer that is raised; it goes on its way, past the dependencies."""
+    async def _refused(self, error: HTTPException) -> NoReturn:
+        """Record an answer that is raised; the error goes on its way, past the dependencies."""
         keeping = self._exchange.book.keeping(error.status_code)
         if keeping == "store":
             response = await response_of_error(self._request, error)
             if response is not None:
-                self._flow.leave()  # it is made once more, to be sent
-                _, instead = await self._record(response)
-                if instead is not None:
-                    return response_of_answer(instead)
+                send_for_error(self._request, error, await self._recorded(response))
         elif keeping != "failure":
             await self._exchange.answered(error.status_code, (), b"")
         raise error
 
-    async def _record(self, response: Response) -> tuple[Response, Answer | None]:
-        """Save a response; gives what is to be sent, and what else if another attempt took over."""
+    async def _recorded(self, response: Response) -> Response:
+        """Save a response; gives what is to be sent, which is another if the attempt was lost."""
         book, lines = self._exchange.book, response.raw_headers
         lines[:] = book.first(lines)
         if is_event_stream(lines):
             await self._exchange.unprotected()
             lines.append(UNPROTECTED)
-            return response, None
+            return response
         response, body = await read(response, self._request, self._flow)
         instead = await self._exchange.answered(response.status_code, response.raw_headers, body)
-        return response, instead
+        return response if instead is None else response_of_answer(instead)

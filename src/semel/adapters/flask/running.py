@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 from wsgiref.util import FileWrapper
 
-from flask import Response, current_app, request
+from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException
 
 from semel.adapters.door import Door, Exchange
@@ -21,6 +21,9 @@ from semel.adapters.wsgi_requests import texts
 from semel.http.messages import Answer, HeaderLine
 from semel.http.rulebook import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
+
+_HANDLED: Final = "semel.handled"
+"""Is in the environ of a request whose error has its answer: the error, and the answer."""
 
 
 def answered(door: Door, book: Rulebook, view: Callable[[], Any]) -> Any:
@@ -54,13 +57,30 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
     status = error.get_response().status_code
     keeping = exchange.book.keeping(status)
     if keeping == "store":
-        # As the application's error handler words it: so the first caller gets it too.
-        told = current_app.make_response(current_app.handle_user_exception(error))
-        body = told.get_data()
-        kept = body if len(body) <= exchange.book.max_response else None
-        exchange.answered(told.status_code, _lines(told), kept)
+        # As the application's error handler words it, which is not asked a second time: the first
+        # caller gets the answer that is stored.
+        app = current_app._get_current_object()  # type: ignore[attr-defined]  # it is a proxy
+        _handle_once(app)
+        response = app.make_response(app.handle_user_exception(error))
+        if not is_event_stream(_lines(response)):
+            response.make_sequence()  # read now: what is sent later must be recorded before
+        request.environ[_HANDLED] = error, _recorded(exchange, response)
     elif keeping != "failure":  # else the policy is asked, about the error itself
         exchange.answered(status, (), b"")
+
+
+def _handle_once(app: Flask) -> None:
+    """Let an application answer an error that was handled here with what is recorded of it."""
+    handle: Any = app.handle_http_exception
+    if getattr(handle, "semel_handles_once", False):
+        return
+
+    def handled(error: HTTPException) -> Any:
+        known, response = request.environ.get(_HANDLED, (None, None))
+        return response if known is error else handle(error)
+
+    handled.semel_handles_once = True  # type: ignore[attr-defined]  # functions have any
+    app.handle_http_exception = handled  # type: ignore[method-assign, assignment]  # gives what Flask's own does
 
 
 def _recorded(exchange: Exchange, response: Response) -> Response:
