@@ -188,7 +188,23 @@ def test_own_columns_are_filled_by_each_claim(run, mysql_url, kind):
         store.claim(ask(hold=True))
         assert run("SELECT tenant_id FROM idempotent_record") == [(7,)]
         store.put(Identity("s", "mark"), RESULT, 60, owner=new_owner())
-        assert run("SELECT tenant_id FROM idempotent_record WHERE idem_key = 'mark'") == [(None,)]
+        assert run("SELECT tenant_id FROM idempotent_record WHERE idem_key = 'mark'") == [(8,)]
+
+
+def test_marks_fill_own_columns_that_must_not_be_empty(run, mysql_url, kind):
+    admin = MySQLStore(mysql_url)
+    admin.migrate(columns={"tenant_id": "BIGINT NOT NULL"})
+    admin.close()
+    with driven(kind, mysql_url, columns={"tenant_id": lambda claim: int(claim.identity.key)}) as s:
+        assert s.put(Identity("s", "7"), RESULT, 60, owner=new_owner())
+        s.touch(Identity("s", "7"), 0)
+        run("UPDATE idempotent_record SET tenant_id = 1")
+        assert s.put(Identity("s", "7"), RESULT, 60, owner=new_owner())
+        assert run("SELECT tenant_id FROM idempotent_record") == [(7,)]
+        with pytest.raises(ConfigError, match="give it a default"):
+            s.put(Identity("s", "no tenant"), RESULT, 60, owner=new_owner())
+    with driven(kind, mysql_url) as s, pytest.raises(ConfigError, match="give it a default"):
+        s.claim(ask())  # by a program that does not know the column
 
 
 async def test_words_of_sql_are_names_too(run, mysql_url):

@@ -167,7 +167,7 @@ def test_a_bad_member_of_a_batch_fails_alone(postgres_url, kind):
 
 @kinds
 def test_a_locked_member_of_a_batch_fails_alone(postgres_url, kind):
-    with driven(kind, postgres_url, timeout=0.5) as store:
+    with driven(kind, postgres_url, timeout=3) as store:
         store.claim_many([ask(key) for key in "abc"])
         with psycopg.connect(postgres_url) as holder:
             holder.execute("SELECT * FROM idempotent_record WHERE idem_key = 'b' FOR UPDATE")

@@ -241,7 +241,12 @@ def test_own_columns_are_filled_by_each_claim_that_is_given(postgres_url, kind):
         store.renew(claim_of("tenant-7", b"").identity, b"first-------", 0.0)
         assert store.claim(claim_of("tenant-7", b"second------")).takeover
         assert rows(postgres_url, own) == [(7, None, "second------")]
-        assert store.put(identity("mark"), RESULT, 60.0, owner=b"marker------")
+        assert store.put(identity("mark"), RESULT, 60.0, owner=b"marker------")  # without a tenant
+        mark = claim_of("tenant-8", b"marker------").identity
+        assert store.put(mark, RESULT, 60.0, owner=b"marker------")
+        assert rows(postgres_url, f"{own} WHERE biz_type = 'tenant-8'") == [
+            (8, None, "marker------")
+        ]
 
 
 def claim_of(scope, owner):
@@ -257,15 +262,16 @@ def test_an_own_column_that_is_missing_is_named(postgres_url):
     store.close()
 
 
-def test_the_error_of_an_own_columns_function_reaches_the_caller_as_it_is(postgres_url):
-    def tenant(ask):
-        raise LookupError("no tenant")
-
-    store = PostgresStore(postgres_url, columns={"tenant_id": tenant})
-    store.migrate(columns={"tenant_id": "bigint"})
-    with pytest.raises(LookupError, match="no tenant"):
-        store.claim(ask("k"))
-    store.close()
+@kinds
+def test_marks_fill_own_columns_that_must_not_be_empty(postgres_url, kind):
+    columns = {"tenant_id": lambda ask: int(ask.identity.scope.removeprefix("tenant-"))}
+    migrate(postgres_url, tenant_id="bigint NOT NULL")
+    with driven(kind, postgres_url, columns=columns) as store:
+        mark = claim_of("tenant-8", b"marker------").identity
+        assert store.put(mark, RESULT, 0.001, owner=b"marker------")
+        assert store.put(mark, RESULT, 60.0, owner=b"again-------")  # over the expired one, or not
+        with pytest.raises(ConfigError, match="give the column a default"):
+            store.put(identity("mark"), RESULT, 60.0, owner=b"marker------")
 
 
 @pytest.mark.parametrize("name", ["Tenant", "a b", "x; --"])

@@ -32,8 +32,9 @@ from semel.engine.setup import Setup
 from semel.errors import (
     IdempotencyError,
     LeaseLost,
-    RecordUnreadable,
     StoreError,
+    StoreFull,
+    StoreUnavailable,
     ValueRejected,
 )
 
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from semel.core.cache import FinishedCache
     from semel.core.policy import Failure
 
-PERMANENT = (ValueRejected, RecordUnreadable)
-"""The store is there and will answer the same again: no outage that may be run through."""
+OUTAGES = (StoreUnavailable, StoreFull)
+"""What may be run through. Any other error is the answer of a store that is there, and stays."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class Answers(Setup[S]):
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
         """The claim could not be made: fail, or run unprotected and say so loudly."""
         self._announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
-        if call.rules.store_error == "closed" or isinstance(error, PERMANENT):
+        if call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
             raise error.with_traceback(None)  # one error may be told to many callers
         self._announce(events.RanUnprotected(identity=call.identity))
         return self._unprotected(call)

@@ -8,7 +8,7 @@ insert together is looked at once more; whoever asks again is told that it is hi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from typing import (
@@ -36,7 +36,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
-from semel.errors import RecordUnreadable
+from semel.errors import ConfigError, RecordUnreadable
 from semel.stores.base import Counts, Page
 from semel.stores.sql.rows import Row
 
@@ -104,6 +104,36 @@ def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Ope
         return prepare
 
     return decorate
+
+
+OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
+"""The application's own columns, each with the function that fills it."""
+
+
+def own_values(columns: OwnColumns, ask: ClaimRequest) -> dict[str, Any]:
+    """Fill the application's own columns; a function that raises is no outage of the store."""
+    values: dict[str, Any] = {}
+    for name, fill in columns.items():
+        try:
+            values[name] = fill(ask)
+        except Exception as error:
+            # Its text stays untold: it may quote the key.
+            raise ConfigError(
+                f"the function that fills the column {name} raised {type(error).__name__}; nothing "
+                "was written"
+            ) from error
+    return values
+
+
+def own_values_of_mark(columns: OwnColumns, mark: PutRequest) -> dict[str, Any]:
+    """Fill the same columns for a mark, by a claim that has its names; none, if one cannot be.
+
+    A column that may be empty, or has a default, then stays as it is.
+    """
+    try:
+        return own_values(columns, ClaimRequest(mark.identity, mark.owner, None, 0.0, mark.ttl))
+    except ConfigError:
+        return {}
 
 
 class Table(Protocol):

@@ -50,9 +50,20 @@ _FORBIDDEN = (
 _CROWDED = "has no connection left to give; raise its limit or lower max_size"
 _READ_ONLY = "takes no writes (a replica, or read-only); name the primary"
 
+_NO_VALUE = (
+    "has a column that must not be empty and that nobody fills: give it a default, let it be NULL, "
+    "or name it in columns="
+)
+_BINLOG = "cannot log this change: set binlog_format to ROW or MIXED"
+
 _SETUP: Final = {
     1146: f"has no such table; {_MIGRATE}",
     1054: "has no such column; own columns are added by store.migrate(columns={name: type})",
+    1364: _NO_VALUE,
+    1048: _NO_VALUE,
+    1663: _BINLOG,
+    1664: _BINLOG,
+    1665: _BINLOG,
     1142: _FORBIDDEN,
     1143: _FORBIDDEN,
     1227: _FORBIDDEN,
@@ -110,6 +121,8 @@ _VALUES: Final = frozenset({
     1301,  # a part of it is larger than max_allowed_packet
     1366,  # not a text of this character set
     1406,  # too long
+    1452,  # against a FOREIGN KEY of the application's own
+    1644,  # a trigger of the application's own says no (SIGNAL)
     1441,  # a time after the year 9999
     3819,  # MySQL: against a CHECK of the application's own
     4025,  # MariaDB: the same

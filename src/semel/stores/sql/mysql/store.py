@@ -18,9 +18,10 @@ from semel.stores.sql.mysql.aio_many import AsyncTogether
 from semel.stores.sql.mysql.many import Together
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.sharing import MOST_BYTES
-from semel.stores.sql.mysql.table import MySQLTable, OwnColumns
+from semel.stores.sql.mysql.table import MySQLTable
 from semel.stores.sql.mysql.together import MySQLBatchVerbs
 from semel.stores.sql.store import SQLStore
+from semel.stores.sql.verbs import OwnColumns
 from semel.stores.urls import merge_options, positive_seconds, switch, whole_number
 
 Connect = TypeVar("Connect")

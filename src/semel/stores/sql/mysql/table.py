@@ -10,8 +10,8 @@ microseconds since the epoch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final
 
 from semel.core.records import (
     ClaimRequest,
@@ -26,10 +26,7 @@ from semel.core.records import (
 from semel.errors import ConfigError
 from semel.stores.sql.migrations import VERSIONS, checked_name
 from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
-from semel.stores.sql.verbs import Statement
-
-OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
-"""The application's own columns, each with the function that fills it."""
+from semel.stores.sql.verbs import OwnColumns, Statement, own_values, own_values_of_mark
 
 PREFIX_LENGTH = 128
 
@@ -78,8 +75,8 @@ class MySQLTable:
             f"SELECT {READ_COLUMNS}, {READ_NOW}, {self.made_here} "  # noqa: S608 - checked above
             f"FROM {self.quoted} WHERE digest = %s"
         )
-        self._insert_claim = _insert(self.quoted, self.new_fence, self.own_names)
-        self._insert_mark = _insert(self.quoted, self.new_fence, ())
+        self._insert = _insert(self.quoted, self.new_fence, self.own_names)
+        self._insert_plain = _insert(self.quoted, self.new_fence, ())
 
     # --- one record ----------------------------------------------------------------------
 
@@ -90,7 +87,7 @@ class MySQLTable:
     def claim(self, ask: ClaimRequest) -> Statement:
         """Insert the first claim unless there is a row; either way, read what is there."""
         return Statement(
-            self._insert_claim,
+            self._insert,
             (
                 *self._names(ask.identity),
                 *(ask.fingerprint, int(State.PROCESSING), None, None),
@@ -103,12 +100,14 @@ class MySQLTable:
 
     def put(self, ask: PutRequest) -> Statement:
         """Insert the mark unless there is a row; either way, read what is there."""
+        own = self.filled_by_mark(ask)
         return Statement(
-            self._insert_mark,
+            self._insert if own else self._insert_plain,
             (
                 *self._names(ask.identity),
                 *(None, int(State.SUCCEEDED), ask.result.data, stamp(ask.ttl)),
                 *(ask.result.codec, ask.owner, False, None),
+                *own.values(),
             ),
             writes=True,
             then=self.read(ask.identity),
@@ -116,7 +115,11 @@ class MySQLTable:
 
     def filled(self, ask: ClaimRequest) -> dict[str, Any]:
         """Give the application's own columns, as this claim fills them."""
-        return {name: fill(ask) for name, fill in self._own.items()}
+        return own_values(self._own, ask)
+
+    def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
+        """Give the same columns for a mark; none, if their functions cannot."""
+        return own_values_of_mark(self._own, ask)
 
     def _names(self, identity: Identity) -> tuple[object, ...]:
         return (self.digest(identity), self.prefix, identity.key, identity.scope)

@@ -89,7 +89,8 @@ class MySQLVerbs:
             record = judge.put(found.stored, ask, found.now)
             if record is None or record is found.stored:
                 return record is not None
-            if (yield from self._swapped(found.stored, record)):
+            own = self._table.filled_by_mark(ask)
+            if (yield from self._swapped(found.stored, record, own)):
                 return True
         raise self._restless(ask.identity)
 

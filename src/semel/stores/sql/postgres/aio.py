@@ -31,8 +31,7 @@ from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
 from semel.stores.sql.postgres.settings import Settings, settings
 from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
-from semel.stores.sql.postgres.verbs import OwnColumns
-from semel.stores.sql.verbs import Operation
+from semel.stores.sql.verbs import Operation, OwnColumns
 from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.tasks import AsyncWatch
 

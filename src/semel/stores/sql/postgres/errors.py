@@ -64,6 +64,9 @@ _COLUMN = "{place}: {text}; own columns are added by ALTER TABLE, or store.migra
 _RIGHTS = f"{{place}}: {{text}}; as a role that may create tables, {_MIGRATE}, then {_GRANT}"
 _FOREIGN = "{place}: {text}, and semel did not make it; take another table name"
 _OTHER_ROW = "{place} has another row with this key that semel did not write"
+_NOT_THERE = "{place} is not there, or its user is not; correct the URL ({text})"
+_NO_VALUE = "{place}: {text}; give the column a default, let it be NULL, or name it in columns="
+_NOT_UNDERSTOOD = "{place} does not understand what it is asked: {text}"
 _VALUE = "{place} cannot take this: {text}"
 
 # The first class that fits gives the answer, so subclasses stand before their bases.
@@ -79,15 +82,19 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (sql.DiskFull, StoreFull, _DISK),
     (sql.OutOfMemory, StoreFull, _MEMORY),
     (sql.TooManyConnections, StoreUnavailable, _CLIENTS),
+    (sql.InvalidCatalogName, StoreRefused, _NOT_THERE),
     (sql.UndefinedTable, ConfigError, _TABLE),
     (sql.InvalidSchemaName, ConfigError, _TABLE),
     (sql.UndefinedColumn, ConfigError, _COLUMN),
     (sql.InsufficientPrivilege, ConfigError, _RIGHTS),
     (sql.DuplicateTable, ConfigError, _FOREIGN),
+    (sql.NotNullViolation, ConfigError, _NO_VALUE),
     (sql.UniqueViolation, StoreError, _OTHER_ROW),
     (psycopg.IntegrityError, ValueRejected, _VALUE),
     (psycopg.DataError, ValueRejected, _VALUE),
     (sql.ProgramLimitExceeded, ValueRejected, _VALUE),
+    (sql.RaiseException, ValueRejected, _VALUE),
+    (psycopg.ProgrammingError, ConfigError, _NOT_UNDERSTOOD),
     (UnicodeEncodeError, ValueRejected, _VALUE),
 )
 
@@ -99,7 +106,7 @@ _TOO_LARGE: Final = re.compile("invalid memory alloc request size")
 
 # A refused connection brings no code, only the server's words.
 _REFUSALS: Final = (
-    ("does not exist", "{place} is not there, or its user is not; correct the URL ({text})"),
+    ("does not exist", _NOT_THERE),
     (
         "password|authentication (?:failed|method)|permitted to log in",
         "{place} refused the login; check user and password ({text})",

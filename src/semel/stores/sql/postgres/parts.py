@@ -8,8 +8,8 @@ from typing import Any
 from semel.errors import ConfigError
 from semel.stores.sql.migrations import checked_name
 from semel.stores.sql.postgres.schema import Schema
-from semel.stores.sql.postgres.verbs import OwnColumns
 from semel.stores.sql.postgres.words import OURS
+from semel.stores.sql.verbs import OwnColumns
 from semel.stores.urls import switch, whole_number
 
 

@@ -35,7 +35,8 @@ class Statements:
 
     def __init__(self, table: str, columns: Sequence[str]) -> None:
         self.claim = Query(_claim(table, columns), writes=True)
-        self.put = Query(_put(table), writes=True)
+        self.put = Query(_put(table, columns), writes=True)
+        self.put_plain = Query(_put(table, ()), writes=True)
         renewing = (
             f"UPDATE {table} AS r SET lease_until = {after('lease')}, updated_at = {NOW} "  # noqa: S608 - the name is checked, here and below
             f"WHERE {THIS} AND {OWN}"
@@ -148,8 +149,11 @@ def _claim(table: str, columns: Sequence[str]) -> str:
     """  # noqa: S608 - the names are checked
 
 
-def _put(table: str) -> str:
+def _put(table: str, columns: Sequence[str]) -> str:
     """Write a mark; no row comes back when it is refused, `true` when it is there."""
+    names = "".join(f', "{name}"' for name in columns)
+    values = "".join(f", :own_{name}" for name in columns)
+    replaced = "".join(f', "{name}" = excluded."{name}"' for name in columns)
     mine = f"(r.owner = :owner AND r.status = {State.SUCCEEDED:d} AND NOT {GONE})"
     return f"""
         WITH found AS (
@@ -160,11 +164,13 @@ def _put(table: str) -> str:
                 digest, prefix, idem_key, biz_type, status, result_payload, expire_at, created_at,
                 updated_at, codec, retryable, owner, number, fence, hold, superseded, takeover,
                 waited_for, format
+                {names}
             )
             SELECT
                 :digest::uuid, :prefix::text, :key::text, :scope::text, {State.SUCCEEDED:d},
                 :data::bytea, {after("ttl")}, {NOW}, {NOW}, :codec::text, false, :owner::bytea, 1,
                 {micros(NOW)}, false, '{{}}'::bytea[], false, false, {FORMAT}
+                {values}
             WHERE NOT EXISTS (SELECT FROM found)
             ON CONFLICT (digest) DO UPDATE SET
                 payload_hash = NULL,
@@ -179,6 +185,7 @@ def _put(table: str) -> str:
                 codec = excluded.codec, retryable = false, expire_at = excluded.expire_at,
                 updated_at = excluded.updated_at, owner = excluded.owner, lease_until = NULL,
                 format = excluded.format
+                {replaced}
             WHERE {PUTTABLE}
             RETURNING true
         )

@@ -26,10 +26,9 @@ from semel.stores.sql.postgres.sources import (
     Source,
 )
 from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
-from semel.stores.sql.postgres.verbs import OwnColumns
 from semel.stores.sql.postgres.wakeups import PostgresWakeups
 from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Operation
+from semel.stores.sql.verbs import Operation, OwnColumns
 from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.threads import Watch
 

@@ -18,14 +18,13 @@ from semel.stores.sql.locks import ASK_AGAIN_AFTER
 from semel.stores.sql.postgres.batches import BatchStatements, Seen
 from semel.stores.sql.postgres.patience import concerns_all
 from semel.stores.sql.postgres.verbs import (
-    OwnColumns,
     PostgresVerbs,
     check_size,
     record_of,
     single,
 )
 from semel.stores.sql.rows import Row
-from semel.stores.sql.verbs import Verb
+from semel.stores.sql.verbs import OwnColumns, Verb
 
 A = TypeVar("A", bound=Request)
 T = TypeVar("T")

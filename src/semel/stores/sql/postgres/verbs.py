@@ -9,9 +9,9 @@ why; then it is sent again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container
 from functools import lru_cache, partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from uuid import UUID
 
 from semel.core import judge
@@ -35,7 +35,14 @@ from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.postgres.statements import Statements
 from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import Row, seconds, to_record
-from semel.stores.sql.verbs import Statement, Verb, operation
+from semel.stores.sql.verbs import (
+    OwnColumns,
+    Statement,
+    Verb,
+    operation,
+    own_values,
+    own_values_of_mark,
+)
 from semel.stores.urls import whole_number
 
 MOST_SENDINGS: Final = 100
@@ -46,9 +53,6 @@ MOST_BYTES: Final = (1 << 30) - (1 << 16)
 
 DIGESTS_KEPT: Final = 256
 """A claim is soon followed by a complete of the same identity."""
-
-OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
-"""The application's own columns, each with the function that fills it."""
 
 single = partial(operation, peek=True)
 """One statement, committed by itself."""
@@ -78,8 +82,8 @@ class PostgresVerbs:
         values["hold"] = ask.hold
         values["replace"] = ask.replace
         values["max_attempts"] = ask.max_attempts
-        for name, value in self._columns.items():
-            values[f"own_{name}"] = value(ask)
+        for name, value in own_values(self._columns, ask).items():
+            values[f"own_{name}"] = value
         statement = self._statements.claim.fill(values)
         for _ in range(MOST_SENDINGS):
             reply = yield statement
@@ -147,12 +151,15 @@ class PostgresVerbs:
     def put(self, ask: PutRequest) -> Verb[bool]:
         """Mark as done without running."""
         check_size(len(ask.result.data))
-        statement = self._statements.put(
+        own = own_values_of_mark(self._columns, ask)
+        write = self._statements.put if own else self._statements.put_plain
+        statement = write(
             **self._named(ask.identity),
             owner=ask.owner,
             data=ask.result.data,
             codec=ask.result.codec,
             ttl=ask.ttl,
+            **{f"own_{name}": value for name, value in own.items()},
         )
         for _ in range(MOST_SENDINGS):
             reply = yield statement
