@@ -104,10 +104,6 @@ CAUGHT_BY = [
 
 PARAMETERS = {
     broken.AnEndedOwnerIsGivenANewClaim: {"retryable": True},
-    broken.IdentitiesAreJoined: {"difference": "a separator inside scope or key"},
-    broken.CaseIsIgnored: {"difference": "upper and lower case"},
-    broken.EmptyResultIsLost: {"name": "empty"},
-    broken.PrefixIsAPattern: {"prefix": "a%"},
     broken.AdoptForgetsTheHold: {"hold": True},
     broken.AdoptKeepsTheFence: {"hold": True},
     broken.ParkingRestartsTheAge: {"hold": True},

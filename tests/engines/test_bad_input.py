@@ -99,36 +99,36 @@ def knock(idem, door, key, fn=never, **options):
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("name", "words"), BAD_NAMES.values(), ids=BAD_NAMES)
-def test_a_bad_key_is_refused_before_the_store_is_asked(idem, door, name, words):
-    with refused(InvalidKey, f"the key {words}" if "position" not in words else words):
-        knock(idem, door, name)
+def test_a_bad_key_is_refused_before_the_store_is_asked(idem, door):
+    for name, words in BAD_NAMES.values():
+        with refused(InvalidKey, f"the key {words}" if "position" not in words else words):
+            knock(idem, door, name)
     assert idem.store.calls == []
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("name", "words"), BAD_NAMES.values(), ids=BAD_NAMES)
-def test_a_bad_scope_is_refused_before_the_store_is_asked(idem, door, name, words):
-    with refused(InvalidKey, f"the scope {words}" if "position" not in words else words):
-        knock(idem, door, "k", scope=name)
+def test_a_bad_scope_is_refused_before_the_store_is_asked(idem, door):
+    for name, words in BAD_NAMES.values():
+        with refused(InvalidKey, f"the scope {words}" if "position" not in words else words):
+            knock(idem, door, "k", scope=name)
     assert idem.store.calls == []
 
 
 @pytest.mark.parametrize("verb", ["peek", "forget"])
-@pytest.mark.parametrize(("name", "words"), BAD_NAMES.values(), ids=BAD_NAMES)
-def test_a_bad_name_is_refused_before_a_record_is_read_or_removed(idem, verb, name, words):
-    with refused(InvalidKey):
-        getattr(idem, verb)(name)
-    with refused(InvalidKey):
-        getattr(idem, verb)("k", scope=name)
+def test_a_bad_name_is_refused_before_a_record_is_read_or_removed(idem, verb):
+    for name, _ in BAD_NAMES.values():
+        with refused(InvalidKey):
+            getattr(idem, verb)(name)
+        with refused(InvalidKey):
+            getattr(idem, verb)("k", scope=name)
     assert idem.store.calls == []
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("options", "error", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
-def test_a_bad_option_is_refused_before_the_store_is_asked(idem, door, options, error, words):
-    with refused(error, words):
-        knock(idem, door, "k", **options)
+def test_a_bad_option_is_refused_before_the_store_is_asked(idem, door):
+    for options, error, words in BAD_OPTIONS.values():
+        with refused(error, words):
+            knock(idem, door, "k", **options)
     assert idem.store.calls == []
 
 

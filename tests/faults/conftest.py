@@ -28,6 +28,13 @@ def world(kind: str, store_url: str) -> Iterator[World]:
         yield opened
 
 
+@pytest.fixture
+def memory_world(kind: str) -> Iterator[World]:
+    """Both engines in turn, for what never reaches a store."""
+    with World(kind, "memory://") as opened:
+        yield opened
+
+
 @pytest.fixture(params=["sqlite", "redis"])
 def shared_url(request) -> str:
     """A store that several processes share, of each kind in turn."""

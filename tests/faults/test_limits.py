@@ -133,8 +133,8 @@ BAD_KEYS = {
 
 @fault(43)
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
-def test_a_bad_key_or_scope_is_refused_before_the_store_is_asked(world, key):
-    engine = world.engine()
+def test_a_bad_key_or_scope_is_refused_before_the_store_is_asked(memory_world, key):
+    engine = memory_world.engine()
     for door in (engine.execute, engine.consume):
         with pytest.raises(InvalidKey) as told:
             door(key, never)
@@ -160,8 +160,10 @@ BAD_PAYLOADS = {
 
 @fault(43)
 @pytest.mark.parametrize("payload", BAD_PAYLOADS.values(), ids=BAD_PAYLOADS)
-def test_a_payload_that_has_no_end_or_no_form_is_refused_before_the_store_is_asked(world, payload):
-    engine = world.engine()
+def test_a_payload_that_has_no_end_or_no_form_is_refused_before_the_store_is_asked(
+    memory_world, payload
+):
+    engine = memory_world.engine()
     with pytest.raises(SerializationError):
         engine.execute("k", never, payload=payload)
     assert engine.commands() == 0

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from contract.reference_store import DictStore
-from semel.core.records import Claimed, ClaimRequest, Encoded, Identity, State
+from semel.core.records import (
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    RenewRequest,
+    State,
+)
 from semel.errors import ConfigError, StoreFull, StoreUnavailable
 from semel.stores.base import Batching, Scannable
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
@@ -21,38 +32,14 @@ from semel.testing import (
     FaultyStore,
     LoseReply,
     Refuse,
-    StoreContract,
     StoreDriver,
 )
+from semel.testing.faulty import OPTIONAL_VERBS, VERBS
 
 KEY = Identity("orders", "42")
 ANNA = b"anna" * 3
 RESULT = Encoded("json", b"1")
 ASK = ClaimRequest(KEY, ANNA, None, lease=60.0, ttl=60.0)
-
-
-class OnAFakeClock(StoreContract):
-    @pytest.fixture
-    def clock(self):
-        return FakeClock()
-
-    @pytest.fixture
-    def sleep(self, clock):
-        return clock.advance
-
-
-class TestAFaultyStoreWithoutFaults(OnAFakeClock):
-    """Until a fault is injected it is as good as the store below."""
-
-    @pytest.fixture
-    def store(self, clock):
-        return FaultyStore(MemoryStore(clock=clock))
-
-
-class TestAnAsyncFaultyStoreWithoutFaults(OnAFakeClock):
-    @pytest.fixture
-    def store(self, clock):
-        return AsyncFaultyStore(AsyncMemoryStore(clock=clock))
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -67,6 +54,49 @@ def driven(faulty):
     driver = StoreDriver(faulty)
     yield driver
     driver.close()
+
+
+def test_without_faults_every_verb_answers_as_the_store_below(faulty, driven):
+    """The contract was kept by that one already: here it only matters that every call arrives."""
+    other, error = Identity("orders", "43"), Encoded("failure", b"[]")
+    bert, carl = b"bert" * 3, b"carl" * 3
+    terms = {"retryable": True, "keep_fingerprint": True, "ttl": 60.0}
+    clock = FakeClock()
+    stores = (
+        (MemoryStore(clock=clock), FaultyStore(MemoryStore(clock=clock)))
+        if isinstance(faulty, FaultyStore)
+        else (AsyncMemoryStore(clock=clock), AsyncFaultyStore(AsyncMemoryStore(clock=clock)))
+    )
+    calls = [
+        ("claim", (ASK,), {}),
+        ("renew", (KEY, ANNA, 5.0), {}),
+        ("fail", (KEY, ANNA, error), terms),
+        ("claim_many", ([replace(ASK, owner=carl), replace(ASK, identity=other, owner=bert)],), {}),
+        ("renew_many", ([RenewRequest(other, bert, 0.0)],), {}),
+        ("stuck", (), {}),
+        ("adopt", (other, ANNA, 60.0), {}),
+        ("complete", (KEY, carl, RESULT, 60.0), {}),
+        ("complete_many", ([CompleteRequest(other, ANNA, RESULT, 60.0)],), {}),
+        ("get", (KEY,), {}),
+        ("get_many", ([KEY, other],), {}),
+        ("touch", (KEY, 5.0), {}),
+        ("scan", (), {}),
+        ("counts", (), {}),
+        ("forget", (KEY,), {}),
+        ("forget_many", ([KEY, other],), {}),
+        ("put", (KEY, RESULT, 0.5), {"owner": ANNA}),
+        ("put_many", ([PutRequest(other, bert, RESULT, 0.5)],), {}),
+        ("purge", (), {}),
+    ]
+    assert {verb for verb, _, _ in calls} == {*VERBS, *OPTIONAL_VERBS}
+    below, above = map(StoreDriver, stores)
+    with closing(below), closing(above):
+        for verb, args, named in calls:
+            answers = [getattr(each, verb)(*args, **named) for each in (below, above)]
+            assert answers[0] == answers[1], verb
+            assert answers[0] not in (False, [False]), f"{verb} did nothing"
+            clock.advance(1.0)
+    assert [call.verb for call in stores[1].calls] == [verb for verb, _, _ in calls]
 
 
 def test_a_refused_call_never_reaches_the_store(faulty, driven):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from semel.core.records import Busy, Claimed, Encoded, Identity
+from semel.core.records import OWNER_BYTES, Busy, Claimed, Encoded, Identity
 from semel.testing.contract.given import ANNA, BERT, LONG, StoreUnderTest, ask, record_of
 from semel.testing.driver import StoreDriver
 
@@ -35,6 +33,9 @@ PAIRS = {
     "the last of 255 characters": (Identity("s", "k" * 254 + "a"), Identity("s", "k" * 254 + "b")),
 }
 
+DIFFERENT = tuple(dict.fromkeys(each for pair in PAIRS.values() for each in pair))
+"""All of them, each once: they are in one store at the same time."""
+
 ODD_KEYS = [
     *("'; DROP TABLE idempotent_record; --", "%s", "$1", ":name", "?", "{0}", "\\x00", "\\"),
     *(
@@ -55,20 +56,29 @@ ODD_KEYS = [
 ]
 
 
+def _owner(number: int) -> bytes:
+    """Give each identity an owner of its own: the same one would be allowed to claim again."""
+    return b"%d" % (10 ** (OWNER_BYTES - 1) + number)
+
+
 class IdentityContract(StoreUnderTest):
     """The identity is what the caller gave, to the last character."""
 
-    @pytest.mark.parametrize("difference", PAIRS)
-    def test_two_identities_never_meet(self, driven: StoreDriver, difference: str) -> None:
-        one, other = PAIRS[difference]
-        assert isinstance(driven.claim(ask(ANNA, identity=one)), Claimed)
-        assert isinstance(driven.claim(ask(BERT, identity=other)), Claimed)
-        assert driven.complete(one, ANNA, Encoded("json", b"1"), LONG)
-        assert driven.complete(other, BERT, Encoded("json", b"2"), LONG)
-        assert record_of(driven, one).outcome == Encoded("json", b"1")
-        assert record_of(driven, other).outcome == Encoded("json", b"2")
-        assert driven.forget(one) is True
-        assert driven.get(other) is not None
+    def test_two_identities_never_meet(self, driven: StoreDriver) -> None:
+        owners = {each: _owner(number) for number, each in enumerate(DIFFERENT)}
+        results = {each: Encoded("json", owner) for each, owner in owners.items()}
+        for each, owner in owners.items():
+            assert isinstance(driven.claim(ask(owner, identity=each)), Claimed), each
+        for each, owner in owners.items():
+            assert driven.complete(each, owner, results[each], LONG), each
+        for each in DIFFERENT:
+            assert record_of(driven, each).outcome == results[each], each
+        for one, other in PAIRS.values():
+            assert driven.forget(one) is True, one
+            assert driven.get(one) is None, one
+            assert record_of(driven, other).outcome == results[other], (one, other)
+            # It is there again for the pairs that follow.
+            assert driven.put(one, results[one], LONG, owner=owners[one]) is True, one
 
     def test_odd_keys_are_kept_as_they_are(self, driven: StoreDriver) -> None:
         identities = [Identity("odd", key) for key in ODD_KEYS]

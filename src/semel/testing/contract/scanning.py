@@ -87,12 +87,13 @@ class ScanContract(StoreUnderTest):
         assert scan_all(scannable, scope="orders") == [Identity("orders", "1")]
         assert len(scan_all(scannable)) == 3
 
-    @pytest.mark.parametrize("prefix", ["a%", "a_", "a*", "a?", "a[x]", "a\\", "a'", "a{", "a:"])
-    def test_a_prefix_is_taken_literally(self, scannable: StoreDriver, prefix: str) -> None:
-        succeed(scannable, identity=Identity("s", prefix + "1"))
-        succeed(scannable, identity=Identity("s", "ax1"))
-        succeed(scannable, identity=Identity("s", prefix.upper() + "1"))
-        assert scan_all(scannable, prefix=prefix) == [Identity("s", prefix + "1")]
+    def test_a_prefix_is_taken_literally(self, scannable: StoreDriver) -> None:
+        prefixes = ("a%", "a_", "a*", "a?", "a[x]", "a\\", "a'", "a{", "a:")
+        for prefix in ("ax", *prefixes):
+            succeed(scannable, identity=Identity("s", prefix + "1"))
+            succeed(scannable, identity=Identity("s", prefix.upper() + "1"))
+        for prefix in prefixes:
+            assert scan_all(scannable, prefix=prefix) == [Identity("s", prefix + "1")], prefix
 
     def test_a_prefix_is_the_beginning_of_the_key(self, scannable: StoreDriver) -> None:
         for identity in (KEY, OTHER, Identity("orders.create", "my-order:1")):

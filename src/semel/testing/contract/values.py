@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from semel.core.records import Encoded, Finished
-from semel.testing.contract.given import ANNA, BERT, KEY, LONG, StoreUnderTest, ask, record_of
+from semel.core.records import Encoded, Finished, Identity
+from semel.testing.contract.given import ANNA, BERT, LONG, StoreUnderTest, ask, record_of
 from semel.testing.driver import StoreDriver
 
 VALUES = {
@@ -22,26 +20,31 @@ VALUES = {
     "a codec with a suffix": Encoded("json+aesgcm/2", b"1"),
 }
 
+KEPT = {Identity("values", name): value for name, value in VALUES.items()}
+
 
 class ValueContract(StoreUnderTest):
-    """Stores never look inside an outcome."""
+    """Stores never look inside an outcome. All values are kept side by side in one store."""
 
-    @pytest.mark.parametrize("name", VALUES)
-    def test_a_result_comes_back_as_it_went_in(self, driven: StoreDriver, name: str) -> None:
-        driven.claim(ask(ANNA))
-        assert driven.complete(KEY, ANNA, VALUES[name], LONG) is True
-        assert record_of(driven).outcome == VALUES[name]
-        finished = driven.claim(ask(BERT))
-        assert isinstance(finished, Finished)
-        assert finished.outcome == VALUES[name]
+    def test_a_result_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
+        for identity, value in KEPT.items():
+            driven.claim(ask(ANNA, identity=identity))
+            assert driven.complete(identity, ANNA, value, LONG) is True, identity
+        for identity, value in KEPT.items():
+            assert record_of(driven, identity).outcome == value, identity
+            finished = driven.claim(ask(BERT, identity=identity))
+            assert isinstance(finished, Finished), identity
+            assert finished.outcome == value, identity
 
-    @pytest.mark.parametrize("name", VALUES)
-    def test_an_error_comes_back_as_it_went_in(self, driven: StoreDriver, name: str) -> None:
-        driven.claim(ask(ANNA))
-        driven.fail(KEY, ANNA, VALUES[name], retryable=False, keep_fingerprint=True, ttl=LONG)
-        assert record_of(driven).outcome == VALUES[name]
+    def test_an_error_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
+        for identity, value in KEPT.items():
+            driven.claim(ask(ANNA, identity=identity))
+            driven.fail(identity, ANNA, value, retryable=False, keep_fingerprint=True, ttl=LONG)
+        for identity, value in KEPT.items():
+            assert record_of(driven, identity).outcome == value, identity
 
-    @pytest.mark.parametrize("name", VALUES)
-    def test_a_mark_comes_back_as_it_went_in(self, driven: StoreDriver, name: str) -> None:
-        driven.put(KEY, VALUES[name], LONG, owner=ANNA)
-        assert record_of(driven).outcome == VALUES[name]
+    def test_a_mark_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
+        for identity, value in KEPT.items():
+            driven.put(identity, value, LONG, owner=ANNA)
+        for identity, value in KEPT.items():
+            assert record_of(driven, identity).outcome == value, identity
