@@ -132,6 +132,27 @@ def test_a_refused_renewal_of_what_waits_to_be_saved_leaves_the_answer_to_the_sa
     assert SENT + 10.1 < running.next_due() <= SENT + 11.1, "soon, and not at once over and over"
 
 
+def test_a_refused_renewal_of_an_attempt_whose_end_is_being_told_is_no_loss():
+    one = lease()
+    one.ending = True
+    running = book(one)
+    assert running.renewed(one, False, sent=SENT + 10.0, now=SENT + 10.1) is False
+    assert one in running
+    assert not one.refused
+    assert running.next_due() == running.next_danger() == math.inf, "only the answer to that tells"
+
+
+def test_an_attempt_that_was_given_up_is_neither_renewed_nor_lost():
+    one = lease()
+    running = book(one)
+    one.stop()
+    for answer in (True, False, DOWN):
+        assert running.renewed(one, answer, sent=SENT + 10.0, now=SENT + 10.1) is False
+    one.due = SENT  # by a timer that was just noting an answer
+    assert running.due(SENT + 60.0) == running.newly_lost(SENT + 60.0) == []
+    assert running.next_due() == running.next_danger() == math.inf
+
+
 def test_an_answer_to_an_attempt_that_has_ended_says_nothing():
     one = lease()
     for answer in (True, False, DOWN):

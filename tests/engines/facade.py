@@ -109,11 +109,12 @@ class Gate:
 
 
 class Steered(FaultyStore):
-    """A faulty store whose next call of a verb can be held up."""
+    """A faulty store whose next call of a verb, or its answer, can be held up."""
 
     def __init__(self, store: Any) -> None:
         super().__init__(store)
         self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
         self.twice: set[str] = set()
 
     def _meet(self, verb: str, apply: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -121,6 +122,9 @@ class Steered(FaultyStore):
         if hold_up is not None:
             hold_up()
         answer = super()._meet(verb, apply, *args, **kwargs)
+        hold_answer = self.after.pop(verb, None)
+        if hold_answer is not None:
+            hold_answer()
         return apply(*args, **kwargs) if verb in self.twice else answer
 
 
@@ -130,6 +134,7 @@ class AsyncSteered(AsyncFaultyStore):
     def __init__(self, store: Any) -> None:
         super().__init__(store)
         self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
         self.twice: set[str] = set()
 
     async def _meet(self, verb: str, apply: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +142,9 @@ class AsyncSteered(AsyncFaultyStore):
         if hold_up is not None:
             await asyncio.to_thread(hold_up)
         answer = await super()._meet(verb, apply, *args, **kwargs)
+        hold_answer = self.after.pop(verb, None)
+        if hold_answer is not None:
+            await asyncio.to_thread(hold_answer)
         return await apply(*args, **kwargs) if verb in self.twice else answer
 
 

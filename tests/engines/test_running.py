@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
+from msgspec.structs import replace
 
 from engines.facade import PATIENCE, Effect, never, until, wait_until
 from semel import (
     AsyncIdempotency,
     LeaseLost,
+    OutcomeUnknown,
     Policy,
     StoreUnavailable,
     current_attempt,
@@ -238,3 +241,78 @@ def test_an_attempt_that_lost_its_lease_may_stop_before_its_effect(world):
     with pytest.raises(LeaseLost):
         engine.execute("k", careful)
     assert effects == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "error"), [("complete", None), ("fail", ValueError("failed"))], ids=["save", "failure"]
+)
+def test_a_renewal_that_crosses_the_end_of_its_own_attempt_is_no_loss(world, verb, error):
+    engine = world.engine(policy=SHORT)
+    go_on = threading.Event()
+    engine.store.after[verb] = lambda: go_on.wait(PATIENCE)  # stored, and not answered yet
+    call = engine.start("k", Effect("done", raising=error))
+    wait_until(lambda: engine.commands("renew_many"))
+    time.sleep(2 * SHORT.lease)  # refused, and the lease would be over
+    go_on.set()
+    assert call.exception(PATIENCE) is error
+    assert not engine.told(events.LostLease)
+    assert len(engine.told(events.Ran if error is None else events.Failed)) == 1
+
+
+class Renewal:
+    """The next renewal of an engine, held on its way; it would lock the key for ten minutes."""
+
+    def __init__(self, engine):
+        self.on_its_way, self.go_on = threading.Event(), threading.Event()
+        engine.store.before["renew_many"] = self._hold
+        renew_many = engine.store.renew_many
+        engine.store.renew_many = lambda asks: renew_many(
+            [replace(ask, lease=600.0) for ask in asks]
+        )
+
+    def _hold(self):
+        self.on_its_way.set()
+        assert self.go_on.wait(PATIENCE)
+
+
+def test_a_renewal_that_is_on_its_way_is_waited_for_before_an_attempt_is_parked(world):
+    """Under hold: nobody knows the outcome, and the next caller hears that at once."""
+    patient = Policy(lease=1.5, abandoned="hold", concurrent="reject", store_timeout=PATIENCE)
+    engine, other = world.engine(policy=patient), world.engine(policy=patient)
+    renewal = Renewal(engine)
+    effect = Effect(raising=ValueError("nobody knows")).held()
+    call = engine.start("k", effect)
+    assert renewal.on_its_way.wait(PATIENCE)
+    effect.release()
+    wait_until(lambda: all(lease.stopped for lease in engine.engine._leases._running.values()))
+    assert engine.commands("renew") == 0
+    renewal.go_on.set()
+    with pytest.raises(ValueError, match="nobody knows"):
+        call.result(PATIENCE)
+    with pytest.raises(OutcomeUnknown):
+        other.execute("k", never)
+    assert not engine.told(events.LostLease)
+
+
+@pytest.mark.parametrize("fault", [None, Refuse()], ids=["", "and cannot be parked again"])
+def test_a_renewal_that_hangs_while_an_attempt_is_parked_is_made_good_later(memory_world, fault):
+    hurried = Policy(lease=1.5, abandoned="hold", concurrent="reject", store_timeout=0.1)
+    engine, other = memory_world.engine(policy=hurried), memory_world.engine(policy=hurried)
+    renewal = Renewal(engine)
+    effect = Effect(raising=ValueError("nobody knows")).held()
+    call = engine.start("k", effect)
+    assert renewal.on_its_way.wait(PATIENCE)
+    effect.release()
+    with pytest.raises(ValueError, match="nobody knows"):
+        call.result(PATIENCE)
+    assert engine.peek("k").abandoned
+    if fault is not None:
+        engine.store.inject("renew", fault)
+    renewal.go_on.set()
+    wait_until(lambda: engine.commands("renew") == 2)
+    if fault is not None:
+        wait_until(lambda: engine.told(events.StoreFailed))
+        return
+    wait_until(lambda: engine.peek("k").abandoned)
+    with pytest.raises(OutcomeUnknown):
+        other.execute("k", never)

@@ -34,6 +34,7 @@ from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
 from semel.core.switch import BYPASSED
 from semel.engine.call import (
+    RENEWAL_LOOK,
     Call,
     SavePatience,
     as_first_told,
@@ -193,6 +194,7 @@ class AsyncRunner(AsyncKeeper):
             if lease not in self._leases:
                 # Refused by the store already, or inherited through a fork: not ours to save.
                 self._lost(call, lease)
+            lease.ending = True
             result = kept.encoded
             try:
                 saved = await self._store.complete(
@@ -286,6 +288,7 @@ class AsyncRunner(AsyncKeeper):
         error: Exception | None = None,
     ) -> None:
         """Tell the store the result, until it knows or the timer takes over."""
+        lease.ending = True
         patience = SavePatience(call.rules, monotonic())
         while True:
             smaller = None if error is None else self._without_value(lease, result, error)
@@ -308,6 +311,18 @@ class AsyncRunner(AsyncKeeper):
                 self._saved(call, attempt, lease, result, saved=saved)
                 return
 
+    async def _park(self, call: Call, lease: Lease) -> bool:
+        """Let the key show at once that nobody knows the outcome; False when it was replaced.
+
+        A renewal that is on its way is waited for: it would come later, and the key look busy.
+        """
+        lease.stop()
+        end = monotonic() + call.rules.store_timeout
+        while lease.renewing and monotonic() < end:
+            await sleep(RENEWAL_LOOK)
+        lease.park_again = lease.renewing
+        return await self._store.renew(call.identity, lease.owner, 0.0)
+
     async def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
         decision = self._verdict(call, lease, error)
@@ -317,8 +332,9 @@ class AsyncRunner(AsyncKeeper):
                 if lease not in self._leases:
                     recorded = False
                 elif decision == "unknown":
-                    recorded = await self._store.renew(call.identity, lease.owner, 0.0)
+                    recorded = await self._park(call, lease)
                 else:
+                    lease.ending = True
                     recorded = await self._store.fail(
                         call.identity,
                         lease.owner,

@@ -55,6 +55,14 @@ class Lease(Struct, eq=False, gc=False):
     due: float = math.inf
     refused: bool = False
     told_lost: bool = False
+    ending: bool = False
+    """The store is being told of the end: what it says to that counts, not to a renewal."""
+    renewing: bool = False
+    """A renewal is on its way."""
+    stopped: bool = False
+    """It ended and nobody knows how: nothing is renewed any more."""
+    park_again: bool = False
+    """It was parked while a renewal was on its way, which may come later and hide that."""
     unsaved: CompleteRequest | None = None
     """A result that the store could not be told yet."""
     server: Hashable = None
@@ -80,6 +88,11 @@ class Lease(Struct, eq=False, gc=False):
         self.told_lost = False
         self.until = sent + self.seconds
         self.due = sent + self.seconds / RENEWALS_PER_LEASE
+
+    def stop(self) -> None:
+        """The attempt is given up as it is: nothing is renewed any more, and nothing is lost."""
+        self.ending = self.stopped = True
+        self.until = self.due = math.inf
 
     def retry(self, now: float) -> None:
         """The store could not be told: come back soon."""
@@ -164,7 +177,9 @@ class Leases:
         due = [
             lease
             for lease in tuple(self._running.values())
-            if lease.server == server and lease.due <= now + lease.seconds / RENEWALS_PER_LEASE / 4
+            if lease.server == server
+            and not lease.stopped
+            and lease.due <= now + lease.seconds / RENEWALS_PER_LEASE / 4
         ]
         return [due[start : start + CHUNK] for start in range(0, len(due), CHUNK)]
 
@@ -250,7 +265,10 @@ class Leases:
     def next_renewal(self, server: Hashable = None) -> float:
         """When the next lease of this server is due; infinity when nothing runs there."""
         running = tuple(self._running.values())
-        return min((lease.due for lease in running if lease.server == server), default=math.inf)
+        return min(
+            (lease.due for lease in running if lease.server == server and not lease.stopped),
+            default=math.inf,
+        )
 
     def next_doubt(self) -> float:
         """When the next claim has to be given back; infinity when there is none."""
@@ -262,7 +280,7 @@ class Leases:
 
     def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
         """Note what the store said; True when the lease is lost by this (told once)."""
-        if lease not in self:
+        if lease not in self or lease.stopped:
             return False  # The attempt ended meanwhile.
         if answer is True:
             already_told = lease.told_lost
@@ -271,6 +289,10 @@ class Leases:
             lease.told_lost = already_told and lease.lost_at(now)
             return False
         if answer is False and lease.unsaved is None:
+            if lease.ending:
+                # It may have ended before the renewal came: only the answer to that tells.
+                lease.until = lease.due = math.inf
+                return False
             lease.refused = True
             self.drop(lease)
         else:

@@ -30,6 +30,9 @@ SAVE_PATIENCE = 2.0
 MOST_CLAIMS = 3
 """How often one claim is sent when the answers come so late that its lease is used up."""
 
+RENEWAL_LOOK = 0.005
+"""Seconds between two looks whether a renewal that is on its way has been answered."""
+
 UNWANTED_TTL = 300.0
 """How long it is remembered that a claim which nobody wanted was given back."""
 

@@ -86,7 +86,17 @@ class Keeper(Answers[Store]):
         for lease in self._leases.orphans(server):
             self._release(lease)
         for chunk in self._leases.due(monotonic(), server):
-            self._renew(chunk)
+            for lease in chunk:
+                lease.renewing = True
+            try:
+                # Looked at after the mark: what is stopped from now on waits for its answer.
+                self._renew([lease for lease in chunk if not lease.stopped])
+            finally:
+                for lease in chunk:
+                    lease.renewing = False
+            for lease in chunk:
+                if lease.park_again:
+                    self._park_again(lease)
         # Nothing else, however much of it there is, may hold up the next renewals.
         until = self._leases.next_renewal(server)
         for lease, ask in self._leases.unsaved():
@@ -143,7 +153,15 @@ class Keeper(Answers[Store]):
             answer = self._store.renew(ask.identity, ask.owner, ask.lease)
         except Exception as error:  # noqa: BLE001 - as above, and it is not the others' failure
             answer = as_store_error(error)
+        lease.renewing = False
         self._renewed(lease, answer, sent)
+
+    def _park_again(self, lease: Lease) -> None:
+        """The renewal may have come after the parking: the key would look busy."""
+        try:
+            self._store.renew(lease.identity, lease.owner, 0.0)
+        except Exception as error:  # noqa: BLE001 - the lease ends by itself
+            self._store_failed(lease, "fail", error)
 
     def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
         """Try once more to tell the store a result; False = it is still not to be reached."""

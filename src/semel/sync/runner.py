@@ -30,6 +30,7 @@ from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
 from semel.core.switch import BYPASSED
 from semel.engine.call import (
+    RENEWAL_LOOK,
     Call,
     SavePatience,
     as_first_told,
@@ -182,6 +183,7 @@ class Runner(Keeper):
             if lease not in self._leases:
                 # Refused by the store already, or inherited through a fork: not ours to save.
                 self._lost(call, lease)
+            lease.ending = True
             result = kept.encoded
             try:
                 saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
@@ -270,6 +272,7 @@ class Runner(Keeper):
         error: Exception | None = None,
     ) -> None:
         """Tell the store the result, until it knows or the timer takes over."""
+        lease.ending = True
         patience = SavePatience(call.rules, monotonic())
         while True:
             smaller = None if error is None else self._without_value(lease, result, error)
@@ -290,6 +293,18 @@ class Runner(Keeper):
                 self._saved(call, attempt, lease, result, saved=saved)
                 return
 
+    def _park(self, call: Call, lease: Lease) -> bool:
+        """Let the key show at once that nobody knows the outcome; False when it was replaced.
+
+        A renewal that is on its way is waited for: it would come later, and the key look busy.
+        """
+        lease.stop()
+        end = monotonic() + call.rules.store_timeout
+        while lease.renewing and monotonic() < end:
+            sleep(RENEWAL_LOOK)
+        lease.park_again = lease.renewing
+        return self._store.renew(call.identity, lease.owner, 0.0)
+
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
         decision = self._verdict(call, lease, error)
@@ -299,8 +314,9 @@ class Runner(Keeper):
                 if lease not in self._leases:
                     recorded = False
                 elif decision == "unknown":
-                    recorded = self._store.renew(call.identity, lease.owner, 0.0)
+                    recorded = self._park(call, lease)
                 else:
+                    lease.ending = True
                     recorded = self._store.fail(
                         call.identity,
                         lease.owner,
