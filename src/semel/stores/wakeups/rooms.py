@@ -141,9 +141,14 @@ class Rooms(Generic[S]):
         return first
 
     def leave(self, seat: S) -> None:
-        """Give up a seat. The subscription stays for a while: whoever leaves is in a hurry."""
-        room = self._rooms[seat.channel]
-        del room.seats[seat]
+        """Give up a seat, if it was given; may come twice.
+
+        The subscription stays for a while: whoever leaves is in a hurry.
+        """
+        room = self._rooms.get(seat.channel)
+        if room is None:
+            return
+        room.seats.pop(seat, None)
         if not room.seats:
             del self._rooms[seat.channel]
             self._left[seat.channel] = None

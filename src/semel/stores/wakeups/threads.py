@@ -70,8 +70,12 @@ class Watch(BaseWatch):
         self._gate.acquire()
 
     def __enter__(self) -> Self:
-        self._ear.enter(self)
-        return self
+        try:
+            self._ear.enter(self)
+            return self  # noqa: TRY300 - inside: interrupted here, too, nobody else would leave
+        except BaseException:
+            self._ear.leave(self)
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._ear.leave(self)
@@ -112,15 +116,11 @@ class Ear:
         """Begin to listen for a watch; what stands in the way only makes it deaf."""
         with self._lock:
             first = self.rooms.enter(watch)
-            try:
-                if self._line is not None:
-                    if first:
-                        self._subscribe(self._line, watch.channel)
-                elif self._thread is None and not self._start():
-                    watch.hearing = Hearing.NO
-            except BaseException:
-                self.rooms.leave(watch)  # interrupted: nobody will leave, and it would listen on
-                raise
+            if self._line is not None:
+                if first:
+                    self._subscribe(self._line, watch.channel)
+            elif self._thread is None and not self._start():
+                watch.hearing = Hearing.NO
 
     def leave(self, watch: Watch) -> None:
         """Listen no longer for this watch."""
