@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 
 import pytest
+from msgspec import UNSET
 
-from engines.facade import Effect, World, never, wait_until
+from engines.facade import PATIENCE, Effect, World, never, wait_until
 from semel import (
     AsyncIdempotency,
     ConfigError,
@@ -176,3 +179,93 @@ def test_the_timer_of_an_idle_engine_ends_by_itself():
     with Idempotency("memory://", policy=Policy(lease=0.1)) as idem:
         idem.execute("k", lambda: wait_until(lambda: idem._timer._thread is not None))
         wait_until(lambda: all(thread.name != "semel-timer" for thread in threading.enumerate()))
+
+
+# --- closing from within: by the function itself, or by a signal handler ------------------------
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_function_that_closes_its_engine_is_saved_before_the_store_is_closed(
+    sqlite_url, monkeypatch, nested
+):
+    idem = Idempotency(sqlite_url)
+    closed = closings(idem._store, monkeypatch)
+
+    def work():
+        idem.close()
+        assert idem._closing.is_alive()
+        assert closed == [], "it waits for the function"
+        return "paid"
+
+    def outer():
+        return idem.execute("inner", work)
+
+    assert idem.execute("k", outer if nested else work) == "paid"
+    idem._closing.join(PATIENCE)
+    assert closed == [1]
+    with Idempotency(sqlite_url) as again:
+        assert again.execute("k", never) == "paid"
+
+
+async def test_an_async_function_that_closes_its_engine_is_saved_before_the_store_is_closed(
+    sqlite_url, monkeypatch
+):
+    idem = AsyncIdempotency(sqlite_url)
+    closed = closings(idem._store, monkeypatch)
+
+    async def work():
+        await idem.close()
+        assert closed == []
+        return "paid"
+
+    assert await idem.execute("k", work) == "paid"
+    await idem._closing
+    assert closed == [1]
+    async with AsyncIdempotency(sqlite_url) as again:
+        assert await again.execute("k", work) == "paid"
+
+
+@pytest.mark.parametrize("during", ["function", "complete"])
+def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
+    sqlite_url, monkeypatch, during
+):
+    idem = Idempotency(sqlite_url)
+    closed = closings(idem._store, monkeypatch)
+    complete = idem._store.complete
+
+    def terminate():
+        before = signal.signal(signal.SIGTERM, lambda *_: idem.close())
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert idem._closed
+        assert closed == []
+
+    def terminated_complete(*args):
+        terminate()
+        return complete(*args)
+
+    def work():
+        if during == "function":
+            terminate()
+        return "paid"
+
+    if during == "complete":
+        monkeypatch.setattr(idem._store, "complete", terminated_complete)
+    assert idem.execute("k", work) == "paid"
+    wait_until(lambda: closed == [1])
+    with Idempotency(sqlite_url) as again:
+        assert again.execute("k", never) == "paid"
+
+
+def test_closing_does_not_wait_for_an_attempt_that_nobody_can_end_any_more():
+    idem = Idempotency("memory://")
+    call = idem._call("k", "default", UNSET, idem._rules("default"))
+    idem._begin(call)
+    assert idem._leases.running()
+    del call
+    assert not idem._leases.running()
+    started = time.monotonic()
+    idem.close(timeout=60)
+    assert time.monotonic() - started < 30

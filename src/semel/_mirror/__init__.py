@@ -7,6 +7,7 @@ engines read alike. What is here never decides anything about an operation.
     Polling      waits for a store that cannot tell when something changed
     finished     what a function gave, awaited where it must be
     background   let a step end after its caller is gone (a thread does it at once)
+    aside        do a step beside its caller
     heed         notice a cancellation (counted by `cancellations`) that a driver swallowed
     drain        wait for background steps
     Home         the event loop an engine belongs to

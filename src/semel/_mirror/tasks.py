@@ -43,6 +43,11 @@ def background(
     task.add_done_callback(tasks.discard)
 
 
+def aside(step: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[Any]:
+    """Do this beside the caller, who keeps the task."""
+    return asyncio.get_running_loop().create_task(step())
+
+
 Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
 
 

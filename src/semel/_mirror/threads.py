@@ -36,6 +36,13 @@ def background(tasks: set[Any], step: Callable[[], object]) -> None:
     step()
 
 
+def aside(step: Callable[[], object]) -> threading.Thread:
+    """Do this beside the caller. The process does not end before it is done."""
+    thread = threading.Thread(target=step, name="semel-closing")
+    thread.start()
+    return thread
+
+
 def drain(tasks: set[Any], timeout: float) -> None:
     """Threads leave nothing in the background."""
 

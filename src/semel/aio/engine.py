@@ -6,19 +6,21 @@ Twin of `semel.sync.engine`: the same names in the same order, with the waiting 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from semel._mirror.tasks import drain, sleep
+from semel._mirror.tasks import aside, drain, sleep
 from semel.aio.marks import AsyncMarks
 from semel.aio.once import AsyncOnce, AsyncOnceDecorator
 from semel.aio.transactions import AsyncTransactionRunner
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import returned_by
+from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
 from semel.decorated import KeySource, PayloadSource
@@ -166,10 +168,25 @@ class AsyncIdempotency(AsyncTransactionRunner):
 
         Attempts that still run after `timeout` are not renewed any more; what happens to their
         keys is what the policy says of abandoned ones.
+
+        Called by a function while it runs under this engine, or by a signal handler that has
+        interrupted it, this returns at once: the engine is closed when the function's result is
+        saved.
         """
         self._closed = True
         end = monotonic() + seconds("timeout", timeout, zero=True)
-        while monotonic() < end and len(self._leases) > len(self._leases.unsaved()):
+        own = self._held_here()
+        if own:
+            # Waiting here would hold up the very function that is waited for.
+            self._closing = aside(partial(self._close, own, end))
+        else:
+            await self._close((), end)
+
+    async def _close(self, own: Sequence[Lease], end: float) -> None:
+        """Close after these attempts, however long they take, and after the others until `end`."""
+        while self._leases.running(own):
+            await sleep(0.01)
+        while monotonic() < end and self._leases.running():
             await sleep(0.01)
         await drain(self._tasks, max(0.0, end - monotonic()))
         await self._timer.stop()

@@ -7,7 +7,7 @@ claim was sent); it never waits, reads a clock or touches a store.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -68,6 +68,8 @@ class Lease(Struct, eq=False, gc=False):
     server: Hashable = None
     """Which of a store's servers has the record, as it was found when the timer first looked;
     None = not asked yet, or the store has only one."""
+    thread: int = 0
+    """The thread that claimed it."""
     entered: bool = False
     """Whether the function may have begun to run."""
     handed_over: bool = False
@@ -148,6 +150,17 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def running(self, among: Sequence[Lease] | None = None) -> list[Lease]:
+        """Attempts (of these) that have not ended yet, as far as anybody can end them."""
+        known = tuple(self._running.values())
+        return [
+            lease
+            for lease in known
+            if lease.unsaved is None
+            and not lease.orphaned
+            and (among is None or any(lease is one for one in among))
+        ]
 
     def __contains__(self, lease: Lease | None) -> bool:
         return lease is not None and self._running.get(lease.owner) is lease

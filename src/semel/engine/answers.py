@@ -6,6 +6,7 @@ This module answers. It never waits and never touches the store.
 from __future__ import annotations
 
 import math
+from _thread import get_ident
 from collections.abc import Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -13,7 +14,7 @@ from weakref import ref
 
 from semel import events
 from semel._mirror.seats import NoTimer
-from semel.attempts import Attempt
+from semel.attempts import Attempt, current_attempt
 from semel.core.codec import omitted
 from semel.core.decide import Refuse, Wait, decide, out_of_patience, verdict
 from semel.core.leases import Lease
@@ -64,7 +65,15 @@ class Answers(Setup[S]):
     def _started(self, call: Call, owner: bytes, claimed: Claimed, sent: float) -> Attempt:
         """Begin an attempt that owns its record; its lease is counted from before the claim."""
         rules = call.rules
-        lease = Lease(call.identity, owner, claimed.number, rules.lease, sent, holder=ref(call))
+        lease = Lease(
+            call.identity,
+            owner,
+            claimed.number,
+            rules.lease,
+            sent,
+            thread=get_ident(),
+            holder=ref(call),
+        )
         call.lease = lease  # First: who is interrupted now finds here what to give back.
         self._leases.add(lease)
         try:
@@ -141,6 +150,20 @@ class Answers(Setup[S]):
             raise error.with_traceback(None)  # one error may be told to many callers
         self._announce(events.RanUnprotected(identity=call.identity))
         return self._unprotected(call)
+
+    def _held_here(self) -> list[Lease]:
+        """Leases of attempts that cannot go on before the caller does: they are below it."""
+        found = []
+        attempt = current_attempt()
+        while attempt is not None:
+            found.append(attempt.lease)
+            attempt = attempt.outer
+        thread = None if self._asynchronous else get_ident()
+        return [
+            lease
+            for lease in self._leases.running()
+            if lease.thread == thread or any(lease is one for one in found)
+        ]
 
     # --- after the function --------------------------------------------------------------
 

@@ -6,16 +6,18 @@ Twin of `semel.aio.engine`: the same names in the same order, with the waiting d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from semel._mirror.threads import drain, sleep
+from semel._mirror.threads import aside, drain, sleep
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import returned_by
+from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
 from semel.decorated import KeySource, PayloadSource
@@ -163,10 +165,25 @@ class Idempotency(TransactionRunner):
 
         Attempts that still run after `timeout` are not renewed any more; what happens to their
         keys is what the policy says of abandoned ones.
+
+        Called by a function while it runs under this engine, or by a signal handler that has
+        interrupted it, this returns at once: the engine is closed when the function's result is
+        saved.
         """
         self._closed = True
         end = monotonic() + seconds("timeout", timeout, zero=True)
-        while monotonic() < end and len(self._leases) > len(self._leases.unsaved()):
+        own = self._held_here()
+        if own:
+            # Waiting here would hold up the very function that is waited for.
+            self._closing = aside(partial(self._close, own, end))
+        else:
+            self._close((), end)
+
+    def _close(self, own: Sequence[Lease], end: float) -> None:
+        """Close after these attempts, however long they take, and after the others until `end`."""
+        while self._leases.running(own):
+            sleep(0.01)
+        while monotonic() < end and self._leases.running():
             sleep(0.01)
         drain(self._tasks, max(0.0, end - monotonic()))
         self._timer.stop()
