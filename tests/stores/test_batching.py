@@ -308,6 +308,20 @@ async def test_a_store_that_is_away_is_asked_once_and_each_member_has_its_own_er
     assert len({id(error) for error in errors}) == 3
 
 
+async def test_who_waits_while_a_batch_learns_that_the_store_is_away_is_told_at_once(store):
+    batcher = Batcher(store, store, most_members=2)
+    store.trouble["batch"] = StoreUnavailable("away")
+    calls = await crowd(batcher, store, range(7))
+    assert len(store.requests) == 2, "the first went straight through, and one batch is away"
+    store.gate.set()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [str(answer) for answer in answers[1:]] == ["away"] * 6
+    assert len({id(answer) for answer in answers}) == 7
+    assert len(store.requests) == 2
+    del store.trouble["batch"]
+    assert isinstance(await batcher.claim(ask("later")), Claimed)
+
+
 # --- cancelled callers -------------------------------------------------------------------
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
 
+import psycopg
 import pytest
 from psycopg_pool import ConnectionPool
 
@@ -420,6 +422,44 @@ def test_a_database_that_takes_no_writes_is_unavailable(url, kind):
     refused = refusal(url, kind)
     assert isinstance(refused, StoreUnavailable)
     assert "name the primary" in str(refused)
+
+
+@fault(48)
+def test_a_crowd_on_a_read_only_server_fails_within_its_time_and_works_when_it_takes_writes(url):
+    database = url.rpartition("/")[2]
+    callers, timeout = 2000, 1.0
+
+    async def scenario(administrator):
+        store = AsyncPostgresStore(url, timeout=timeout)
+
+        async def claim(key):
+            began = time.monotonic()
+            try:
+                return time.monotonic() - began, await store.claim(ask(key))
+            except StoreUnavailable as error:
+                return time.monotonic() - began, error
+
+        def crowd(name):
+            return asyncio.gather(*(claim(f"{name}{number}") for number in range(callers)))
+
+        assert all(isinstance(answer, Claimed) for _, answer in await crowd("before"))
+        administrator.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+        administrator.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = %s AND pid <> pg_backend_pid()",
+            [database],
+        )
+        met = await crowd("meanwhile")
+        assert all("takes no writes" in str(answer) for _, answer in met)
+        # Half of it is spent on the search for a primary; one search after another took 20 times.
+        assert max(seconds for seconds, _ in met) < 10 * timeout / 2
+        administrator.execute("SET default_transaction_read_only = off")
+        administrator.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
+        assert isinstance((await claim("after"))[1], Claimed)
+        await store.close()
+
+    with psycopg.connect(url, autocommit=True) as administrator:
+        asyncio.run(scenario(administrator))
 
 
 @kinds

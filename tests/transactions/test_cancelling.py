@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from engines.facade import until
-from semel import AsyncIdempotency, Idempotency
+from semel import AsyncIdempotency, Idempotency, RetryTransaction
 from servers.mariadb import MariaDBServer
 from stores import mysql_given, postgres_given
+from stores.sqlite_helpers import write_lock
 from transactions.kinds import PATIENCE, path_of
 
 DRIVERS = {
@@ -66,6 +67,8 @@ def test_a_task_that_is_cancelled_while_it_claims_gives_its_connection_back(requ
 
     async def scenario() -> None:
         pooled = create_async_engine(place.engine_url, **place.one)
+        begun: list[object] = []
+        sa.event.listen(pooled.sync_engine, "begin", begun.append)
         others = create_async_engine(place.engine_url)
         async with AsyncIdempotency(place.url) as idem:
             await idem.peek("any")
@@ -80,7 +83,7 @@ def test_a_task_that_is_cancelled_while_it_claims_gives_its_connection_back(requ
                 async with idem.transaction(holder, "k") as attempt:
                     attempt.result = "never committed"
                 cancelled = asyncio.create_task(request_())
-                await until(lambda: pooled.pool.checkedout() == 1)
+                await until(lambda: begun)
                 while not await asyncio.to_thread(place.waits):
                     pass
                 cancelled.cancel()
@@ -148,3 +151,29 @@ def test_a_thread_that_is_interrupted_while_it_claims_gives_its_connection_back(
         signal.signal(signal.SIGUSR1, before)
         pooled.dispose()
         others.dispose()
+
+
+def test_a_sqlite_file_that_another_connection_has_locked_asks_for_a_repetition(sqlite_url):
+    engine = sa.create_engine(f"sqlite:///{path_of(sqlite_url)}?timeout=0")
+    with Idempotency(sqlite_url) as idem:
+        idem.peek("any")
+        with write_lock(path_of(sqlite_url)), engine.begin() as work:
+            with pytest.raises(RetryTransaction), idem.transaction(work, "k"):
+                pass
+            assert engine.pool.checkedout() == 1
+        assert engine.pool.checkedout() == 0
+    engine.dispose()
+
+
+def test_a_task_is_asked_for_a_repetition_as_well(sqlite_url):
+    async def scenario() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path_of(sqlite_url)}?timeout=0")
+        async with AsyncIdempotency(sqlite_url) as idem:
+            await idem.peek("any")
+            with write_lock(path_of(sqlite_url)):
+                async with engine.begin() as work:
+                    with pytest.raises(RetryTransaction):
+                        await idem.transaction(work, "k").__aenter__()
+        await engine.dispose()
+
+    asyncio.run(scenario())

@@ -17,6 +17,8 @@ The law of a lane:
 - An identity is in a batch once; whoever asks for it again comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
   that failed, is asked for again alone; only a store that is away is not asked again for each.
+- A batch that learns that the store is away says so to those who wait for the next ones: one
+  search after another would take longer than each of them may wait.
 - Who is cancelled is free at once; what was sent for it is done, and its answer is dropped. It is
   not sent again; and what its owner sends next, to give back what it may have got, comes after it.
 """
@@ -161,6 +163,10 @@ class Lane(Generic[Ask, Answer]):
             answers = [_own_copy(away) for _ in batch]
         except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
             pass
+        if all(
+            type(answer) is StoreUnavailable for answer in answers
+        ):  # a locked record has another
+            self._queue.refuse(str(answers[0]))
         for member, answer in zip(batch, answers, strict=True):
             if answer is ALONE:
                 self._ask_alone(member)

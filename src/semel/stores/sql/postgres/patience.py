@@ -67,9 +67,9 @@ def is_lost(error: BaseException) -> bool:
 
 def concerns_all(error: StoreUnavailable) -> bool:
     """Whether every member of a batch would meet the same: the trouble is with the server."""
-    return isinstance(error.__cause__, psycopg.OperationalError) and not isinstance(
-        error.__cause__, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled)
-    )
+    return isinstance(
+        error.__cause__, (psycopg.OperationalError, BECAME_REPLICA)
+    ) and not isinstance(error.__cause__, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled))
 
 
 class Patience:
