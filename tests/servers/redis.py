@@ -162,14 +162,15 @@ class RedisServer:
 class Certificates:
     """A throw-away authority and a certificate for 127.0.0.1, as files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, days: int = 2) -> None:
+        """`days`: how long it is valid from now on."""
         self.authority = str(folder / "ca.pem")
         self.certificate = str(folder / "server.pem")
         self.key = str(folder / "server.key")
-        _write_certificates(self)
+        _write_certificates(self, days)
 
 
-def _write_certificates(files: Certificates) -> None:
+def _write_certificates(files: Certificates, days: int) -> None:
     import datetime as dt
     import ipaddress
 
@@ -189,8 +190,8 @@ def _write_certificates(files: Certificates) -> None:
             .issuer_name(name("semel test authority"))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=2))
+            .not_valid_before(now - dt.timedelta(days=3))
+            .not_valid_after(now + dt.timedelta(days=days if subject == HOST else 2))
         )
 
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))

@@ -8,7 +8,14 @@ import pytest
 
 from semel import open_async_store, open_store
 from semel.core.records import Claimed, Encoded, Identity
-from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable, ValueRejected
+from semel.errors import (
+    ConfigError,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    ValueRejected,
+)
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.mysql.errors import translate
@@ -161,6 +168,18 @@ def test_a_server_that_cannot_be_trusted_or_wants_tls_is_not_spoken_to(secure_ur
     with driven(kind, secure_url + how) as store, pytest.raises(StoreUnavailable) as caught:
         store.counts()
     assert "for tests" not in str(caught.value)
+
+
+def test_a_certificate_that_will_never_do_is_refused_at_once(secure_url, kind):
+    refused = pytest.raises(StoreRefused, match="does not agree .* on TLS; check ssl_ca")
+    with driven(kind, f"{secure_url}?ssl=on", timeout=60) as store, refused:
+        store.counts()
+
+
+def test_a_server_without_tls_is_refused_at_once(mysql_url, kind):
+    refused = pytest.raises(StoreRefused, match="does not agree .* on TLS")
+    with driven(kind, f"{mysql_url}?ssl=on", timeout=60) as store, refused:
+        store.counts()
 
 
 def test_a_client_may_show_a_certificate_of_its_own(secure_url, certificates, kind):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
+import ssl
 import threading
 
 import pytest
@@ -12,9 +14,9 @@ import redis
 
 import semel.stores.redis as package
 from semel.core.records import Busy, Claimed, Finished, State
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
-from servers.redis import redis_sentinel, redis_server, wait_until
+from servers.redis import Certificates, redis_sentinel, redis_server, wait_until
 from stores.redis_given import IDENTITY, RESULT, ask, finish, opened, opened_async
 
 # --- TLS ------------------------------------------------------------------------------------
@@ -38,10 +40,84 @@ async def test_a_server_behind_tls_is_opened_by_rediss_for_asyncio(tls_server):
         assert isinstance(await store.claim(ask()), Claimed)
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(tls_server):
-    refused = pytest.raises(StoreUnavailable, match=r"cannot be reached: .*certificate")
-    with opened(f"rediss://127.0.0.1:{tls_server.port}", timeout=0.4) as store, refused:
+def connections(server) -> int:
+    with server.client() as client:
+        return client.info("stats")["total_connections_received"]
+
+
+REFUSED = {
+    "unknown authority": ("rediss://127.0.0.1:{port}", "name the file of its authority in ssl_ca"),
+    "other host name": ("rediss://localhost:{port}?ssl_ca_certs={ca}", "not for this host name"),
+    "cluster": ("rediss+cluster://127.0.0.1:{port}", "name the file of its authority in ssl_ca"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_certificate_that_will_never_do_is_refused_at_once(tls_server, case):
+    url, words = REFUSED[case]
+    url = url.format(port=tls_server.port, ca=tls_server.tls.authority)
+    before = connections(tls_server)
+    refused = pytest.raises(StoreRefused, match=f"the certificate of redis.* is refused: .*{words}")
+    with opened(url, timeout=60) as store, refused:
         store.claim(ask())
+    async with opened_async(url, timeout=60) as store:
+        with refused:
+            await store.claim(ask())
+    assert connections(tls_server) - before < 10, "it was repeated"
+
+
+async def test_an_expired_certificate_is_refused_at_once(tls_server, tmp_path):
+    files = Certificates(tmp_path, days=-1)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={files.authority}"
+        async with opened_async(url, timeout=60) as store:
+            with pytest.raises(StoreRefused, match="is refused: it has expired"):
+                await store.claim(ask())
+
+
+async def test_a_port_that_answers_without_tls_is_refused_at_once():
+    async def plainly(_, writer) -> None:
+        writer.write(b"-ERR Protocol error\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(plainly, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with opened_async(f"rediss://127.0.0.1:{port}", timeout=60) as store:
+            with pytest.raises(StoreRefused, match="does not speak TLS; use redis://"):
+                await store.claim(ask())
+
+
+def test_a_port_that_waits_without_tls_is_store_unavailable():
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"rediss://127.0.0.1:{silent.getsockname()[1]}"
+        unavailable = pytest.raises(StoreUnavailable, match="one without TLS that rediss://")
+        with opened(url, timeout=0.4) as store, unavailable:
+            store.claim(ask())
+
+
+def test_a_file_of_certificates_that_holds_none_is_refused_at_once(tls_server, tmp_path):
+    (tmp_path / "ca.pem").write_text("nothing of the kind")
+    url = f"rediss://127.0.0.1:{tls_server.port}?ssl_ca_certs={tmp_path / 'ca.pem'}"
+    with opened(url, timeout=60) as store, pytest.raises(StoreRefused, match="check ssl_ca_certs"):
+        store.claim(ask())
+
+
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path"])
+def test_a_file_of_tls_that_is_not_there_is_named_when_the_store_is_opened(name):
+    with pytest.raises(ConfigError, match=f"{name} names '/nowhere/ca.pem'"):
+        package.open_store(f"rediss://127.0.0.1?{name}=/nowhere/ca.pem")
+    with pytest.raises(ConfigError, match=f"{name} names '/nowhere/ca.pem'"):
+        package.open_async_store("rediss://127.0.0.1", **{name: "/nowhere/ca.pem"})
+
+
+def test_a_protocol_that_does_not_exist_is_named_when_the_store_is_opened():
+    with pytest.raises(ConfigError, match="protocol is 2 or 3, got 9"):
+        package.open_store("redis://127.0.0.1?protocol=9")
 
 
 def test_speaking_plainly_to_a_tls_port_is_store_unavailable(tls_server):

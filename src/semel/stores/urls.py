@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -15,6 +16,21 @@ _BESIDE_EVERY_URL: Final = {
     "front_ttl": "an option of open_store",
     "front_timeout": "an option of open_store",
 }
+
+
+def tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """Find, in an error and its causes, the reason why TLS will never come about here.
+
+    A connection that was only cut while TLS was negotiated is none.
+    """
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, _CUT):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+_CUT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 def check_login(url: str) -> None:

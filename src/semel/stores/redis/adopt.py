@@ -17,6 +17,7 @@ from semel.stores.redis.aio_cluster import AsyncClusterTransport
 from semel.stores.redis.aio_transport import AsyncServerTransport, AsyncTransport
 from semel.stores.redis.clients import async_opener, connection_limit, opener
 from semel.stores.redis.cluster import ClusterTransport
+from semel.stores.redis.failures import CLUSTER
 from semel.stores.redis.gate import Gate
 from semel.stores.redis.transport import ServerTransport, Transport
 
@@ -72,7 +73,7 @@ def _server_name(client: Any) -> str:
 
 def _cluster_name(client: Any) -> str:
     nodes = client.nodes_manager.startup_nodes.values()
-    return "redis cluster " + ",".join(f"{node.host}:{node.port}" for node in nodes)
+    return CLUSTER + ",".join(f"{node.host}:{node.port}" for node in nodes)
 
 
 def _wrong_client(client: Any, store: str, wanted: str) -> ConfigError:

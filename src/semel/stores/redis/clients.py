@@ -7,7 +7,7 @@ This module configures. What differs from redis-py's defaults, and why:
   socket takes at most the other half, so that a call ends within `timeout` (or half as much
   again, for threads, when its last repetition had to connect first). It is the transport that
   repeats; redis-py itself does so only behind a Sentinel, which may be asked for another server.
-- A wrong password is not repeated: it stays wrong.
+- A wrong password or certificate is not repeated: it stays wrong.
 - Pools do not refuse callers: a gate lets in as many as there are connections.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -25,12 +26,12 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import EqualJitterBackoff
 from redis.cluster import ClusterNode
-from redis.exceptions import AuthenticationError, AuthorizationError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from semel.errors import ConfigError
 from semel.stores.redis.addresses import Kind, ServerAddress
+from semel.stores.redis.failures import is_hopeless
 from semel.stores.registry import OPEN_OPTIONS
 from semel.stores.urls import did_you_mean
 
@@ -97,8 +98,7 @@ class AsyncRetryWithin(AsyncRetry):
 
 
 def _give_up_if_due(error: Exception, deadline: float) -> None:
-    hopeless = isinstance(error, (AuthenticationError, AuthorizationError))
-    if hopeless or time.monotonic() >= deadline:
+    if is_hopeless(error) or time.monotonic() >= deadline:
         raise error
 
 
@@ -164,6 +164,10 @@ class _Settings:
             raise ConfigError(f"timeout must be a positive number of seconds, got {timeout!r}")
         half = {"socket_timeout": timeout / 2, "socket_connect_timeout": timeout / 2}
         given: dict[str, Any] = half | address.options | dict(more)
+        if address.tls:
+            _check_files(given)
+        if given.get("protocol", 3) not in _PROTOCOLS:
+            raise ConfigError(f"protocol is 2 or 3, got {given['protocol']!r}")
         self.min_other_sentinels = int(given.get("min_other_sentinels", 0))
         places = connection_limit(address, more)
         self.both: dict[str, Any] = {
@@ -190,6 +194,19 @@ class _Settings:
                     f"unknown option {name!r}: neither open_store nor redis-py knows it here"
                     + did_you_mean(name, known | OPEN_OPTIONS)
                 )
+
+
+_PROTOCOLS = (2, 3, "2", "3")
+_FILES = {"ssl_ca_certs": Path.is_file, "ssl_ca_path": Path.is_dir}
+_FILES |= dict.fromkeys(("ssl_certfile", "ssl_keyfile"), Path.is_file)
+
+
+def _check_files(given: Mapping[str, Any]) -> None:
+    """Refuse a file of TLS that is not there, which redis-py would not name."""
+    for name, is_there in _FILES.items():
+        path = given.get(name)
+        if path is not None and not is_there(Path(path)):
+            raise ConfigError(f"{name} names {str(path)!r}, and there is no such thing")
 
 
 def connection_limit(address: ServerAddress, more: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from redis import exceptions as driver
 
 from semel.errors import StoreError
-from semel.stores.redis.failures import failure
+from semel.stores.redis.failures import failure, is_hopeless
 from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.verbs import granted
 
@@ -36,7 +36,6 @@ _OLD_MAP = (
     driver.ClusterDownError,
     driver.SlotNotCoveredError,
 )
-_NOT_THE_MAP = (driver.AuthenticationError, driver.AuthorizationError, driver.MaxConnectionsError)
 _NOTE = -1
 
 
@@ -103,7 +102,11 @@ def _after(
 
 def means_old_map(reply: Reply | Exception) -> bool:
     """Whether the error may go away with a new map of the cluster."""
-    return isinstance(reply, _OLD_MAP) and not isinstance(reply, _NOT_THE_MAP)
+    return (
+        isinstance(reply, _OLD_MAP)
+        and not isinstance(reply, driver.MaxConnectionsError)
+        and not is_hopeless(reply)
+    )
 
 
 def answers_to(

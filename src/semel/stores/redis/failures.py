@@ -7,10 +7,12 @@ repeats a command, because commands carry users' keys, payloads and passwords.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis import exceptions as driver
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.sentinel import MasterNotFoundError
 
 from semel.errors import (
@@ -20,6 +22,7 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from semel.stores.urls import tls_error
 
 DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""
@@ -36,8 +39,13 @@ _FULL = "{where} is full; raise maxmemory, or keep records for a shorter time"
 _REPLICA = "{where} is a replica and takes no writes; name the primary, or use redis+sentinel://"
 _DOWN = "{where} is down: some slots are served by nobody; see CLUSTER INFO"
 _REDIRECTED = "{where} is in a cluster (use redis+cluster://) whose slots did not settle in time"
+_UNSETTLED = "the slots of {where} did not settle in time; see CLUSTER INFO"
 _MOVING = "{where} is moving this slot; try again"
 _SLOW = "{where} did not answer in time; it may be overloaded, or the timeout too short"
+_UNCONNECTED = (
+    "{where} accepted no connection in time; it may be overloaded, the timeout too short, or its "
+    "port one without TLS that rediss:// cannot open"
+)
 _NO_CLUSTER = "{where} cannot be reached, or is not a cluster: {text}"
 _DISK = "{where} cannot write to its disk and refuses changes (MISCONF); make room there"
 _NO_REPLICAS = "{where} has too few good replicas to accept writes"
@@ -61,6 +69,7 @@ _BY_CLASS: tuple[tuple[type[Exception], type[StoreError], str], ...] = (
     (driver.AskError, StoreUnavailable, _REDIRECTED),  # a MovedError is one too
     (driver.TryAgainError, StoreUnavailable, _MOVING),
     (MasterNotFoundError, StoreUnavailable, _NO_SENTINEL),  # its words are whole connections
+    (AsyncMasterNotFoundError, StoreUnavailable, _NO_SENTINEL),
     (driver.TimeoutError, StoreUnavailable, _SLOW),
     (TimeoutError, StoreUnavailable, _SLOW),
     (driver.RedisClusterException, StoreUnavailable, _NO_CLUSTER),
@@ -85,6 +94,48 @@ _BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
 )
 
 
+CLUSTER = "redis cluster "
+"""How the names of clusters begin."""
+
+_CERTIFICATES = {
+    9: "it is not valid yet",
+    10: "it has expired",
+    62: "it is not for this host name; use the name that it is for, or ssl_check_hostname=false",
+    64: "it is not for this address; use the name that it is for, or ssl_check_hostname=false",
+}
+"""What OpenSSL found of a certificate (X509_V_ERR_...)."""
+_AUTHORITY = "{words}; name the file of its authority in ssl_ca_certs"
+
+_HOPELESS = (driver.AuthenticationError, driver.AuthorizationError)
+
+
+def is_hopeless(error: object) -> bool:
+    """Whether the next connection would fail in the same way: a wrong login, or TLS refused."""
+    return isinstance(error, _HOPELESS) or (
+        isinstance(error, DRIVER_ERRORS) and _tls_refused(error) is not None
+    )
+
+
+def _tls_refused(error: BaseException) -> str | None:
+    """Say why TLS does not come about; None when that is not the reason."""
+    found = tls_error(error)
+    if isinstance(found, ssl.SSLCertVerificationError):
+        words = found.verify_message.rstrip(".")
+        why = _CERTIFICATES.get(found.verify_code, _AUTHORITY.format(words=words))
+        return f"the certificate of {{where}} is refused: {why}"
+    if found is not None and found.reason in _NO_TLS:
+        return "{where} does not speak TLS; use redis://, or the port that does"
+    if found is not None:
+        return (
+            f"TLS with {{where}} fails ({found.reason or found}); check ssl_ca_certs, ssl_certfile "
+            "and ssl_keyfile"
+        )
+    return None
+
+
+_NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
+
+
 def failure(error: BaseException, where: str) -> StoreError:
     """Our error for what redis-py raised, which stays its cause unless it repeats a command."""
     text = str(error)
@@ -103,15 +154,27 @@ def _ours(error: BaseException, text: str, where: str) -> StoreError:
             f"{where} does not permit this user what semel needs: {_permission(text)}; "
             "what to grant is on the page docs/howto/redis.md"
         )
+    refused = _tls_refused(error)
+    if refused is not None:
+        return StoreRefused(refused.format(where=where))
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
-            return ours(message.format(where=where, text=text))
+            return ours(_fitting(message, text, where).format(where=where, text=text))
     for word, ours, message in _BY_WORD:
         if word in text:
             return ours(message.format(where=where))
     if isinstance(error, (driver.ConnectionError, OSError)):
         return StoreUnavailable(f"{where} cannot be reached: {text or type(error).__name__}")
     return StoreError(f"{where} answered: {text}")
+
+
+def _fitting(message: str, text: str, where: str) -> str:
+    """The message, or one that knows more."""
+    if message is _REDIRECTED and where.startswith(CLUSTER):
+        return _UNSETTLED
+    if message is _SLOW and "connecting" in text:
+        return _UNCONNECTED
+    return message
 
 
 def _permission(text: str) -> str:

@@ -10,20 +10,15 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
+from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
     MaxConnectionsError,
     ReadOnlyError,
 )
-from redis.exceptions import ConnectionError as Disconnected
 from redis.utils import str_if_bytes
 
 from semel.stores.redis.clients import backoff
-
-_HOPELESS = (AuthenticationError, AuthorizationError, MaxConnectionsError)
-"""A wrong password stays wrong; the application's pool is not waited for behind its back."""
-
+from semel.stores.redis.failures import is_hopeless
 
 SILENCE = 0.5
 """Seconds. A Sentinel calls no primary down that answered since then, so what a connection said
@@ -47,7 +42,11 @@ class Repeating:
 
     def pause_after(self, error: Exception) -> float:
         """Give the seconds until the next try; raises the error when there is none."""
-        if isinstance(error, _HOPELESS) or monotonic() >= self._deadline:
+        # A wrong password stays wrong, and so does a certificate; the application's pool is not
+        # waited for behind its back.
+        if isinstance(error, MaxConnectionsError) or is_hopeless(error):
+            raise error
+        if monotonic() >= self._deadline:
             raise error
         self._failures += 1
         pause: float = self._backoff.compute(self._failures)

@@ -18,8 +18,10 @@ from semel.errors import (
     ValueRejected,
 )
 from semel.stores.sql.locks import RecordLocked
+from semel.stores.urls import tls_error
 
 LOCKED: Final = 1205
+TLS_REFUSED: Final = 2026
 
 _REPEATED: Final = frozenset({
     1205,  # lock wait timeout: another transaction holds the row
@@ -88,7 +90,7 @@ _NO_ENTRY: Final = _REFUSED | {
     2002: "cannot be reached",
     2003: "cannot be reached",
     2005: "cannot be reached: its name is not known",
-    2026: "does not agree with this program on TLS",
+    TLS_REFUSED: "does not agree with this program on TLS",
 }
 """No connection can be had."""
 
@@ -147,7 +149,7 @@ def is_lost(error: BaseException) -> bool:
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether no connection came about at all."""
-    return code_of(error) in _UNREACHABLE
+    return code_of(error) in _UNREACHABLE and tls_error(error) is None
 
 
 def concerns_all(error: BaseException) -> bool:
@@ -184,6 +186,8 @@ def _ours(error: Exception, place: str) -> Exception:
         return ValueRejected(f"{place} cannot take this: {detail}")
     if code in _SETUP:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")
+    if code == TLS_REFUSED or tls_error(error) is not None:
+        return StoreRefused(f"{place} {_SAYS[TLS_REFUSED]}; check ssl_ca and ssl_verify: {detail}")
     if code in _REFUSED:
         return StoreRefused(f"{place} {_REFUSED[code]}: {detail}")
     if code == LOCKED:
