@@ -171,13 +171,13 @@ def test_a_server_that_cannot_be_trusted_or_wants_tls_is_not_spoken_to(secure_ur
 
 
 def test_a_certificate_that_will_never_do_is_refused_at_once(secure_url, kind):
-    refused = pytest.raises(StoreRefused, match="does not agree .* on TLS; check ssl_ca")
+    refused = pytest.raises(StoreRefused, match=r"does not agree .* on TLS; check ssl_ca")
     with driven(kind, f"{secure_url}?ssl=on", timeout=60) as store, refused:
         store.counts()
 
 
 def test_a_server_without_tls_is_refused_at_once(mysql_url, kind):
-    refused = pytest.raises(StoreRefused, match="does not agree .* on TLS")
+    refused = pytest.raises(StoreRefused, match=r"does not agree .* on TLS")
     with driven(kind, f"{mysql_url}?ssl=on", timeout=60) as store, refused:
         store.counts()
 
