@@ -13,6 +13,7 @@ import time
 import unittest
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import Http404, HttpResponse, StreamingHttpResponse
@@ -276,7 +277,7 @@ def test_a_record_waits_for_the_commits_of_all_databases(shop, tmp_path):
     other.connection.close()
 
 
-def test_a_savepoint_that_is_rolled_back_undoes_the_success_when_all_has_ended(shop):
+def test_a_savepoint_that_is_rolled_back_undoes_the_success(shop):
     seen = []
 
     @idempotent
@@ -293,9 +294,44 @@ def test_a_savepoint_that_is_rolled_back_undoes_the_success_when_all_has_ended(s
 
     with shop.serving(around):
         assert post().status_code == 202
-    assert seen == [State.PROCESSING]
+    assert seen == [State.FAILED]
     assert shop.state() is State.FAILED
     assert shop.orders() == 0
+
+
+@pytest.mark.parametrize("closed_by", ["the view", "what is around it"])
+def test_a_connection_that_is_closed_in_its_transaction_has_rolled_it_back(shop, closed_by):
+    @idempotent
+    def pay(request):
+        shop.order()
+        if closed_by == "the view":
+            shop.connection.close()
+        return HttpResponse("paid", status=201)
+
+    def around(request):
+        response = pay(request)
+        shop.connection.close()
+        return response
+
+    with shop.serving(around):
+        assert post().status_code == 201
+        assert shop.state() is State.FAILED
+    assert shop.orders() == 0
+
+
+def test_a_plain_view_under_asgi_is_recorded_after_the_commit_too(shop):
+    @idempotent
+    def pay(request):
+        shop.order(999 if shop.runs == 0 else "NULL")
+        return HttpResponse("paid", status=201)
+
+    send = async_to_sync(apost)  # so the view runs on this thread, with this connection
+    with shop.serving(pay):
+        assert send().status_code == 500
+        assert shop.state() is State.FAILED
+        assert send().status_code == 201
+        assert send()["Idempotent-Replayed"] == "true"
+    assert (shop.orders(), shop.runs) == (1, 2)
 
 
 # --- records in the same SQLite file --------------------------------------------------------------

@@ -44,6 +44,8 @@ def _in_blocks() -> list[Any]:
 def when_ended(committed: Callable[[], Any], rolled_back: Callable[[], Any]) -> Any:
     """Call one of them when no transaction is open any more; at once if none is."""
     for connection in open_transactions():
+        if connection.closed_in_transaction:
+            return rolled_back()  # by the database itself, and Django calls no hook any more
         transaction.on_commit(_Ending(committed, rolled_back), using=connection.alias, robust=True)
         # First: a hook of the application that raises would keep the others from being called.
         connection.run_on_commit.insert(0, connection.run_on_commit.pop())
@@ -69,7 +71,7 @@ class _Ending:
     def __del__(self) -> None:
         if not self._called:
             with suppress(Exception):  # as with every save that fails, a retry runs again
-                when_ended(self._rolled_back, self._rolled_back)
+                self._rolled_back()
 
 
 def refuse_own_lock(engine: Idempotency | AsyncIdempotency) -> None:
