@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 
 import pytest
@@ -24,7 +25,7 @@ from semel import (
     SerializationError,
     StoreFull,
 )
-from semel.events import LostLease, StoreFailed
+from semel.events import LostLease, Parked, StoreFailed
 
 fault = pytest.mark.fault
 
@@ -112,6 +113,59 @@ def test_a_redis_that_fills_up_keeps_and_saves_what_it_admitted(kind, own_server
         assert not engine.told(LostLease)
         assert not engine.told(StoreFailed)
         assert {effect.runs for effect in (*done, failing, again)} == {1}
+
+
+CROWD = 24
+"""More than the pool of two connections has room for, with its spare ones."""
+
+
+def paused(server, seconds):
+    """Let the server take commands, and answer none of them for a while."""
+    with server.client() as client:
+        client.execute_command("CLIENT", "PAUSE", int(1000 * seconds), "ALL")
+
+
+def test_claims_that_were_answered_late_wait_for_a_connection_like_all_others(own_server):
+    with World("threads", own_server.url, max_connections=2) as world:
+        engine = world.engine(policy=Policy(lease=6.0))
+        given, tell = threading.Semaphore(0), threading.Event()
+        claim = engine.store.store.claim
+
+        def late(ask):
+            answer = claim(ask)
+            if not tell.is_set():
+                given.release()
+                assert tell.wait(PATIENCE)
+            return answer
+
+        engine.store.store.claim = late
+        effects = [Effect(number) for number in range(CROWD)]
+        calls = [engine.start(f"k{effect.result}", effect) for effect in effects]
+        for _ in effects:
+            assert given.acquire(timeout=PATIENCE)
+        time.sleep(2.1)  # more than a third of the lease: all of them are asked again
+        paused(own_server, 1.0)
+        tell.set()
+        assert [call.result(PATIENCE) for call in calls] == list(range(CROWD))
+        assert [effect.runs for effect in effects] == [1] * CROWD
+        assert not engine.told(StoreFailed)
+
+
+def test_attempts_that_are_parked_wait_for_a_connection_like_all_others(own_server):
+    with World("threads", own_server.url, max_connections=2) as world:
+        engine = world.engine(policy=Policy(abandoned="hold"))
+        effects = [Effect(raising=ValueError("who knows")).held() for _ in range(CROWD)]
+        calls = [engine.start(f"k{number}", effect) for number, effect in enumerate(effects)]
+        for effect in effects:
+            effect.wait_started()
+        paused(own_server, 1.0)
+        for effect in effects:
+            effect.release()
+        for call in calls:
+            with pytest.raises(ValueError, match="who knows"):
+                call.result(PATIENCE)
+        assert len(engine.told(Parked)) == CROWD
+        assert not engine.told(StoreFailed)
 
 
 BAD_KEYS = {

@@ -69,7 +69,8 @@ class AsyncRedisStore:
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
         ask = RenewRequest(identity, owner, lease)
-        return await self._transport.call(self._verbs.renew(ask), urgent=True)
+        # Parking is a step of a call, as many of them as there are callers: it waits its turn.
+        return await self._transport.call(self._verbs.renew(ask), urgent=lease > 0)
 
     def complete(
         self, identity: Identity, owner: bytes, result: Encoded, ttl: float
