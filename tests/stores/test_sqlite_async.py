@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -226,3 +228,55 @@ async def test_a_writer_whose_start_was_interrupted_ends_and_another_one_serves(
     assert not begun[0].is_alive(), "two threads would serve one session"
     unserved.cancel()
     await store.close()
+
+
+# --- dropped, and not closed ------------------------------------------------------------------
+
+
+def open_files(path) -> int:
+    links = Path("/proc/self/fd").iterdir()
+    return sum(str(path) in str(link.readlink()) for link in links if link.is_symlink())
+
+
+async def test_a_store_that_was_dropped_unclosed_keeps_no_thread_and_no_file(path):
+    store = AsyncSQLiteStore(path)
+    assert isinstance(await store.claim(ask("k")), Claimed)
+    thread = store._executor._thread
+    assert open_files(path)
+    del store
+    gc.collect()
+    await until(lambda: not thread.is_alive())
+    assert not open_files(path)
+
+
+async def test_what_was_asked_of_a_store_that_was_dropped_is_done(path):
+    store = AsyncSQLiteStore(path)
+    await store.claim(ask("first"))
+    request = ask("last")
+    answer = store.claim(request)
+    asked = asyncio.ensure_future(answer)
+    await asyncio.sleep(0)
+    thread = store._executor._thread
+    del store, answer
+    assert isinstance(await asked, Claimed)
+    del asked
+    gc.collect()
+    await until(lambda: not thread.is_alive())
+
+
+def test_dropping_a_writer_ends_its_thread_only_when_nothing_is_left(path):
+    """Work that comes with the wake-up is done; the thread that finds none ends."""
+    store = AsyncSQLiteStore(path)
+
+    async def at_once():
+        first = asyncio.ensure_future(store.claim(ask("a")))
+        await asyncio.sleep(0)
+        store._executor.drop()
+        second = asyncio.ensure_future(store.claim(ask("b")))
+        answers = [await first, await second]
+        await until(lambda: store._executor._thread is None)
+        answers.append(await store.claim(ask("c")))
+        await store.close()
+        return answers
+
+    assert [type(answer) for answer in asyncio.run(at_once())] == [Claimed] * 3

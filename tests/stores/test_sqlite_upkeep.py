@@ -11,6 +11,8 @@ import pytest
 
 from semel.core.records import Encoded, Identity, PutRequest
 from semel.stores.registry import open_async_store, open_store
+from semel.stores.sql import sqlite_source
+from semel.stores.sql.sqlite import SQLiteStore
 from semel.stores.sql.sqlite_source import LOG_PAGES
 from semel.testing import StoreDriver
 
@@ -38,3 +40,22 @@ def test_a_purge_writes_the_log_back_before_any_call_would_have_to(opener, tmp_p
             longest = max(longest, log.stat().st_size)
         assert store.counts().succeeded == 0
     assert 0 < longest < LOG_PAGES * PAGE
+
+
+def test_the_log_is_cut_when_a_long_reader_has_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite_source, "LOG_BYTES", 1 << 20)
+    path = tmp_path / "semel.db"
+    with closing(SQLiteStore(path)) as store:
+        store.counts()
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            large = Encoded("json/1", b"x" * 100_000)
+            for number in range(40):
+                store.put(Identity("s", str(number)), large, 60, owner=os.urandom(12))
+            log = path.with_name("semel.db-wal")
+            assert log.stat().st_size > 3 << 20, "the reader has not held the log"
+            reader.execute("COMMIT")
+        for number in range(40, 60):
+            store.put(Identity("s", str(number)), large, 60, owner=os.urandom(12))
+        assert log.stat().st_size <= 3 << 20

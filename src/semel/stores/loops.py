@@ -13,3 +13,12 @@ def only_loop(first: asyncio.AbstractEventLoop | None, place: str) -> asyncio.Ab
     if first is not None and first is not running:
         raise ConfigError(f"the store at {place} belongs to another event loop; open one per loop")
     return running
+
+
+def has_ended(first: asyncio.AbstractEventLoop | None, place: str) -> bool:
+    """Whether the loop of a store is gone, and what was open on it; refuse one that is not."""
+    if first is None or first is asyncio.get_running_loop():
+        return False
+    if not first.is_closed():
+        raise ConfigError(f"the store at {place} belongs to another event loop; close it there")
+    return True

@@ -159,13 +159,11 @@ class AsyncClusterTransport(AsyncTransport):
             line = await self._lanes(found).open()
             return scan_reply(await line.ask(scan_command(cursor, pattern, count)))
 
-    async def close(self) -> None:
-        """Close the client if it is ours, and the nodes it does not know of."""
-        self._closed = True
+    async def _close(self) -> None:
         if self._first_map is not None:
             self._first_map.cancel()
             await asyncio.wait((self._first_map,))
-        await super().close()
+        await super()._close()
         if self._owned:
             # The client would not: it was never told that there is a map.
             await self._client.nodes_manager.aclose()

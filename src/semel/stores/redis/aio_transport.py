@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from redis import exceptions as driver
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.loops import only_loop
+from semel.stores.loops import has_ended, only_loop
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import (
     Address,
@@ -110,7 +110,12 @@ class AsyncTransport(ABC):
 
     async def close(self) -> None:
         """Close what was opened for this transport; a client of the application stays open."""
+        ended = has_ended(self._loop, self.where)
         self._closed = True
+        if not ended:
+            await self._close()
+
+    async def _close(self) -> None:
         for lanes in self._all_lanes():
             await lanes.close()
         if self._owned:
@@ -233,11 +238,10 @@ class AsyncServerTransport(AsyncTransport):
                             return primary_address(pool.sentinel_manager, found)
         return None
 
-    async def close(self) -> None:
-        """Close the client if it is ours."""
+    async def _close(self) -> None:
         for check in self._checks:
             check.cancel()
-        await super().close()
+        await super()._close()
 
     async def nodes(self) -> list[str]:
         """There is one, and it needs no name."""

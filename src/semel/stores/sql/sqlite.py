@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -107,8 +108,12 @@ class AsyncSQLiteStore(AsyncSQLStore):
         records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
-        super().__init__(verbs, writer, Writer(Session(source.for_upkeep()), timeout))
+        upkeep = Writer(Session(source.for_upkeep()), timeout)
+        super().__init__(verbs, writer, upkeep)
         self._ask = writer.asked
+        for of_this_store in (writer, upkeep):
+            # Dropped without being closed, it would keep a thread and two files for a while.
+            weakref.finalize(self, of_this_store.drop).atexit = False
 
     # The verbs of every call go straight to the writer: each coroutine on the way takes time.
 

@@ -31,6 +31,10 @@ LOG_PAGES, UPKEEP_LOG_PAGES = 1000, 250
 """The commit that finds so many pages in the log writes them back; 1000 is SQLite's own number."""
 
 
+LOG_BYTES = 16 << 20
+"""A log that grew larger, because somebody read for long, is cut to this when it is used anew."""
+
+
 class FileSource:
     """A database file, opened when it is needed and closed by the store."""
 
@@ -80,6 +84,7 @@ class FileSource:
             self._use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {self._log_pages}")
+            connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
             ensure_table(connection, self._table)
             connection.execute(f"PRAGMA busy_timeout = {ASK_AGAIN_MS}")
         except BaseException:

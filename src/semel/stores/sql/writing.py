@@ -3,7 +3,8 @@
 SQLite's calls block, so they run in a thread; one thread, because one connection writes at a time
 anyway. What is asked for while it commits goes into its next transaction. The thread starts with
 the first call and ends with `close`; also when nothing is asked for any more, until the next call.
-So a store that nobody closed, because its event loop is gone, leaves nothing behind.
+So a store that nobody closed, because its event loop is gone, leaves nothing behind; and when the
+store itself is gone, the thread ends at once.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Writer:
         # Twice: the writer may wait that long for another process before it turns to this job.
         self._patience = 2 * timeout
         self._closed = False
+        self._dropped = False
         self._fresh()
         follow_forks(self)
 
@@ -142,6 +144,12 @@ class Writer:
             await asyncio.shield(self._farewell.answered)
             self._thread.join()
 
+    def drop(self) -> None:
+        """End the thread when it has done what was asked for: the store is gone, and not closed."""
+        # Without the lock: the garbage collector calls this, and the thread may have it just then.
+        self._dropped = True
+        self._queue.put([])
+
     def _serve(self) -> None:
         with self._mutex:
             if self._thread is not threading.current_thread():
@@ -159,17 +167,18 @@ class Writer:
 
     def _collect(self) -> list[_Awaited]:
         """Take what was asked for; if that is nothing, the thread is dismissed."""
-        try:
-            batch = list(self._queue.get(timeout=QUIET))
-        except Empty:
-            with self._mutex:
-                if self._queue.empty():
-                    self._thread = None
-                    return []
-                batch = []
-        with suppress(Empty):
-            while len(batch) < BATCH:
-                batch += self._queue.get_nowait()
+        batch: list[_Awaited] = []
+        while not batch:
+            try:
+                batch += self._queue.get(timeout=0.0 if self._dropped else QUIET)
+            except Empty:
+                with self._mutex:
+                    if self._queue.empty():
+                        self._thread = None
+                        return []
+            with suppress(Empty):
+                while len(batch) < BATCH:
+                    batch += self._queue.get_nowait()
         return batch
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:

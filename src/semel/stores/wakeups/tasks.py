@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Protocol, Self, TypeAlias
 
 from semel.core.records import Ended
+from semel.stores.loops import has_ended
 from semel.stores.wakeups.rooms import (
     LINGER,
     TIDY,
@@ -99,6 +100,8 @@ class AsyncEar:
         """The line, while it is open."""
         self._tidying: asyncio.TimerHandle | None = None
         self._idle = 0.0
+        self._where = where
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -117,7 +120,10 @@ class AsyncEar:
 
     async def close(self) -> None:
         """End the connection; whoever waits is woken, and polls."""
+        ended = has_ended(self._loop, self._where)
         self._closed = True
+        if ended:
+            return
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
@@ -132,7 +138,7 @@ class AsyncEar:
         if new_line is None or self._closed or not self.rooms.outage.is_over(monotonic()):
             return False
         # By no factory of the application: begun at once, it may have ended before it is noted.
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._opening = asyncio.Task(self._open(new_line()), loop=loop)
         return True
 

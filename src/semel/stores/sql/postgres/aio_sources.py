@@ -13,7 +13,7 @@ import psycopg
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
-from semel.stores.loops import only_loop
+from semel.stores.loops import has_ended, only_loop
 from semel.stores.sql.postgres.aio_sessions import AsyncSession, OwnAsyncSession
 from semel.stores.sql.postgres.lending import exhausted, is_old, just_used, leave_alone
 from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
@@ -103,10 +103,14 @@ class AsyncOwnPool:
 
     async def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
+        # Of a loop that has ended, what cannot be closed without it is gone already.
+        gone = (RuntimeError,) if has_ended(self._loop, self.place) else ()
         self._closed = True
         with suppress(IndexError):
             while True:
-                await self._free.pop().close()
+                session = self._free.pop()
+                with suppress(*gone):
+                    await session.close()
 
     async def _take_seat(self, patience: Patience) -> None:
         if self._closed:
