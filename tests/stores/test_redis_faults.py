@@ -241,10 +241,11 @@ def test_a_caller_that_finds_no_connection_in_time_gets_store_unavailable_and_no
 ):
     with proxy_to(server.port) as proxy, opened(proxy.url, max_connections=1, timeout=0.5) as store:
         store.get(IDENTITY)
-        somebody_using_the_only_connection = store._transport._gate
-        full = pytest.raises(StoreUnavailable, match=r"all 1 connections .* stayed in use")
-        with somebody_using_the_only_connection, full:
+        gate = store._transport._gate
+        place = gate.take()  # somebody uses the only connection
+        with pytest.raises(StoreUnavailable, match=r"all 1 connections .* stayed in use"):
             store.claim(ask())
+        gate.give(place)
         assert isinstance(store.claim(ask()), Claimed)
 
 
@@ -434,14 +435,15 @@ def test_a_forked_child_uses_connections_of_its_own(server):
     with opened(server.url, max_connections=1) as store:
         store.claim(ask(Identity("s", "parent")))
         gate = store._transport._gate
-        with gate:  # the parent's place is taken at the moment of the fork
-            child = os.fork()
-            if child == 0:
-                code = 1
-                with contextlib.suppress(BaseException):
-                    store.put(Identity("s", "child"), RESULT, 60, owner=new_owner())
-                    code = 0
-                os._exit(code)
+        place = gate.take()  # the parent's place is taken at the moment of the fork
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                store.put(Identity("s", "child"), RESULT, 60, owner=new_owner())
+                code = 0
+            os._exit(code)
+        gate.give(place)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.get(Identity("s", "child")).state is State.SUCCEEDED
         assert isinstance(store.claim(ask(Identity("s", "parent"))), Busy)

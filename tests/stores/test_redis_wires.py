@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
+from semel.errors import StoreUnavailable
+from semel.stores.redis.gate import Gate
+from semel.stores.redis.scripts import packed
 from semel.stores.redis.wires import Wires
 
 
 def test_a_connection_that_comes_back_after_the_closing_is_closed(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url)
     wires = Wires(pool, keep=True)
-    lent = wires._take()
+    wire = wires._take()
+    lent = wire.connection
     assert lent.is_connected
     wires.close()
     assert lent.is_connected  # somebody reads a reply from it
-    wires._give_back(lent)
+    wires._give_back(wire)
     assert not lent.is_connected
     assert not wires._idle
     pool.close()
+
+
+def test_a_connection_that_nobody_holds_any_more_goes_back_to_the_pool_closed(redis_url):
+    pool = redis.ConnectionPool.from_url(redis_url, max_connections=1)
+    wires = Wires(pool, keep=True)
+    wire = wires._take()
+    lost = wire.connection
+    del wire  # as if its thread had been interrupted between two steps
+    assert not lost.is_connected
+    assert wires.exchange([packed(("PING",))]) == [b"PONG"]
+    wires.close()
+    pool.close()
+
+
+def test_a_place_that_nobody_holds_any_more_returns():
+    gate = Gate(1, 0.01, "a server")
+    place = gate.take()
+    with pytest.raises(StoreUnavailable, match="all 1 connections"):
+        gate.take()
+    del place
+    place = gate.take()
+    gate.give(place)
+    del place
+    gate.take()
+
+
+def test_a_place_that_outlives_its_gate_returns_nowhere():
+    gate = Gate(1, 0.01, "a server")
+    place = gate.take()
+    del gate
+    del place

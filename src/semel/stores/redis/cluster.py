@@ -128,11 +128,15 @@ class ClusterTransport(Transport):
 
     def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
         """One step of SCAN; a primary that is gone has nothing more to tell."""
-        with translated(self.where), self._gate:
-            found = self.client.get_node(node_name=node)
-            if found is None:
-                return 0, []
-            [reply] = self._wires(found).exchange([scan_command(cursor, pattern, count)])
+        with translated(self.where):
+            place = self._gate.take()
+            try:
+                found = self.client.get_node(node_name=node)
+                if found is None:
+                    return 0, []
+                [reply] = self._wires(found).exchange([scan_command(cursor, pattern, count)])
+            finally:
+                self._gate.give(place)
             return scan_reply(reply)
 
     def close(self) -> None:

@@ -7,11 +7,9 @@ is sent again, and why, is decided in `delivery` and `repeating`; what errors me
 
 from __future__ import annotations
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from redis import exceptions as driver
@@ -20,6 +18,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.delivery import Attempt, Reply, answers_to, certain, deliver, never
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
+from semel.stores.redis.gate import Gate, OpenGate
 from semel.stores.redis.repeating import Repeating, follows_the_primary, unfit_server
 from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.wires import SentinelWires, Wires
@@ -27,8 +26,7 @@ from semel.stores.registry import SEARCH_SHARE
 
 Answer = TypeVar("Answer")
 
-_OPEN: Final = contextlib.nullcontext()
-"""The gate of those who do not wait at one."""
+_OPEN: Final = OpenGate()
 
 
 class Transport(ABC):
@@ -39,12 +37,12 @@ class Transport(ABC):
         where: str,
         timeout: float,
         *,
-        gate: AbstractContextManager[None] | None = None,
+        gate: Gate | None = None,
         owned: bool = False,
     ) -> None:
         self.where = where
         self._timeout = timeout
-        self._gate = _OPEN if gate is None else gate
+        self._gate: Gate | OpenGate = _OPEN if gate is None else gate
         self._owned = owned
         self._closed = False
 
@@ -67,13 +65,16 @@ class Transport(ABC):
     def _deliver(self, calls: Sequence[Call[Any]], *, urgent: bool) -> list[Reply | Exception]:
         delivery = deliver(calls, self._may_redirect())
         attempts = next(delivery)
+        gate = _OPEN if urgent else self._gate
+        place = gate.take()
         try:
-            with _OPEN if urgent else self._gate:
-                while True:
-                    attempts = delivery.send(self._exchange(attempts))
+            while True:
+                attempts = delivery.send(self._exchange(attempts))
         except StopIteration as done:
             replies: list[Reply | Exception] = done.value
             return replies
+        finally:
+            gate.give(place)
 
     @abstractmethod
     def _may_redirect(self) -> Callable[[], bool]: ...
@@ -112,9 +113,13 @@ class ServerTransport(Transport):
         """One call, one answer: straight through, while the server simply answers."""
         if self._closed:
             return super().call(call, urgent=urgent)
+        gate = _OPEN if urgent else self._gate
         try:
-            with _OPEN if urgent else self._gate:
+            place = gate.take()
+            try:
                 reply = self._wires.ask(call.wire())
+            finally:
+                gate.give(place)
             if not isinstance(reply, Exception):
                 return call.read(reply)
         except DRIVER_ERRORS:
@@ -164,8 +169,12 @@ class ServerTransport(Transport):
         count: int,
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
-        with translated(self.where), self._gate:
-            [reply] = self._repeated([scan_command(cursor, pattern, count)])
+        with translated(self.where):
+            place = self._gate.take()
+            try:
+                [reply] = self._repeated([scan_command(cursor, pattern, count)])
+            finally:
+                self._gate.give(place)
             return scan_reply(reply)
 
 

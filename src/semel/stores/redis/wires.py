@@ -29,6 +29,36 @@ from semel.stores.redis.repeating import (
 )
 
 
+class Wire:
+    """One connection of the pool. One that nobody holds any more goes back to the pool, closed.
+
+    So none is lost when an exception of a signal handler strikes between two steps.
+    """
+
+    __slots__ = ("_pool", "connection", "taken")
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.taken = 0.0
+        """When it was last taken, for those who ask."""
+        self.connection: Any = None
+        self.connection = pool.get_connection()
+
+    def lend_back(self) -> None:
+        """Give the connection back to the pool as it is."""
+        connection, self.connection = self.connection, None
+        self._pool.release(connection)
+
+    def end(self) -> None:
+        """Close the connection, and give it back."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.disconnect()
+            self._pool.release(connection)
+
+    __del__ = end
+
+
 class Wires:
     """The connections to one server."""
 
@@ -39,64 +69,63 @@ class Wires:
         self._begin()
 
     def _begin(self) -> None:
-        self._idle: list[Any] = []
+        self._idle: list[Wire] = []
         self._pid = os.getpid()
 
     def exchange(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         """Send commands in one round trip; an error that the server answers is a reply, too."""
-        connection = self._take()
+        wire = self._take()
         try:
+            connection = wire.connection
             connection.send_packed_command([b"".join(commands)])
             replies = [_reply(connection) for _ in commands]
         except BaseException:
             # Half a round trip may be on its way: nobody else must read the rest of it.
-            self.drop(connection)
+            self.drop(wire)
             raise
-        self._give_back(connection)
+        self._give_back(wire)
         return replies
 
     def ask(self, command: bytes) -> Reply | Exception:
         """Send one command, and give its reply."""
-        connection = self._take()
+        wire = self._take()
         try:
+            connection = wire.connection
             connection.send_packed_command((command,))
             # By its parser: what redis-py does around that is for those who do not repeat.
             reply: Reply = connection._parser.read_response(disable_decoding=True)  # noqa: SLF001
         except BaseException:
-            self.drop(connection)
+            self.drop(wire)
             raise
-        self._give_back(connection)
+        self._give_back(wire)
         return reply
 
-    def drop(self, connection: Any = None) -> None:
+    def drop(self, wire: Wire | None = None) -> None:
         """Close this connection and those that are idle: what broke one may have broken all."""
-        if connection is not None:
-            self._end(connection)
+        if wire is not None:
+            wire.end()
         with suppress(IndexError):  # none is left
             while True:
-                self._end(self._idle.pop())
+                self._idle.pop().end()
 
     def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
         self._closed = True
         self.drop()
 
-    def _end(self, connection: Any) -> None:
-        connection.disconnect()
-        self._pool.release(connection)
-
-    def _take(self) -> Any:
+    def _take(self) -> Wire:
         if self._pid != os.getpid():
-            self._begin()  # forked: these connections are the parent's
+            self._inherited = self._idle  # forked: these connections are the parent's, left alone
+            self._begin()
         with suppress(IndexError):  # none is idle; not the reason of what connecting may raise
             return self._idle.pop()
-        return self._pool.get_connection()
+        return Wire(self._pool)
 
-    def _give_back(self, connection: Any) -> None:
+    def _give_back(self, wire: Wire) -> None:
         if not self._keep:
-            self._pool.release(connection)
+            wire.lend_back()
             return
-        self._idle.append(connection)
+        self._idle.append(wire)
         if self._closed:
             self.drop()
 
@@ -112,22 +141,21 @@ class SentinelWires(Wires):
         super().__init__(pool, keep=keep)
         self._confirmed = monotonic()
         """When the primary answered promptly, or Sentinel named it."""
-        self._taken: dict[int, float] = {}
 
-    def _take(self) -> Any:
+    def _take(self) -> Wire:
         while True:
-            connection = super()._take()
-            if self._is_primary(connection, self._confirmed):
-                self._taken[id(connection)] = monotonic()
-                return connection
-            self.drop(connection)
+            wire = super()._take()
+            if self._is_primary(wire.connection, self._confirmed):
+                wire.taken = monotonic()
+                return wire
+            self.drop(wire)
 
-    def _give_back(self, connection: Any) -> None:
-        if not self._is_primary(connection, self._taken.pop(id(connection))):
-            self.drop(connection)
+    def _give_back(self, wire: Wire) -> None:
+        if not self._is_primary(wire.connection, wire.taken):
+            self.drop(wire)
             raise Disconnected(NOT_THE_PRIMARY)
         self._confirmed = max(self._confirmed, monotonic())
-        super()._give_back(connection)
+        super()._give_back(wire)
 
     def _is_primary(self, connection: Any, known: float) -> bool:
         address = (connection.host, connection.port)
