@@ -33,6 +33,23 @@ def test_a_request_without_a_key_passes_with_its_body_unread():
     assert asked(a_rulebook(), a_request()) == (None, 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "lines", "query", "may"),
+    [
+        ({}, [("idempotency-key", "k")], b"", True),
+        ({}, [("idempotency-key", '"')], b"", True),  # wrong, which is told later
+        ({}, [], b"", False),
+        ({"query": "key"}, [], b"key=k", True),
+        ({"query": "key"}, [], b"", False),
+        ({"field": "order.id"}, [], b"", True),
+        ({"header": None, "key": lambda request, body: None}, [], b"", True),
+    ],
+)
+def test_whether_a_request_may_have_a_key_is_known_without_its_body(options, lines, query, may):
+    book = a_rulebook(**options)
+    assert book.may_have_key(a_request(*lines, query=query)) is may
+
+
 def test_a_required_key_that_is_missing_is_refused():
     with pytest.raises(Refusal, match="key_missing"):
         asked(a_rulebook(required=True), a_request())

@@ -52,7 +52,8 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
 def _atomic_requests(engine: Idempotency) -> list[checks.CheckMessage]:
     """Say what ATOMIC_REQUESTS means for views with `@idempotent` and without `atomic=`."""
     told: list[checks.CheckMessage] = []
-    for alias, options in connections.settings.items():
+    databases: Any = connections.settings
+    for alias, options in databases.items():
         if not options["ATOMIC_REQUESTS"]:
             continue
         if shares_file(engine, connections[alias]):
