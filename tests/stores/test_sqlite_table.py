@@ -146,7 +146,7 @@ def test_a_damaged_row_is_named_as_such_without_showing_its_key(store, path, dam
 
 def test_somebody_elses_table_of_that_name_is_left_alone(path):
     query(path, "CREATE TABLE idempotent_record (x)")
-    with pytest.raises(StoreError, match="already exists"):
+    with pytest.raises(ConfigError, match="take another table name"):
         SQLiteStore(path).claim(ask(1))
     assert query(path, "SELECT name FROM sqlite_master") == [("idempotent_record",)]
 

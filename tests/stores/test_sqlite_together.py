@@ -12,7 +12,7 @@ import pytest
 
 from semel.core import judge
 from semel.core.records import Busy, Claimed, CompleteRequest, Encoded, Finished
-from semel.errors import StoreError, StoreFull
+from semel.errors import StoreError, StoreFull, ValueRejected
 from semel.stores.sql import sqlite_texts as texts
 from semel.stores.sql.grouping import SIZES
 from semel.stores.sql.rows import COLUMNS, to_row
@@ -91,7 +91,7 @@ def test_an_owner_that_was_replaced_is_refused_among_those_that_were_not(store):
 def test_a_bad_value_spoils_the_statement_for_nobody_else(store):
     asks = [ask(1), ask(2), ask("bad", lease=1e300), ask(3)]
     answers = store.claim_many(asks)
-    assert [type(answer) for answer in answers] == [Claimed, Claimed, StoreError, Claimed]
+    assert [type(answer) for answer in answers] == [Claimed, Claimed, ValueRejected, Claimed]
     assert store.counts().processing == 3
 
 

@@ -60,6 +60,36 @@ def split(script: str) -> tuple[str, ...]:
     return tuple(statement for statement in statements if statement)
 
 
+class Found(NamedTuple):
+    """What a database knows of a table: the version that was noted, and whether it is there."""
+
+    version: int | None
+    exists: bool
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was there once."""
+        return self.version is not None and not self.exists
+
+    def check(self, table: str) -> None:
+        """Refuse to make a table again behind everybody's back: its records would be forgotten."""
+        if self.gone:
+            raise ConfigError(
+                f"the table {table} is gone: {VERSIONS} knows it, and somebody dropped or renamed "
+                "it. Restore it with its records; if they may be forgotten, `semel migrate` makes "
+                "an empty one"
+            )
+
+
+def not_ours(table: str) -> ConfigError:
+    """Say that a table of that name is there, and cannot be used."""
+    return ConfigError(
+        f"there is a table {table} without a row in {VERSIONS}, and it lacks columns of semel's: "
+        "take another table name. But if it is an old table of semel's, restore its row: under "
+        "another name every record would be forgotten"
+    )
+
+
 def still_to_run(
     migrations: Sequence[Migration], version: int | None, table: str
 ) -> tuple[Migration, ...]:

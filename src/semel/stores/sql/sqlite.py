@@ -79,8 +79,8 @@ class SQLiteStore(SQLStore):
         super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout), upkeep)
 
     def migrate(self) -> int:
-        """Make the table, as any first call does too, and return its version."""
-        return self._run(Operation(self._records.version, peek=True))
+        """Make the table, as any first call does too unless it is gone, and return its version."""
+        return self._run(Operation(self._records.made, peek=True))
 
     def migration(self) -> str:
         """Write what makes the table in an empty file, for a person to read and run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from copy import copy
 
-from semel.errors import StoreError, StoreFull, StoreUnavailable, ValueRejected
+from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable, ValueRejected
 
 _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY: "is locked by another process or connection",
@@ -45,7 +45,7 @@ def translate(error: Exception, place: str) -> Exception:
 
 def _ours(error: Exception, place: str) -> Exception:
     code = primary_code(error)
-    if isinstance(error, StoreError):
+    if isinstance(error, (StoreError, ConfigError)):
         return copy(error)
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"no room is left for the SQLite database {place}: {error}")
@@ -55,6 +55,11 @@ def _ours(error: Exception, place: str) -> Exception:
         # The driver's own complaints are about the connection: closed, or of another thread.
         kind = StoreError if isinstance(error, sqlite3.ProgrammingError) else ValueRejected
         return kind(f"the SQLite database {place} cannot take this: {error}")
+    if isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such table"):
+        return ConfigError(
+            f"the SQLite database {place} has {error}: restore it with its records; if they may be "
+            "forgotten, `semel migrate` makes an empty one"
+        )
     if isinstance(error, sqlite3.Error):
         return StoreUnavailable(f"the SQLite database {place} failed: {error}")
     return error

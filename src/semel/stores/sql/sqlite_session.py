@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.errors import StoreUnavailable
+from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
 from semel.stores.sql.grouping import in_groups, joined
@@ -101,7 +101,11 @@ class Session:
             )
         if self._connection is None:
             self._connection = self._source.connect()
-        self._source.check(self._connection)
+        try:
+            self._source.check(self._connection)
+        except ConfigError:
+            self._release()  # the next call looks for the file anew
+            raise
         return self._connection
 
     def _release(self) -> None:

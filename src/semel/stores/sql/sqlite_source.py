@@ -14,6 +14,8 @@ from typing import Final
 
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql import sqlite_table as schema
+from semel.stores.sql.migrations import not_ours
+from semel.stores.sql.rows import COLUMNS
 from semel.stores.sql.sqlite_errors import primary_code
 from semel.stores.sql.sqlite_table import SQLiteTable
 
@@ -56,6 +58,8 @@ class FileSource:
         self._table = table
         self._trace = trace
         self._log_pages = log_pages
+        self._opened: tuple[int, int] | None = None
+        """The file that was opened last, whatever its name means by now."""
 
     def for_upkeep(self) -> FileSource:
         """The same file, for work that can wait.
@@ -74,6 +78,8 @@ class FileSource:
 
     def connect(self) -> sqlite3.Connection:
         """Open the file in WAL mode, with the table in it."""
+        if self._opened is not None and not Path(self.place).exists():
+            raise self._lost()  # it would be made anew, and every record forgotten
         connection = sqlite3.connect(
             self.place,
             timeout=self.timeout,
@@ -87,6 +93,7 @@ class FileSource:
             connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
             ensure_table(connection, self._table)
             connection.execute(f"PRAGMA busy_timeout = {ASK_AGAIN_MS}")
+            self._opened = self._file()
         except BaseException:
             connection.close()
             raise
@@ -94,13 +101,31 @@ class FileSource:
         return connection
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Undo what an interrupt between two statements left open; its callers were told."""
+        """Undo what an interrupt between two statements left open; its callers were told.
+
+        Nobody else sees what is written to a file that has lost its name.
+        """
+        if self._file() != self._opened:
+            raise self._lost()
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
     def release(self, connection: sqlite3.Connection) -> None:
         """Close the connection."""
         connection.close()
+
+    def _file(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.place)  # noqa: PTH116 - a Path takes three times as long, each call
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _lost(self) -> ConfigError:
+        return ConfigError(
+            f"the SQLite database {self.place} was deleted or replaced while it was open: restore "
+            "it with its records; if they may be forgotten, `semel migrate` makes an empty one"
+        )
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         # The busy timeout does not cover this change of mode: several processes that start
@@ -166,8 +191,10 @@ def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
             version = _version(connection, table)  # another process may have been faster
             if version is None:
                 version = schema.SCHEMA_VERSION
-                for statement in (schema.CREATE_VERSIONS, *table.create):
-                    connection.execute(statement)
+                connection.execute(schema.CREATE_VERSIONS)
+                if not _has_table(connection, table):
+                    for statement in table.create:
+                        connection.execute(statement)
                 connection.execute(schema.WRITE_VERSION, (table.name, version))
             connection.execute("COMMIT")
         finally:
@@ -180,9 +207,22 @@ def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
         )
 
 
-def _version(connection: sqlite3.Connection, table: SQLiteTable) -> int | None:
+def _has_table(connection: sqlite3.Connection, table: SQLiteTable) -> bool:
+    """Whether a table is there whose version was lost; one that is not ours is refused."""
+    columns = {name for (name,) in _plain(connection).execute(schema.LIST_COLUMNS, (table.name,))}
+    if columns and not columns.issuperset({"identity", "prefix", *COLUMNS}):
+        raise not_ours(table.name)
+    return bool(columns)
+
+
+def _plain(connection: sqlite3.Connection) -> sqlite3.Cursor:
     cursor = connection.cursor()
-    cursor.row_factory = None
+    cursor.row_factory = None  # an application's own connection may have another
+    return cursor
+
+
+def _version(connection: sqlite3.Connection, table: SQLiteTable) -> int | None:
+    cursor = _plain(connection)
     if cursor.execute(schema.FIND_VERSIONS).fetchone() is None:
         return None
     row = cursor.execute(schema.READ_VERSION, (table.name,)).fetchone()

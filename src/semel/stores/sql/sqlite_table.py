@@ -43,6 +43,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _LIST = ", ".join(COLUMNS)
 
 FIND_VERSIONS = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSIONS}'"  # noqa: S608 - a constant
+FIND_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+LIST_COLUMNS = "SELECT name FROM pragma_table_info(?)"
 READ_VERSION = f"SELECT version FROM {VERSIONS} WHERE table_name = ?"  # noqa: S608 - the same
 WRITE_VERSION = f"INSERT INTO {VERSIONS} (table_name, version) VALUES (?, ?)"  # noqa: S608 - the same
 CREATE_VERSIONS = f"""
@@ -76,8 +78,15 @@ class SQLiteTable:
         self._whose = {size: texts.whose(self.quoted, size) for size in SIZES}
         self._delete = f"DELETE FROM {self.quoted} WHERE identity = ?"  # noqa: S608 - checked above
 
-    def version(self) -> Verb[int]:
-        """Read the version of the table, which opening the file has made."""
+    def made(self) -> Verb[int]:
+        """Make the table if it is gone (opening the file has made a new one), and give its version.
+
+        Only if it is asked for: an empty table has forgotten every record.
+        """
+        found = yield Statement(FIND_TABLE, (self.name,), writes=False)
+        if not found.rows:
+            for text in self.create:
+                yield Statement(text, (), writes=True)
         reply = yield Statement(READ_VERSION, (self.name,), writes=False)
         return int(reply.rows[0][0])
 

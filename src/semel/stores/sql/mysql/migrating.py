@@ -14,6 +14,7 @@ from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.sql.migrations import (
     DEFAULT_TABLE,
     VERSIONS,
+    Found,
     Migration,
     checked_name,
     read_migrations,
@@ -50,7 +51,9 @@ class Schema:
 
     def ensure(self) -> Verb[None]:
         """Look whether the table is there, in the newest version; make it so, if that is wanted."""
-        if (yield from self._missing()):
+        found = yield from self._found()
+        found.check(self._table)
+        if still_to_run(MIGRATIONS, found.version, self._table):
             if not self._autocreate:
                 raise ConfigError(
                     f"the table {self._table} is missing or of an older version, and autocreate is "
@@ -64,11 +67,13 @@ class Schema:
         locked = yield _ask(f"SELECT GET_LOCK({_LOCK}, %s)", self._table, self._lock_wait)
         if locked.rows != [(1,)]:
             raise StoreUnavailable(f"another program is migrating {self._table}, and takes long")
-        for text in self._written((yield from self._missing())):
+        found = yield from self._found()
+        version = None if found.gone else found.version
+        for text in self._written(still_to_run(MIGRATIONS, version, self._table)):
             yield Statement(text, (), writes=True)
         for name, kind in columns.items():
-            found = yield _ask(_FIND_COLUMN, self._table, checked_name("column", name))
-            if not found.rows:
+            there = yield _ask(_FIND_COLUMN, self._table, checked_name("column", name))
+            if not there.rows:
                 change = f"ALTER TABLE {quoted(self._table)} ADD COLUMN {quoted(name)} {kind}"
                 yield Statement(change, (), writes=True)
         yield _ask(f"SELECT RELEASE_LOCK({_LOCK})", self._table)
@@ -83,13 +88,14 @@ class Schema:
             text.replace(DEFAULT_TABLE, self._table) for step in steps for text in step.statements
         ]
 
-    def _missing(self) -> Verb[tuple[Migration, ...]]:
-        found = yield _ask(_FIND_TABLE, VERSIONS)
-        if not found.rows:
-            return MIGRATIONS
+    def _found(self) -> Verb[Found]:
+        reply = yield _ask(_FIND_TABLE, self._table)
+        exists = bool(reply.rows)
+        reply = yield _ask(_FIND_TABLE, VERSIONS)
+        if not reply.rows:
+            return Found(None, exists)
         reply = yield _ask(_READ_VERSION, self._table)
-        version = int(reply.rows[0][0]) if reply.rows else None
-        return still_to_run(MIGRATIONS, version, self._table)
+        return Found(int(reply.rows[0][0]) if reply.rows else None, exists)
 
 
 def _ask(sql: str, *parameters: object) -> Statement:

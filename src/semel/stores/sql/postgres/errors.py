@@ -62,7 +62,10 @@ _CLIENTS = "{place} has no connection left; lower max_size, or put pgbouncer in 
 _TABLE = f"the table is missing in {{place}} ({{text}}): {_MIGRATE}"
 _COLUMN = "{place}: {text}; own columns are added by ALTER TABLE, or store.migrate(columns=...)"
 _RIGHTS = f"{{place}}: {{text}}; as a role that may create tables, {_MIGRATE}, then {_GRANT}"
-_FOREIGN = "{place}: {text}, and semel did not make it; take another table name"
+_FOREIGN = (
+    "{place}: {text}, and it belongs to another table (one that is renamed keeps the names of its "
+    "indexes): rename it, or take another table name"
+)
 _OTHER_ROW = "{place} has another row with this key that semel did not write"
 _NOT_THERE = "{place} is not there, or its user is not; correct the URL ({text})"
 _NO_VALUE = "{place}: {text}; give the column a default, let it be NULL, or name it in columns="

@@ -14,11 +14,14 @@ from semel.errors import ConfigError
 from semel.stores.sql.migrations import (
     DEFAULT_TABLE,
     VERSIONS,
+    Found,
     Migration,
     checked_name,
+    not_ours,
     read_migrations,
     still_to_run,
 )
+from semel.stores.sql.postgres.words import OURS
 from semel.stores.sql.verbs import Statement, Verb
 
 LOCK: Final = int.from_bytes(b"semel", "big")
@@ -34,6 +37,11 @@ READ_COMMITTED: Final = Statement(
 _EXISTS: Final = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = to_regclass($1))"
 """Not `to_regclass` alone: it remembers that there was no table, until a table is read or changed,
 and so would miss what another program made while this one waited for the lock."""
+
+_COLUMNS: Final = (
+    "SELECT attname::text FROM pg_catalog.pg_attribute "
+    "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
+)
 
 _WORD = re.compile(rf"('?)\b{DEFAULT_TABLE}(\b|_)")
 _SWITCHED_OFF = re.compile(r"/\*(.*?)\*/")
@@ -59,7 +67,9 @@ class Schema:
 
     def check(self) -> Verb[bool]:
         """Look whether the table is there, in the newest version; newer ones are refused."""
-        missing = yield from self._missing()
+        found = yield from self._found()
+        found.check(self.table)
+        missing = still_to_run(MIGRATIONS, found.version, self._table)
         if missing and not self._autocreate:
             raise ConfigError(
                 f"the table {self.table} is missing or of an older version, and autocreate is off: "
@@ -76,9 +86,20 @@ class Schema:
             if reply.rows == [(True,)]:
                 yield _change(f'CREATE SCHEMA "{self._schema}"')
             yield _ask("SELECT set_config('search_path', $1, true)", f'"{self._schema}"')
-        for step in (yield from self._missing()):
-            for statement in self._written(step):
-                yield _change(statement)
+        found = yield from self._found()
+        if found.gone:
+            yield Statement(
+                f"DELETE FROM {self._qualified(VERSIONS)} WHERE table_name = $1",  # noqa: S608 - checked
+                (self._table,),
+                writes=True,
+            )
+            found = Found(None, exists=False)
+        if found.version is None and found.exists:
+            yield from self._note_version()
+        else:
+            for step in still_to_run(MIGRATIONS, found.version, self._table):
+                for statement in self._written(step):
+                    yield _change(statement)
         for name, kind in columns.items():
             checked_name("column", name)
             yield _change(f'ALTER TABLE {self.table} ADD COLUMN IF NOT EXISTS "{name}" {kind}')
@@ -97,16 +118,27 @@ class Schema:
         steps = [statement for step in MIGRATIONS for statement in self._written(step)]
         return "".join(f"{statement};\n\n" for statement in [*place, *steps])
 
-    def _missing(self) -> Verb[tuple[Migration, ...]]:
+    def _found(self) -> Verb[Found]:
+        reply = yield _ask(_EXISTS, self.table)
+        exists = reply.rows == [(True,)]
         reply = yield _ask(_EXISTS, self._qualified(VERSIONS))
         if reply.rows == [(False,)]:
-            return MIGRATIONS
+            return Found(None, exists)
         reply = yield _ask(
             f"SELECT version FROM {self._qualified(VERSIONS)} WHERE table_name = $1",  # noqa: S608 - checked
             self._table,
         )
-        found = reply.rows[0][0] if reply.rows else None
-        return still_to_run(MIGRATIONS, found, self._table)
+        return Found(reply.rows[0][0] if reply.rows else None, exists)
+
+    def _note_version(self) -> Verb[None]:
+        """Note the version of a table that was restored without it, or renamed."""
+        reply = yield _ask(_COLUMNS, self.table)
+        if not OURS.issubset(name for (name,) in reply.rows):
+            raise not_ours(self.table)
+        for step in MIGRATIONS:
+            for statement in self._written(step):
+                if VERSIONS in statement:
+                    yield _change(statement)
 
     def _written(self, step: Migration) -> Iterator[str]:
         """Write the statements of a step, in the way that its file describes."""

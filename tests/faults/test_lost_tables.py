@@ -1,0 +1,167 @@
+"""The table, its version or the whole file is gone while programs use it.
+
+| fault | expected |
+|---|---|
+| 47 table dropped, file deleted or replaced while open | a clear error at once; `migrate` makes it again |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from engines.facade import Effect, World, never
+from semel import ConfigError, Idempotency, open_store
+from servers.mariadb import MariaDBServer
+from stores.mysql_given import database_of
+
+fault = pytest.mark.fault
+
+TABLE = "idempotent_record"
+
+
+class Place:
+    """A database, and somebody who changes it from outside."""
+
+    def __init__(self, world: World, run: Callable[[str], object]) -> None:
+        self.world = world
+        self.run = run
+
+    @property
+    def url(self) -> str:
+        return self.world.url
+
+    def migrate(self, **options: Any) -> int:
+        """What `semel migrate` does, in a program of its own."""
+        with contextlib.closing(open_store(self.url, **options)) as store:
+            return store.migrate()
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+def place(request, kind: str, mariadb_of_this_worker: MariaDBServer) -> Iterator[Place]:
+    url = request.getfixturevalue(f"{request.param}_url")
+
+    def run(sql: str) -> object:
+        match request.param:
+            case "sqlite":
+                path = url.removeprefix("sqlite:///")
+                with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as client:
+                    return client.execute(sql).fetchall()
+            case "postgres":
+                with psycopg.connect(url, autocommit=True) as client:
+                    return client.execute(sql)
+            case _:
+                return mariadb_of_this_worker.execute(sql, database=database_of(url))
+
+    with World(kind, url) as world:
+        yield Place(world, run)
+
+
+@fault(47)
+def test_a_dropped_table_is_a_clear_error_until_migrate_makes_it_again(place):
+    engine = place.world.engine()
+    assert engine.execute("k", Effect(1)) == 1
+    place.run(f"DROP TABLE {TABLE}")
+    with pytest.raises(ConfigError, match="semel migrate"):
+        engine.execute("k", never)
+    restarted = place.world.engine()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"if they may be forgotten, `semel migrate`"):
+            restarted.execute("k", never)
+    assert place.migrate() == 1
+    assert place.migrate() == 1
+    effect = Effect(2)
+    assert engine.execute("k", effect) == 2
+    assert restarted.execute("k", effect) == 2
+    assert place.world.engine().execute("k", effect) == 2
+    assert effect.runs == 1
+
+
+def test_a_table_that_has_lost_its_version_keeps_its_records(place):
+    assert place.world.engine().execute("k", Effect(1)) == 1
+    place.run("DROP TABLE semel_schema")  # a restore of the records alone
+    assert place.world.engine().execute("k", never) == 1
+    place.run("DELETE FROM semel_schema")
+    assert place.migrate() == 1
+    assert place.world.engine().execute("k", never) == 1
+
+
+def test_a_renamed_table_keeps_its_records_under_its_new_name(place):
+    assert place.world.engine().execute("k", Effect(1)) == 1
+    place.run(f"ALTER TABLE {TABLE} RENAME TO payments")
+    with Idempotency(f"{place.url}?table=payments") as engine:
+        assert engine.execute("k", never) == 1
+    with pytest.raises(ConfigError, match=r"dropped or renamed|no such table"):
+        place.world.engine().execute("k", never)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])  # MySQL names the missing column
+def test_a_table_that_is_not_ours_is_left_alone(request, database, tmp_path):
+    url = request.getfixturevalue(f"{database}_url")
+    create = f"CREATE TABLE {TABLE} (id INTEGER)"
+    if database == "sqlite":
+        with contextlib.closing(sqlite3.connect(tmp_path / "semel.db")) as client:
+            client.execute(create)
+    else:
+        with psycopg.connect(url, autocommit=True) as client:
+            client.execute(create)
+    with Idempotency(url) as engine:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="take another table name"):
+                engine.execute("k", never)
+
+
+def test_an_index_of_another_table_is_named(postgres_url):
+    with Idempotency(postgres_url) as engine:
+        engine.execute("k", Effect(1))
+    with psycopg.connect(postgres_url, autocommit=True) as client:
+        client.execute(f"ALTER TABLE {TABLE} RENAME TO payments")
+    with (
+        contextlib.closing(open_store(postgres_url)) as store,
+        pytest.raises(ConfigError, match="keeps the names of its indexes"),
+    ):
+        store.migrate()
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def removed(path: Path) -> None:
+    for each in (path, path.with_name("semel.db-wal"), path.with_name("semel.db-shm")):
+        each.unlink(missing_ok=True)
+
+
+@fault(47)
+def test_a_deleted_file_is_a_clear_error_until_migrate_makes_it_again(kind, sqlite_url, tmp_path):
+    with World(kind, sqlite_url) as world:
+        engine = world.engine()
+        assert engine.execute("k", Effect(1)) == 1
+        removed(tmp_path / "semel.db")
+        for _ in range(3):
+            with pytest.raises(ConfigError, match="deleted or replaced"):
+                engine.execute("k", never)
+        assert not (tmp_path / "semel.db").exists()
+        with contextlib.closing(open_store(sqlite_url)) as store:
+            assert store.migrate() == 1
+        assert engine.execute("k", Effect(2)) == 2
+        assert world.engine().execute("k", never) == 2
+
+
+@fault(47)
+def test_a_replaced_file_is_told_once_and_used_from_then_on(kind, sqlite_url, tmp_path):
+    with World(kind, sqlite_url) as world, Idempotency(f"{sqlite_url}.backup") as backup:
+        backup.execute("k", Effect("from the backup"))
+        backup.close()
+        engine = world.engine()
+        assert engine.execute("k", Effect("new")) == "new"
+        removed(tmp_path / "semel.db")
+        (tmp_path / "semel.db.backup").rename(tmp_path / "semel.db")
+        with pytest.raises(ConfigError, match="deleted or replaced"):
+            engine.execute("k", never)
+        assert engine.execute("k", never) == "from the backup"
