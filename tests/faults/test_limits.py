@@ -126,7 +126,7 @@ def paused(server, seconds):
 
 
 def test_claims_that_were_answered_late_wait_for_a_connection_like_all_others(own_server):
-    with World("threads", own_server.url, max_connections=2) as world:
+    with World("threads", own_server.url, max_connections=2, timeout=PATIENCE) as world:
         engine = world.engine(policy=Policy(lease=6.0))
         given, tell = threading.Semaphore(0), threading.Event()
         claim = engine.store.store.claim
@@ -152,7 +152,7 @@ def test_claims_that_were_answered_late_wait_for_a_connection_like_all_others(ow
 
 
 def test_attempts_that_are_parked_wait_for_a_connection_like_all_others(own_server):
-    with World("threads", own_server.url, max_connections=2) as world:
+    with World("threads", own_server.url, max_connections=2, timeout=PATIENCE) as world:
         engine = world.engine(policy=Policy(abandoned="hold"))
         effects = [Effect(raising=ValueError("who knows")).held() for _ in range(CROWD)]
         calls = [engine.start(f"k{number}", effect) for number, effect in enumerate(effects)]
