@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from semel.core.records import ClaimRequest, Identity
@@ -15,6 +16,8 @@ from semel.stores.redis.dangers import dangers
 from semel.stores.registry import open_store
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.testing import FakeClock
+from servers.mariadb import mariadb_server
+from servers.postgres import postgres_server
 
 
 def findings(said):
@@ -187,3 +190,47 @@ def test_a_front_that_is_away_hides_nothing_of_the_store_behind(semel_sqlite):
     store = open_store(semel_sqlite.url)
     assert store.counts().succeeded == 0, "it leaves nothing behind"
     store.close()
+
+
+def test_a_postgres_that_may_lose_commits_is_warned_about(postgres_url, semel_sqlite):
+    with psycopg.connect(postgres_url) as client:  # the servers of these tests are quick, not safe
+        assert client.execute("SHOW fsync").fetchone() == ("off",)
+    said = semel_sqlite("--url", postgres_url, "doctor")
+    assert said.code == 1
+    assert "fsync is off" in said.out
+    assert "full_page_writes is off" in said.out
+    assert "synchronous_commit" not in said.out
+    hasty = f"{postgres_url}?options=-c%20synchronous_commit%3Doff"
+    assert "synchronous_commit is off" in semel_sqlite("--url", hasty, "doctor").out
+
+
+def test_a_mysql_that_may_lose_commits_is_warned_about(mysql_url, semel_sqlite):
+    said = semel_sqlite("--url", mysql_url, "doctor")
+    assert said.code == 1
+    assert "innodb_flush_log_at_trx_commit is 2" in said.out
+    assert "innodb_flush_method is nosync" in said.out
+
+
+def test_databases_that_keep_what_they_commit_are_well(semel_sqlite):
+    with mariadb_server(
+        "--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"
+    ) as server:
+        assert semel_sqlite("--url", server.database(), "doctor").code == 0
+    with postgres_server("fsync=on", "full_page_writes=on") as careful:
+        assert semel_sqlite("--url", careful.url(), "doctor").code == 0
+
+
+def test_the_database_behind_a_front_is_asked_and_not_the_front(
+    postgres_url, redis_url, semel_sqlite
+):
+    tiers(redis_url, postgres_url)
+    said = semel_sqlite("doctor")
+    assert "fsync is off" in said.out
+    assert "appendonly" not in said.out
+
+
+def test_a_table_that_is_missing_is_a_problem_like_any_other(postgres_url, semel_sqlite):
+    said = semel_sqlite("--url", f"{postgres_url}?autocreate=false", "doctor")
+    assert said.code == 1
+    assert "problem  store" in said.out
+    assert "run `semel migrate`" in said.out

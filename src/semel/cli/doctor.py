@@ -14,7 +14,7 @@ from semel.core.codec import omitted
 from semel.core.keys import OwnerIds, new_key
 from semel.core.records import Identity
 from semel.core.settings import Settings
-from semel.errors import StoreError, StoreRefused
+from semel.errors import ConfigError, StoreError, StoreRefused
 from semel.repair import health
 from semel.stores.base import Diagnosing, Scannable
 from semel.sync import Idempotency
@@ -41,7 +41,7 @@ def doctor(options: Namespace) -> int:
     with opened(options) as engine:
         try:
             findings += _store(engine, options)
-        except StoreError as error:
+        except (StoreError, ConfigError) as error:
             findings.append(Finding("problem", "store", str(error)))
     if options.json:
         print(showing.as_json([finding._asdict() for finding in findings]))
@@ -70,19 +70,13 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
     behind = found_settings(options).behind
     if behind is None:
         yield from _written_and_read(store, identity)
+        yield from _dangers(store)
     else:
         # By itself: it decides, and what is written to it alone is forgotten without the front.
         with closing(deciding_store(options)) as deciding:
             yield from _written_and_read(deciding, identity)
+            yield from _dangers(deciding)
         yield _front(store, identity, _scheme(behind))
-    if isinstance(store, Diagnosing):
-        try:
-            for danger in store.diagnose():
-                yield Finding("warning", "server", danger)
-        except StoreRefused as error:
-            yield Finding("skipped", "server", f"its settings were not looked at: {error}")
-        except StoreError as error:
-            yield Finding("warning", "server", f"it does not tell about itself: {error}")
     if isinstance(store, Scannable):
         looked = health(store)
         age = (
@@ -93,6 +87,19 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
             )
         )
         yield Finding("warning" if looked.alert else "ok", "stuck", age)
+
+
+def _dangers(store: object) -> Iterator[Finding]:
+    """Ask the server whose word counts: what a front forgets, SQL still has."""
+    if not isinstance(store, Diagnosing):
+        return
+    try:
+        for danger in store.diagnose():
+            yield Finding("warning", "server", danger)
+    except StoreRefused as error:
+        yield Finding("skipped", "server", f"its settings were not looked at: {error}")
+    except StoreError as error:
+        yield Finding("warning", "server", f"it does not tell about itself: {error}")
 
 
 def _front(tiers: Any, identity: Identity, behind: str) -> Finding:

@@ -94,6 +94,7 @@ class MySQLStore(SQLStore):
             threads.Executor(batches, setup.timeout, setup.schema),
             threads.Executor(renewals, setup.timeout, setup.schema),
         )
+        self._mysql_verbs = setup.verbs
         super().__init__(setup.verbs, self._mysql)
 
     def _hurried(self, setup: _Setup[threads.Connect], size: int) -> threads.Pool:
@@ -124,6 +125,10 @@ class MySQLStore(SQLStore):
         `columns` are added with their types: `{"tenant_id": "bigint"}`.
         """
         return self._mysql.migrate({} if columns is None else columns)
+
+    def diagnose(self) -> list[str]:
+        """Tell what the server's settings put at risk."""
+        return self._run(self._mysql_verbs.diagnose())
 
     def migration(self) -> str:
         """Write what `migrate` would run on an empty database, for a person to read and run."""

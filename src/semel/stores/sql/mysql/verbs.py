@@ -184,6 +184,28 @@ class MySQLVerbs:
         """Count the records by state."""
         return (yield from self._listing.counts())
 
+    @operation(peek=False)
+    def diagnose(self) -> Verb[list[str]]:
+        """Tell which settings of the server let it lose what it committed."""
+        reply = yield Statement(
+            "SELECT @@innodb_flush_log_at_trx_commit, LOWER(@@innodb_flush_method)",
+            (),
+            writes=False,
+        )
+        ((flushed, method),) = reply.rows
+        dangers = []
+        if flushed != 1:
+            dangers.append(
+                f"innodb_flush_log_at_trx_commit is {flushed}: a crash loses the last commits, and "
+                "their operations run again; set it to 1"
+            )
+        if method == "nosync":
+            dangers.append(
+                "innodb_flush_method is nosync: a crash of the machine may damage the whole "
+                "database; leave it at its default"
+            )
+        return dangers
+
     def _ended_as(self, state: State, identity: Identity, owner: bytes) -> Verb[bool]:
         """Tell whether the owner's attempt has ended this way before."""
         found = yield from self._look(self._table.read(identity), identity)

@@ -123,6 +123,10 @@ class PostgresStore(SQLStore):
         """
         return self._postgres.migrate(columns or {})
 
+    def diagnose(self) -> list[str]:
+        """Tell what the server's settings put at risk."""
+        return self._run(self._postgres_verbs.diagnose())
+
     def migration(self) -> str:
         """Write what `migrate` runs on an empty database, for a person to read and run."""
         return self._schema.script()

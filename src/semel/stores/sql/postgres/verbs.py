@@ -51,6 +51,14 @@ MOST_SENDINGS: Final = 100
 MOST_BYTES: Final = (1 << 30) - (1 << 16)
 """Of one result. PostgreSQL takes no message of a gigabyte: it hangs up without a word."""
 
+DANGERS: Final = {
+    "fsync": "a crash of the machine may damage the whole database; set it to on",
+    "full_page_writes": "a crash of the machine may damage the whole database; set it to on",
+    "synchronous_commit": "a crash of the server loses the last commits, and their operations run "
+    "again; set it to on for the role that semel uses",
+}
+"""Settings that are dangerous when they are off, and why."""
+
 DIGESTS_KEPT: Final = 256
 """A claim is soon followed by a complete of the same identity."""
 
@@ -231,6 +239,17 @@ class PostgresVerbs:
         """Count the records by state."""
         reply = yield self._statements.counts(prefix=self._prefix)
         return Counts(*reply.rows[0])
+
+    @single()
+    def diagnose(self) -> Verb[list[str]]:
+        """Tell which settings of the server, or of this session, let it lose what it committed."""
+        reply = yield Statement(
+            "SELECT name::text FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[]) "
+            "AND setting = 'off' ORDER BY name",
+            (list(DANGERS),),
+            writes=False,
+        )
+        return [f"{name} is off: {DANGERS[name]}" for (name,) in reply.rows]
 
     def _end(
         self,
