@@ -291,3 +291,34 @@ async def test_an_application_that_ends_closes_what_was_opened_for_it():
     assert told == ["begun", "ended"]
     with pytest.raises(StoreUnavailable, match="closed"):
         await idempotent._door.engine.execute("k", asyncio.sleep)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_openapi_takes_parameters_that_are_written_elsewhere(engine, known):
+    app = FastAPI()
+    idempotent = Idempotent(engine)
+    trace = {"$ref": "#/components/parameters/Trace"}
+    own = {"$ref": "#/components/parameters/Key"}
+
+    async def pay() -> str:
+        return "paid"
+
+    app.post("/pay", openapi_extra={"parameters": [trace, own]})(idempotent(pay))
+    if known:
+        made = app.openapi
+
+        def with_components():
+            schema = made()
+            schema.setdefault("components", {})["parameters"] = {
+                "Trace": {"name": "X-Trace", "in": "header"},
+                "Key": {"name": "idempotency-key", "in": "header"},
+            }
+            return schema
+
+        app.openapi = with_components
+    idempotent.init_app(app)
+    for _ in range(2):
+        parameters = app.openapi()["paths"]["/pay"]["post"]["parameters"]
+        assert parameters[0] == trace
+        assert (own in parameters) is not known
+        assert [each.get("name") for each in parameters].count("Idempotency-Key") == 1

@@ -164,6 +164,34 @@ def test_chosen_fields_are_all_that_is_compared():
     assert first != of({"amount": 5, "lines": [{"sku": "a"}]}, path="/refund")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("0.1", "0.10000000000000001"),
+        ("1.000000000000000001", "1.000000000000000002"),
+        ("9007199254740993.01", "9007199254740992.02"),
+        ("18446744073709551617", "18446744073709551618"),
+        ("100000000000000000000000000000000000000", "100000000000000000000000000000000000001"),
+    ],
+)
+@pytest.mark.parametrize("field", ["amount", "order"])
+def test_numbers_in_chosen_fields_are_compared_as_they_were_written(one, other, field):
+    book = a_rulebook(payload=[field])
+
+    def of(number):
+        body = f'{{"amount": {number}, "order": {{"b": [{number}], "a": 1}}}}'
+        return book.fingerprint(a_request(JSON), body.encode())
+
+    assert of(one) == of(one)
+    assert of(one) != of(other)
+
+
+def test_the_format_of_chosen_fields_is_held():
+    book = a_rulebook(payload=["amount", "order"])
+    body = b'{"order": {"b": [1.5, "x"], "a": null}, "amount": 2.25}'
+    assert book.fingerprint(a_request(JSON), body).hex() == "47aa01079ce6ec84e25cdd776dabeece"
+
+
 def test_fields_of_a_form_are_compared_too():
     book = a_rulebook(payload=["amount"])
     form = a_request(("content-type", "application/x-www-form-urlencoded"))

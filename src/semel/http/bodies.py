@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from semel.errors import InvalidKey
+from semel.http.fingerprints import as_written
 from semel.http.messages import Request
 
 MISSING: Final = object()
@@ -16,7 +17,7 @@ _FIELDS: Final = 10_000
 """Fields of a form that are looked at; more are nobody's order."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
-_decode = msgspec.json.Decoder().decode
+_decode = msgspec.json.Decoder(float_hook=as_written).decode
 
 
 def field_of(document: object, path: str) -> object:
@@ -45,7 +46,7 @@ def key_in_field(request: Request, body: bytes, path: str) -> str:
 
 
 def document_of(request: Request, body: bytes) -> object:
-    """Read a body of JSON or of a form; `MISSING` if it is neither."""
+    """Read a body of JSON or of a form; `MISSING` if it is neither. Fractions stay as written."""
     media_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
     try:
         if media_type == _FORM:

@@ -63,12 +63,12 @@ def content(content_type: bytes, body: bytes) -> list[bytes]:
     return [media_type, *parts]
 
 
-def _as_written(number: str) -> msgspec.Raw:
+def as_written(number: str) -> msgspec.Raw:
     """Keep a fraction as its text: 0.1 and 0.10000000000000001 may be two amounts."""
     return msgspec.Raw(number.encode())
 
 
-_decode = msgspec.json.Decoder(float_hook=_as_written).decode
+_decode = msgspec.json.Decoder(float_hook=as_written).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 

@@ -263,3 +263,40 @@ def test_the_retries_of_grpc_itself_heed_the_pushback(shop_server):
         shop.release()
         assert again.result().value == "run 1"
     assert finished(held).value == "run 1"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_call_that_is_cancelled_is_cancelled_on_its_server_too(nested):
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def pay(request: StringValue, context: Any) -> StringValue:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        pay, StringValue.FromString, StringValue.SerializeToString
+    )
+    server = grpc.aio.server()
+    server.add_registered_method_handlers(SERVICE, {"Pay": handler})
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    interceptors = [AsyncIdempotencyClientInterceptor() for _ in range(2 if nested else 1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", interceptors=interceptors) as channel:
+        method = channel.unary_unary(PAY, StringValue.SerializeToString, StringValue.FromString)
+        call = asyncio.ensure_future(_awaited(method(StringValue(value="1"))))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        try:
+            await asyncio.wait_for(cancelled.wait(), PATIENCE)
+        finally:
+            await server.stop(None)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call

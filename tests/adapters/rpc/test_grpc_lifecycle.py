@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import grpc
+import pytest
 
 from adapters.rpc.shop import PAY, Server, Shop, finished
 from engines.facade import World, wait_until
@@ -72,6 +73,20 @@ def test_a_handler_whose_client_has_gone_may_still_ask_who_it_was(serve):
     assert peer.startswith("ipv4:127.0.0.1")
     assert isinstance(auth, dict)
     assert identities is None
+
+
+def test_a_handler_whose_deadline_has_passed_may_still_ask_who_its_client_was(serve, kind):
+    if kind == "threads":
+        pytest.skip("its context is gRPC's own, which does not know that either")
+    server, shop, engine = serve()
+    late = finished(server.client.start(PAY, "hold peer", "k", timeout=0.5))
+    assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    shop.wait_held()
+    wait_until(lambda: is_over(server))
+    shop.release()
+    wait_until(lambda: is_stored(engine))
+    ((peer, *_),) = shop.seen
+    assert peer.startswith("ipv4:127.0.0.1")
 
 
 def test_a_handler_that_fails_after_its_client_has_gone_frees_the_key(serve, kind, caplog):

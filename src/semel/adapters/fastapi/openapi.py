@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -17,6 +17,7 @@ MARK: Final = "semel_choices"
 
 _MEDIA_TYPE: Final = "application/problem+json"
 _SCHEMA: Final = "IdempotencyProblem"
+_PARAMETERS: Final = "#/components/parameters/"
 _TOLD: Final = (
     "key_missing",
     "invalid_key",
@@ -57,19 +58,20 @@ def document(app: FastAPI) -> None:
             operations = schema.get("paths", {}).get(route.path_format, {})
             for method in route.methods & choices.methods:
                 if method.lower() in operations:
-                    _describe(operations[method.lower()], choices)
-                    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-                    schemas[_SCHEMA] = _PROBLEM
+                    components = schema.setdefault("components", {})
+                    _describe(operations[method.lower()], choices, components)
+                    components.setdefault("schemas", {})[_SCHEMA] = _PROBLEM
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
 
 
-def _describe(operation: dict[str, Any], choices: Choices) -> None:
+def _describe(operation: dict[str, Any], choices: Choices, components: Mapping[str, Any]) -> None:
+    known = components.get("parameters", {})
     for told in _parameters(choices):
         parameters = operation.setdefault("parameters", [])
         # Asked for once more, or the endpoint's own: one of a name is enough.
-        parameters[:] = [each for each in parameters if _named(each) != _named(told)]
+        parameters[:] = [each for each in parameters if _named(each, known) != _named(told, known)]
         parameters.append(told)
     for status, title in _answers(choices).items():
         answer = operation["responses"].setdefault(str(status), {"description": title})
@@ -77,8 +79,15 @@ def _describe(operation: dict[str, Any], choices: Choices) -> None:
         answer.setdefault("content", {})[_MEDIA_TYPE] = {"schema": schema}
 
 
-def _named(parameter: dict[str, Any]) -> tuple[str, str]:
-    """Say which parameter it is; the names of headers have no case."""
+def _named(parameter: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, str]:
+    """Say which parameter it is; the names of headers have no case.
+
+    One may be written elsewhere, and only named here (`$ref`); what is not found there is its own.
+    """
+    if "$ref" in parameter:
+        reference: str = parameter["$ref"]
+        found = known.get(reference.removeprefix(_PARAMETERS))
+        return ("$ref", reference) if found is None else _named(found, {})
     place, name = parameter["in"], parameter["name"]
     return place, name.lower() if place == "header" else name
 

@@ -41,7 +41,12 @@ class AsyncIdempotencyClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
                 given.wait_for_ready,
             )
             call = await continuation(details, request)
-            pause = logical.pause(await call.code(), await call.trailing_metadata())
+            try:
+                pause = logical.pause(await call.code(), await call.trailing_metadata())
+            except asyncio.CancelledError:
+                # gRPC cancels only this task: the server must hear of it as well.
+                call.cancel()
+                raise
             if pause is None:
                 return call
             await self._sleep(pause)

@@ -24,7 +24,10 @@ class HandlerContext:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._remembered: dict[str, Callable[..., Any]] = {}
+        # Asked now: when the call is over, by a deadline say, some of it is gone at once.
+        self._remembered: dict[str, Callable[..., Any]] = {
+            name: _constant(getattr(context, name)()) for name in _ASKED_OF_THE_CALL
+        }
         self.aborted: Abort | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -61,9 +64,7 @@ class HandlerContext:
         return code_of(context.code()), context.details(), context.trailing_metadata()
 
     def detach(self) -> None:
-        """Remember what only the call knows, and send nothing any more: the call is about to go."""
-        for name in _ASKED_OF_THE_CALL:
-            self._remembered[name] = _constant(getattr(self._context, name)())
+        """Send nothing any more: the call is about to go."""
         self._remembered["send_initial_metadata"] = _unsent
 
 
