@@ -28,7 +28,7 @@ from semel.events import LostLease, ResultStoredLate
 
 LEASE, FAILED_TTL, TTL = 100.0, 400.0, 1_000.0
 UNWANTED_TTL = 300.0
-DOUBT_ROUNDS = 5
+DOUBT_ROUNDS = 6
 
 REFUSED, REPLY_LOST = "refused", "reply lost"
 SUCCEEDS, RAISES, STOPS = "succeeds", "raises", "stops"

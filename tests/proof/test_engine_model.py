@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import Phase, settings
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import run_state_machine_as_test
 
 from engines.facade import Stop
@@ -96,7 +97,8 @@ def no_doubt(_leases, _ask, now):
 )
 def test_a_broken_engine_is_found_out(machine, monkeypatch, where, name, broken):
     monkeypatch.setattr(where, name, broken)
-    with pytest.raises(AssertionError):
+    # Flaky, where the garbage collector mends what was broken: a call that is gone leads nothing.
+    with pytest.raises((AssertionError, FlakyFailure)):
         run_state_machine_as_test(
             machine,
             # Nobody reads the shortest life of a failure that is wanted.

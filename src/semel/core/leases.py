@@ -31,7 +31,7 @@ CHUNK = 256
 
 SLOWEST_RETRY = 1.0
 
-DOUBT_ROUNDS = 5
+DOUBT_ROUNDS = 6
 """How often a claim of unknown fate is looked for, at doubling intervals: for half a minute."""
 
 MOST_DOUBTS = 10_000
@@ -248,7 +248,7 @@ class Leases:
         due = self.doubt(ask, now)
         doubt = self._unsure.get(ask.owner)
         if doubt is not None:
-            doubt.rounds, doubt.due = rounds, now + SLOWEST_RETRY * 2**rounds
+            doubt.rounds, doubt.due = rounds, now + SLOWEST_RETRY * 2 ** (rounds - 1)
         return due
 
     def settled(self, ask: ClaimRequest) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from proof.sim.clock import PROCESS
 from proof.sim.plan import FAULTS_END, MIXED, ClockJump, NotDoneError, RefusedError, Repair
+from proof.sim.store import Success
 from proof.sim.world import CACHE_TTL, EPS, RAISED, Caller, Run, fingerprint_of
 from semel import (
     AttemptsExhausted,
@@ -119,7 +120,10 @@ def _some_success_fits(world: World, caller: Caller) -> bool:
     for success in world.ledger.successes[call.key]:
         # The cache may answer what was forgotten elsewhere; not what its own engine has forgotten.
         known = success.gone is not None and any(
-            (engine, key) == (call.engine, call.key) and success.gone <= at < caller.start
+            world.process_of(engine) is caller.process
+            and (engine == call.engine or not world.plan.network.cached)
+            and key == call.key
+            and success.gone <= at < caller.start
             for engine, key, at in world.forgotten
         )
         slack = CACHE_TTL + 1.0 if world.plan.network.cached and not known else 0.0
@@ -127,13 +131,27 @@ def _some_success_fits(world: World, caller: Caller) -> bool:
             continue
         if _differ(success.fingerprint, fingerprint_of(call)) or success.at > caller.end + EPS:
             continue
-        if success.gone is not None and success.gone + slack < caller.start - EPS:
+        gone = success.gone is not None and success.gone + slack < caller.start - EPS
+        if gone and (known or not _was_being_saved(world, caller, success)):
             continue
         outdated = success.expires + slack < caller.start_in_store - EPS
         if outdated and not (world.plan.network.cached and world.plan.has(ClockJump)):
             continue
         return True
     return False
+
+
+def _was_being_saved(world: World, caller: Caller, success: Success) -> bool:
+    """Whether the call that produced a result in this process did not know yet that it is stored.
+
+    Who joins it then shares the result, whatever other processes have done to the record.
+    """
+    return any(
+        run.owner == success.owner
+        and run.caller.process is caller.process
+        and (run.caller.end is None or run.caller.end >= caller.start)
+        for run in world.runs
+    )
 
 
 def _error_is_right(world: World, caller: Caller, error: BaseException) -> None:
@@ -313,7 +331,12 @@ def _unused_claims_are_given_back(world: World) -> None:
         granted = world.ledger.granted.get(owner)
         if granted is None or owner in ran or granted.process.dead or granted.process.pauses:
             continue
-        if not world.ledger.unsuccessful(owner) and not world.wires.faulted[owner]:
+        # A command that was overtaken by the one that should give it back is looked for later.
+        overtaken = any(
+            told.verb == "claim" and not told.grants for told in world.wires.delivered[owner]
+        )
+        excused = overtaken or world.wires.faulted[owner]
+        if not excused and not world.ledger.unsuccessful(owner):
             name = world.ledger.name
             world.violation("not given back", f"{name(by)} waited for {name(owner)}")
 

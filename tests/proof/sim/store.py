@@ -70,7 +70,8 @@ class Granted:
     at: float
     store_time: float
     fingerprint: bytes | None
-    number: int
+    numbers: set[int]
+    """More than one if its record was removed and its command repeated."""
     lease: float
     hold: bool
     takeover: bool
@@ -174,11 +175,13 @@ class Ledger:
                 at=now,
                 store_time=self.now,
                 fingerprint=ask.fingerprint,
-                number=answer.number,
+                numbers={answer.number},
                 lease=ask.lease,
                 hold=ask.hold,
                 takeover=answer.takeover,
             )
+        elif verb == "claim" and isinstance(answer, Claimed):
+            self.granted[owner].numbers.add(answer.number)
         if answer is not True:
             return
         if verb in {"complete", "put"} and owner not in self.completed:

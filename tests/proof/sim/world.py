@@ -406,8 +406,8 @@ class World:
             owners = [
                 owner
                 for owner, granted in self.ledger.granted.items()
-                if (granted.key, granted.number, granted.process)
-                == (event.identity.key, number, process)
+                if (granted.key, granted.process) == (event.identity.key, process)
+                and number in granted.numbers
             ]
             # Numbers begin anew after a repair or a replaced payload: then nobody can tell.
             owner = owners[0] if len(owners) == 1 else None
