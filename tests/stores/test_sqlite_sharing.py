@@ -11,7 +11,7 @@ import pytest
 
 from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
 from semel.errors import StoreError, StoreFull, StoreUnavailable
-from semel.stores.sql import combining
+from semel.stores.sql import combining, sqlite_session
 from semel.stores.sql.jobs import Job
 from semel.stores.sql.sqlite import SQLiteStore
 from stores.sqlite_helpers import (
@@ -485,4 +485,116 @@ def test_a_large_result_that_does_not_fit_refuses_itself_alone(path):
     assert isinstance(answers[0], StoreFull)
     assert answers[1] is True
     assert store.counts().succeeded == 1
+    store.close()
+
+
+class TimeLimit(Exception):
+    """What the handler of a worker's soft time limit raises: an ordinary exception."""
+
+
+@pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
+def test_an_exception_that_strikes_the_thread_that_works_for_all_is_its_own_alone(
+    path, monkeypatch, kind
+):
+    store = SQLiteStore(path, timeout=60)
+    store.counts()
+    outcomes, struck = {}, []
+
+    def claim(number):
+        try:
+            outcomes[number] = type(store.claim(ask(number)))
+        except (TimeLimit, KeyboardInterrupt) as error:
+            outcomes[number] = type(error)
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(3)]
+    drive = sqlite_session.drive
+
+    def strike(*args, **kwargs):
+        if threading.current_thread() is not threads[0] and not struck:
+            struck.append(threading.current_thread())
+            raise kind
+        return drive(*args, **kwargs)
+
+    monkeypatch.setattr(sqlite_session, "drive", strike)
+    with write_lock(path):
+        for number, thread in enumerate(threads):
+            thread.start()
+            # The first one leads and waits for the file; the others wait for it, in one queue.
+            wait_until(lambda n=number: len(store._executor._queue) == n)
+            wait_until(lambda: store._executor._led)
+    for thread in threads:
+        thread.join(60)
+    assert struck
+    assert outcomes == {0: Claimed, 1: kind, 2: Claimed}
+    store.close()
+
+
+def test_an_exception_that_comes_again_is_the_error_of_its_own_operation(path, monkeypatch):
+    store = SQLiteStore(path)
+    drive = sqlite_session.drive
+
+    def broken(connection, operation, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sqlite_session, "drive", broken)
+    with pytest.raises(ZeroDivisionError):
+        store.claim(ask(1))
+    monkeypatch.setattr(sqlite_session, "drive", drive)
+    finish(store, 1)
+    store.close()
+
+
+def test_a_failure_of_the_second_run_reaches_the_callers(path, monkeypatch):
+    store = SQLiteStore(path)
+    store.counts()
+    session = store._executor._session
+
+    def torn(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(session, "_write", torn)
+    with pytest.raises(ZeroDivisionError):
+        store.claim(ask(1))
+    monkeypatch.undo()
+    finish(store, 1)
+    store.close()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_leader_that_is_interrupted_beside_its_transaction_leaves_the_others_to_the_next(
+    path, monkeypatch, before
+):
+    store = SQLiteStore(path, timeout=60)
+    store.counts()
+    combiner, outcomes = store._executor, {}
+    run = combiner._session.run
+    threads = [
+        threading.Thread(
+            target=lambda n=number: outcomes.update({n: type(store.claim(ask(n)))}), daemon=True
+        )
+        for number in range(1, 4)
+    ]
+
+    def interrupted(batch, answer):
+        if len(batch) < 4:
+            return run(batch, answer)
+        monkeypatch.undo()
+        if not before:
+            # Two have their answers, one of them was told so.
+            run(batch[:3], lambda turns: answer(turns[:2]))
+        raise KeyboardInterrupt
+
+    def join():
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(combiner._queue) == 4)
+
+    monkeypatch.setattr(combiner._session, "run", interrupted)
+    lead = combiner._lead
+    monkeypatch.setattr(combiner, "_lead", lambda: (join(), lead()))
+    with pytest.raises(KeyboardInterrupt):
+        store.claim(ask(0))
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == dict.fromkeys((1, 2, 3), Claimed)
     store.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from semel.errors import StoreUnavailable
@@ -70,13 +71,25 @@ class Combiner:
         self._session.close()
 
     def _lead(self) -> None:
+        batch: list[_Turn] = []
         try:
             with self._mutex:
-                batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            self._session.run(batch, _wake)
+                batch = list(islice(self._queue, BATCH))  # noted before they are taken
+                for _ in batch:
+                    self._queue.popleft()
+            interruption = self._session.run(batch, _wake)
+        except BaseException:
+            # Interrupted on the way there or back: the next leader serves those without an answer.
+            with self._mutex:
+                left = [turn for turn in batch if not turn.leads and turn not in self._queue]
+                self._queue.extendleft(turn for turn in reversed(left) if not turn.done)
+            _wake([turn for turn in left if turn.done])
+            raise
         finally:
             with self._mutex:
                 self._appoint()
+        if interruption is not None:
+            raise interruption
 
     def _appoint(self) -> None:
         self._led = bool(self._queue)
@@ -116,5 +129,6 @@ class Combiner:
 
 def _wake(turns: list[_Turn]) -> None:
     for turn in turns:
-        if not turn.leads:  # the leader is awake
+        # The leader is awake; so is one that was woken before an interruption of this loop.
+        if not turn.leads and turn.awake.locked():
             turn.awake.release()

@@ -27,15 +27,22 @@ class Member(Struct):
 class Job:
     """What one caller asked for, answered as a whole."""
 
-    __slots__ = ("_ticket", "members")
+    __slots__ = ("_ticket", "members", "served")
 
     def __init__(self, operations: Sequence[Operation[Any]]) -> None:
         self.members = list(map(Member, operations))
         self._ticket = threading.Lock()
+        self.served = False
+        """Whether the runner has taken it."""
 
     def take(self) -> bool:
         """Decide its fate: the runner takes it to run it, a caller out of patience to drop it."""
         return self._ticket.acquire(blocking=False)
+
+    def serve(self) -> bool:
+        """Take it to run it; False when its caller has dropped it."""
+        self.served = self.take()
+        return self.served
 
     @property
     def done(self) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.errors import ConfigError, StoreUnavailable
+from semel.errors import ConfigError, IdempotencyError, StoreUnavailable
 from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
 from semel.stores.sql.grouping import in_groups, joined
@@ -54,26 +54,50 @@ class Session:
         self._lock = threading.Lock()
         self._closed = False
         self._torn_by_fork = False
+        self._repeats = self._blamed = False
         follow_forks(self)
 
-    def run(self, jobs: Sequence[J], answer: Callable[[list[J]], None]) -> None:
-        """Run the jobs, all writes in one transaction; `answer` hears of each job once."""
+    def run(self, jobs: Sequence[J], answer: Callable[[list[J]], None]) -> BaseException | None:
+        """Run the jobs, all writes in one transaction; `answer` hears of each job once.
+
+        An exception that is no error of the database's may be one of a signal handler's, raised in
+        the thread that happens to work for all. It is nobody's outcome: what was undone by it is
+        done once more, and it is returned, for that thread alone. One that comes again is a bug.
+        """
         waiting = list(jobs)
+        interruption: BaseException | None = None
         try:
             with self._lock:
                 connection = self._ready()
-                if self._peek(connection, waiting):
-                    answered = [job for job in waiting if job.done]
-                    waiting = [job for job in waiting if not job.done]
-                    answer(answered)
-                if waiting:
-                    self._write(connection, waiting)
+                try:
+                    if self._peek(connection, waiting):
+                        answered = [job for job in waiting if job.done]
+                        waiting = [job for job in waiting if not job.done]
+                        answer(answered)
+                    if waiting:
+                        self._write(connection, waiting)
+                except (sqlite3.Error, IdempotencyError):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - returned
+                    if not self._again(connection, waiting):
+                        interruption = error
         except Exception as error:  # noqa: BLE001 - it reaches the callers as their outcome
+            interruption = None
             self._fail(waiting, error)
         finally:
             # Also when interrupted (KeyboardInterrupt): nobody is left waiting.
             self._fail(waiting, StoreUnavailable("the transaction was interrupted"))
             answer(waiting)
+        return interruption
+
+    def _again(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
+        """Run what was undone; True when an exception came again, which then is its member's."""
+        self._repeats, self._blamed = True, False
+        try:
+            self._write(connection, jobs)
+        finally:
+            self._repeats = False
+        return self._blamed
 
     @property
     def place(self) -> str:
@@ -160,7 +184,7 @@ class Session:
         try:
             self._begin(connection)
             # Only now: who lost patience while another process held the lock is not served.
-            members.extend(_pending([job for job in jobs if job.take()]))
+            members.extend(_pending([job for job in jobs if job.served or job.serve()]))
             for group in in_groups(members):
                 self._drive_group(connection, group)
             connection.execute("COMMIT")
@@ -216,6 +240,10 @@ class Session:
         except Exception as error:  # even a bug in one member is not the others'
             if isinstance(error, sqlite3.Error) and not isinstance(error, VALUE_ERRORS):
                 raise  # disk full, I/O: SQLite gives up the whole transaction
+            if not isinstance(error, (*VALUE_ERRORS, IdempotencyError)):
+                if not self._repeats:
+                    raise  # perhaps a signal handler's: see `run`
+                self._blamed = True
             member.outcome = translate(error, self._source.place)
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
