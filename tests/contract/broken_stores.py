@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from contract.reference_store import DictStore
 from semel.core import judge
-from semel.core.records import Busy, Claimed, Identity, Mismatch, State
+from semel.core.records import Busy, Claimed, CompleteRequest, Identity, Mismatch, State
 from semel.stores.memory import MemoryStore
 
 
@@ -45,6 +45,16 @@ class ClaimChecksThenActs(DictStore):
         if record is not None:
             self._records[ask.identity] = record
         return answer
+
+
+class CompleteChecksThenActs(DictStore):
+    def complete(self, identity, owner, result, ttl):
+        ask = CompleteRequest(identity, owner, result, ttl)
+        record = judge.complete(self._records.get(identity), ask, self._clock())
+        time.sleep(0.05)  # a round trip between the check and the act
+        if record is not None:
+            self._records[identity] = record
+        return record is not None
 
 
 class RepeatedClaimIsBusy(DictStore):
@@ -107,6 +117,15 @@ class FenceRestarts(DictStore):
         answer = super().claim(ask)
         if isinstance(answer, Claimed):
             answer = replace(answer, fence=answer.number)
+            self._records[ask.identity] = replace(self._records[ask.identity], fence=answer.fence)
+        return answer
+
+
+class FenceIsTheClock(DictStore):
+    def claim(self, ask):
+        answer = super().claim(ask)
+        if isinstance(answer, Claimed):
+            answer = replace(answer, fence=int(self._clock() * 1e6))
             self._records[ask.identity] = replace(self._records[ask.identity], fence=answer.fence)
         return answer
 

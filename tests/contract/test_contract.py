@@ -32,6 +32,10 @@ class WithFakeClock(StoreContract):
     def sleep(self, clock):
         return clock.advance
 
+    @pytest.fixture
+    def set_clock_back(self, clock):
+        return lambda: clock.set_back(600)
+
 
 class TestTheReferenceStore(WithFakeClock):
     @pytest.fixture

@@ -11,6 +11,7 @@ from contract import broken_stores as broken
 from contract.reference_store import DictStore
 from semel.stores.memory import MemoryStore
 from semel.testing import FakeClock, StoreContract, StoreDriver
+from semel.testing.contract.given import fail
 
 CAUGHT_BY = [
     (
@@ -53,6 +54,14 @@ CAUGHT_BY = [
     (broken.ExpiresOnlyByPurge, "test_an_expired_success_is_a_first_request_again"),
     (broken.RetentionStartsWithTheClaim, "test_retention_starts_when_the_operation_ends"),
     (broken.FenceRestarts, "test_the_fence_grows_over_every_kind_of_new_claim"),
+    (
+        broken.FenceIsTheClock,
+        "test_the_fence_grows_when_the_clock_was_set_back",
+    ),
+    (
+        broken.CompleteChecksThenActs,
+        "test_a_late_complete_and_a_takeover_at_the_same_moment_never_both_succeed",
+    ),
     (
         broken.TakeoverWeakensHold,
         "test_a_caller_that_would_take_over_cannot_weaken_a_held_record",
@@ -103,6 +112,8 @@ CAUGHT_BY = [
 ]
 
 PARAMETERS = {
+    broken.FenceIsTheClock: {"end": fail},
+    broken.CompleteChecksThenActs: {"first": "complete"},
     broken.AnEndedOwnerIsGivenANewClaim: {"retryable": True},
     broken.AdoptForgetsTheHold: {"hold": True},
     broken.AdoptKeepsTheFence: {"hold": True},
@@ -122,6 +133,7 @@ def run(test, kind, parameters):
             "scannable": driver,
             "repairing": driver,
             "sleep": clock.advance,
+            "set_clock_back": lambda: clock.set_back(600),
             **parameters,
         }
         method(**{name: offered[name] for name in inspect.signature(method).parameters})

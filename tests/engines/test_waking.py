@@ -10,11 +10,13 @@ import contextlib
 import threading
 
 import pytest
+import redis
 
 from engines.facade import PATIENCE, Effect, World, never, until, wait_until
 from semel import (
     AsyncIdempotency,
     DuplicateRequest,
+    LeaseLost,
     OutcomeUnknown,
     Policy,
     PreviousFailure,
@@ -26,6 +28,7 @@ from semel.core.records import Encoded, Ended, Finished, Identity, State
 from semel.engine.call import Call, heard
 from semel.stores.base import AsyncNotifying, Notifying
 from semel.stores.wakeups import rooms
+from stores.postgres_given import rows
 
 SOON = 20.0
 """Well before the first poll."""
@@ -141,6 +144,31 @@ def test_an_attempt_that_is_parked_wakes_whoever_waits(owner, waiter, pauses):
         effect.release()
         with pytest.raises(OutcomeUnknown):
             waiting.result(SOON)
+
+
+def end_lease(engine, url):
+    """Let the lease of "k" be over at once, by the store's own record of it: nobody is told."""
+    store = engine.store.store
+    if hasattr(store, "_keys"):
+        running_tail = 38  # of a record without a fingerprint: see lua/record.lua
+        with contextlib.closing(redis.Redis.from_url(url)) as client:
+            client.setrange(store._keys.record(Identity("default", "k")), running_tail, bytes(7))
+    else:
+        rows(url, "UPDATE idempotent_record SET lease_until = created_at")
+
+
+@pytest.mark.parametrize("world", ["redis", "postgres"], indirect=True)
+def test_who_waits_is_told_of_the_end_of_an_attempt_that_took_over(world, owner, waiter, pauses):
+    effect = Effect("late")
+    owner.break_renewals()
+    with waited_for(owner, waiter, effect, pauses) as (running, waiting):
+        end_lease(owner, world.url)
+        successor = world.engine(policy=SELDOM)
+        assert successor.execute("k", Effect("by the successor")) == "by the successor"
+        assert waiting.result(SOON) == "by the successor"
+        effect.release()
+        with pytest.raises(LeaseLost):
+            running.result(PATIENCE)
 
 
 def test_a_guard_is_told_that_it_was_done(owner, waiter, pauses):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,8 @@ from semel.core.records import (
 )
 from semel.errors import StoreUnavailable
 from semel.stores.sql.mysql import MySQLStore, listing
+from semel.stores.sql.mysql.threads import send
+from semel.stores.sql.mysql.verbs import MySQLVerbs
 from servers.proxy import proxy_to
 from stores.mysql_given import (
     DEADLOCK,
@@ -32,6 +35,7 @@ from stores.mysql_given import (
     ask,
     at_once,
     claim_in,
+    database_of,
     driven,
     new_owner,
     spy_on_repeats,
@@ -308,3 +312,100 @@ def test_a_locked_member_of_a_batch_does_not_refuse_the_others(server, mysql_url
     store.close()
     assert isinstance(outcomes.pop(2), Busy)
     assert all(isinstance(outcome, Claimed) for outcome in outcomes)
+
+
+# --- between the look at a row and the write over it -------------------------------------
+
+
+class ByHand:
+    """A claim that a test takes step by step, on a connection of its own."""
+
+    def __init__(self, client, request):
+        self._client = client
+        self._verb = MySQLVerbs(TABLE).claim(request).start()
+        self._statement = next(self._verb)
+
+    def step(self):
+        """Send one statement, and give the answer of the claim if that was the last one."""
+        try:
+            self._statement = self._verb.send(send(self._client, self._statement))
+        except StopIteration as end:
+            return end.value
+        return None
+
+    def finish(self):
+        while (answer := self.step()) is None:
+            pass
+        return answer
+
+
+@pytest.fixture
+def by_hand(server, mysql_url, store):
+    with transaction(server, mysql_url) as client:
+        client.autocommit(True)
+        yield lambda request: ByHand(client, request)
+
+
+def change(server, url, sql):
+    server.execute(f"UPDATE idempotent_record SET {sql}", database=database_of(url))  # noqa: S608 - the test's own
+
+
+def test_a_claim_is_not_written_over_another_takeover_whose_lease_looks_the_same(
+    store, server, mysql_url, by_hand
+):
+    anna = new_owner()
+    store.claim(ask(owner=anna))
+    assert store.renew(IDENTITY, anna, 0)
+    claim = by_hand(ask())
+    assert claim.step() is None  # it has looked, and would take over
+    server.execute(
+        "CREATE TABLE before_it SELECT lease_until FROM idempotent_record",
+        database=database_of(mysql_url),
+    )
+    assert store.claim(ask()).number == 2
+    change(server, mysql_url, "lease_until = (SELECT lease_until FROM before_it)")
+    assert claim.finish().number == 3
+    assert store.get(IDENTITY).number == 3
+
+
+def test_a_claim_is_not_written_over_an_attempt_that_its_owner_revived(store, by_hand):
+    anna = new_owner()
+    store.claim(ask(owner=anna))
+    assert store.renew(IDENTITY, anna, 0)
+    claim = by_hand(ask())
+    assert claim.step() is None
+    assert store.renew(IDENTITY, anna, 600.0)
+    assert isinstance(claim.finish(), Busy)
+    assert store.get(IDENTITY).owner == anna
+
+
+def test_a_claim_is_not_written_over_a_result_that_is_kept_for_longer(
+    store, server, mysql_url, by_hand
+):
+    anna = new_owner()
+    store.claim(ask(owner=anna))
+    assert store.complete(IDENTITY, anna, RESULT, 600.0)
+    change(server, mysql_url, "expire_at = created_at")
+    claim = by_hand(ask())
+    assert claim.step() is None
+    change(server, mysql_url, "expire_at = created_at + INTERVAL 1 DAY")
+    assert isinstance(claim.finish(), Finished)
+    assert store.get(IDENTITY).outcome == RESULT
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one", "many"])
+def test_a_row_of_the_same_microsecond_is_not_taken_for_the_own_insert(
+    server, mysql_url, store, together
+):
+    moment = "SET timestamp = 1900000000.000001"  # the server's clock stands still for them
+
+    def connect():
+        return server.client(database=database_of(mysql_url), init_command=moment)
+
+    other = Identity("orders.create", "43")
+    with contextlib.closing(MySQLStore(connect=connect)) as frozen:
+        first = frozen.claim(ask())
+        asks = [ask(), ask(other)]
+        answers = frozen.claim_many(asks) if together else [frozen.claim(each) for each in asks]
+        assert [type(answer) for answer in answers] == [Busy, Claimed]
+        assert answers[1].fence == first.fence, "they did not meet in one microsecond"

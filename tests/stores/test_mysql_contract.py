@@ -29,26 +29,40 @@ def empty(mariadb_of_this_worker, url):
     return url
 
 
-class TestMySQL(StoreContract):
+class OnMariaDB(StoreContract):
+    table = "idempotent_record"
+
+    @pytest.fixture
+    def set_clock_back(self, mariadb_of_this_worker, empty):
+        table = f"{empty.rpartition('/')[2]}.`{self.table}`"
+        sql = f"UPDATE {table} SET fence = fence + 600000000"  # noqa: S608 - our own names
+        return lambda: mariadb_of_this_worker.execute(sql)
+
+
+class TestMySQL(OnMariaDB):
     @pytest.fixture
     def store(self, empty):
         return MySQLStore(empty)
 
 
-class TestAsyncMySQL(StoreContract):
+class TestAsyncMySQL(OnMariaDB):
+    table = "order"
+
     @pytest.fixture
     def store(self, empty):
         return AsyncMySQLStore(f"{empty}?table=order")
 
 
-class TestAsyncMySQLWithoutBatching(StoreContract):
+class TestAsyncMySQLWithoutBatching(OnMariaDB):
     @pytest.fixture
     def store(self, empty):
         return AsyncMySQLStore(f"{empty}?batching=off")
 
 
-class TestMySQLOnGivenConnections(StoreContract):
+class TestMySQLOnGivenConnections(OnMariaDB):
     """They take one statement at a time and have defaults of their own."""
+
+    table = "order"
 
     @pytest.fixture
     def store(self, empty, mariadb_of_this_worker):

@@ -11,7 +11,7 @@ from psycopg_pool import ConnectionPool
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.testing import StoreContract
 from servers.postgres import pgbouncer
-from stores.postgres_given import always_in_batches
+from stores.postgres_given import always_in_batches, rows
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +31,34 @@ def prefix():
     return os.urandom(8).hex()
 
 
-class TestPostgres(StoreContract):
+class OnPostgres(StoreContract):
+    table = "idempotent_record"
+
+    @pytest.fixture
+    def set_clock_back(self, database, prefix):
+        sql = f"UPDATE {self.table} SET fence = fence + 600000000 WHERE prefix = %s"  # noqa: S608 - our own names
+        return lambda: rows(database, sql, prefix)
+
+
+class TestPostgres(OnPostgres):
     @pytest.fixture
     def store(self, database, prefix):
         return PostgresStore(database, prefix=prefix)
 
 
-class TestAsyncPostgres(StoreContract):
+class TestAsyncPostgres(OnPostgres):
     @pytest.fixture
     def store(self, database, prefix):
         return AsyncPostgresStore(database, prefix=prefix)
 
 
-class TestAsyncPostgresInBatches(StoreContract):
+class TestAsyncPostgresInBatches(OnPostgres):
     @pytest.fixture
     def store(self, database, prefix):
         return always_in_batches(AsyncPostgresStore(database, prefix=prefix))
 
 
-class TestAsyncPostgresWithoutBatches(StoreContract):
+class TestAsyncPostgresWithoutBatches(OnPostgres):
     """With psycopg: asyncpg has no keepalives."""
 
     @pytest.fixture
@@ -57,27 +66,31 @@ class TestAsyncPostgresWithoutBatches(StoreContract):
         return AsyncPostgresStore(database, prefix=prefix, batching="off", keepalives="1")
 
 
-class TestAsyncPostgresBatchesInPartitions(StoreContract):
+class TestAsyncPostgresBatchesInPartitions(OnPostgres):
+    table = "in_partitions"
+
     @pytest.fixture
     def store(self, database, prefix):
         options = {"table": "in_partitions", "partitions": 4}
         return always_in_batches(AsyncPostgresStore(database, prefix=prefix, **options))
 
 
-class TestPostgresInPartitions(StoreContract):
+class TestPostgresInPartitions(OnPostgres):
+    table = "in_partitions"
+
     @pytest.fixture
     def store(self, database, prefix):
         return PostgresStore(database, prefix=prefix, table="in_partitions", partitions=4)
 
 
-class TestPostgresWithAGivenConnection(StoreContract):
+class TestPostgresWithAGivenConnection(OnPostgres):
     @pytest.fixture
     def store(self, database, prefix):
         with psycopg.connect(database, row_factory=psycopg.rows.dict_row) as connection:
             yield PostgresStore(connection=connection, prefix=prefix)
 
 
-class TestPostgresWithAGivenPoolThatIsSerializable(StoreContract):
+class TestPostgresWithAGivenPoolThatIsSerializable(OnPostgres):
     """The application's pool, not in autocommit, under the strictest isolation."""
 
     @pytest.fixture
@@ -87,7 +100,7 @@ class TestPostgresWithAGivenPoolThatIsSerializable(StoreContract):
             yield PostgresStore(pool=pool, prefix=prefix)
 
 
-class TestAsyncPostgresBehindPgbouncer(StoreContract):
+class TestAsyncPostgresBehindPgbouncer(OnPostgres):
     @pytest.fixture
     def store(self, bouncer, prefix):
         return AsyncPostgresStore(bouncer, prefix=prefix, prepare="off")

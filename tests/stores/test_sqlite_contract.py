@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -20,6 +21,10 @@ class WithFakeClock(StoreContract):
         return clock.advance
 
     @pytest.fixture
+    def set_clock_back(self, clock):
+        return lambda: clock.set_back(600)
+
+    @pytest.fixture
     def path(self, tmp_path):
         return tmp_path / "semel.db"
 
@@ -32,6 +37,14 @@ class TestSQLite(WithFakeClock):
 
 class TestSQLiteByTheHostsClock(StoreContract):
     """On a table whose name is a word of SQL."""
+
+    @pytest.fixture
+    def set_clock_back(self, tmp_path):
+        def raise_the_fences():
+            with closing(sqlite3.connect(tmp_path / "semel.db")) as connection, connection:
+                connection.execute('UPDATE "order" SET fence = fence + 600000000')
+
+        return raise_the_fences
 
     @pytest.fixture
     def store(self, tmp_path):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from semel.core.records import (
     Claim,
@@ -180,20 +181,35 @@ class StoreDriver:
 
     def race(self, asks: Sequence[ClaimRequest]) -> list[Claim]:
         """Send all claims at the same moment, each from a thread or task of its own."""
+        return self.race_verbs([("claim", ask) for ask in asks])
+
+    def race_verbs(self, calls: Sequence[tuple[Any, ...]], *, apart: float = 0.0) -> list[Any]:
+        """Send calls of any verbs beside each other: each is a verb's name and its arguments.
+
+        Each begins `apart` seconds after the one before it.
+        """
         if self._is_async:
-            return self._runner.run(self._gather(asks))
-        ready = threading.Barrier(len(asks))
+            return self._runner.run(self._gather(calls, apart))
+        ready = threading.Barrier(len(calls))
 
-        def claim(ask: ClaimRequest) -> Claim:
+        def send(place: int) -> Any:
             ready.wait()
-            return self._finish(self._store.claim(ask))
+            time.sleep(place * apart)
+            return self._begin(calls[place])
 
-        with ThreadPoolExecutor(len(asks)) as threads:
-            return list(threads.map(claim, asks))
+        with ThreadPoolExecutor(len(calls)) as threads:
+            return list(threads.map(send, range(len(calls))))
 
-    async def _gather(self, asks: Sequence[ClaimRequest]) -> list[Claim]:
-        claims = [cast("Awaitable[Claim]", self._store.claim(ask)) for ask in asks]
-        return await asyncio.gather(*claims)
+    async def _gather(self, calls: Sequence[tuple[Any, ...]], apart: float) -> list[Any]:
+        async def send(place: int) -> Any:
+            await asyncio.sleep(place * apart)
+            return await self._begin(calls[place])
+
+        return await asyncio.gather(*map(send, range(len(calls))))
+
+    def _begin(self, call: tuple[Any, ...]) -> Any:
+        verb, *arguments = call
+        return getattr(self._store, verb)(*arguments)
 
     def _finish(self, answer: Answer) -> Answer:
         if inspect.isawaitable(answer):

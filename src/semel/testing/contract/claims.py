@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from semel.core.records import Busy, Claimed, Exhausted, Finished, Mismatch, State
@@ -233,6 +235,22 @@ class ClaimContract(StoreUnderTest):
         claims = driven.race([ask(index.to_bytes(12, "big")) for index in range(1, 21)])
         assert sum(isinstance(claim, Claimed) for claim in claims) == 1
         assert record_of(driven).number == 2
+
+    @pytest.mark.parametrize("end", [fail, park])
+    def test_the_fence_grows_when_the_clock_was_set_back(
+        self,
+        driven: StoreDriver,
+        set_clock_back: Callable[[], None],
+        end: Callable[[StoreDriver], object],
+    ) -> None:
+        driven.claim(ask(ANNA))
+        set_clock_back()
+        end(driven)
+        last = record_of(driven).fence
+        claim = driven.claim(ask(BERT))
+        assert isinstance(claim, Claimed)
+        assert claim.fence > last
+        assert record_of(driven).fence == claim.fence
 
     def test_the_fence_grows_over_every_kind_of_new_claim(
         self, driven: StoreDriver, sleep: Sleep

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from semel.core.records import Claimed, Finished, State
@@ -94,6 +96,16 @@ class MarkContract(StoreUnderTest):
         assert record.created_at == before.created_at
         assert driven.complete(KEY, ANNA, OTHER_RESULT, LONG) is False
         assert record_of(driven).outcome == RESULT
+
+    def test_put_raises_the_fence_when_the_clock_was_set_back(
+        self, driven: StoreDriver, set_clock_back: Callable[[], None]
+    ) -> None:
+        driven.claim(ask(ANNA))
+        set_clock_back()
+        park(driven)
+        before = record_of(driven)
+        assert driven.put(KEY, RESULT, LONG, owner=BERT) is True
+        assert record_of(driven).fence > before.fence
 
     def test_put_replaces_a_retryable_failure(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA, RED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from semel.core.records import Busy, Claimed, Record, State
+from semel.core.records import Busy, Claimed, Identity, Record, State
 from semel.testing.contract.given import (
     ANNA,
     BERT,
@@ -39,6 +39,9 @@ def writes(driven: StoreDriver, owner: bytes) -> dict[str, bool]:
     }
 
 
+APART = (0.0, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
+"""Seconds between two that race: one falls between the steps of a store that takes several."""
+
 REFUSED = {"renew": False, "complete": False, "fail": False, "park": False}
 
 
@@ -60,6 +63,28 @@ class OwnershipContract(StoreUnderTest):
         assert writes(driven, ANNA) == REFUSED
         assert unread(record_of(driven)) == unread(before)
         assert driven.complete(KEY, BERT, RESULT, LONG)
+
+    @pytest.mark.parametrize("first", ["complete", "claim"])
+    def test_a_late_complete_and_a_takeover_at_the_same_moment_never_both_succeed(
+        self, driven: StoreDriver, first: str
+    ) -> None:
+        for number, apart in enumerate(APART):
+            identity = Identity("orders.create", f"order:{number}")
+            driven.claim(ask(ANNA, identity=identity))
+            park(driven, identity=identity)
+            late = ("complete", identity, ANNA, RESULT, LONG)
+            takeover = ("claim", ask(BERT, identity=identity))
+            if first == "complete":
+                completed, claim = driven.race_verbs([late, takeover], apart=apart)
+            else:
+                claim, completed = driven.race_verbs([takeover, late], apart=apart)
+            record = record_of(driven, identity)
+            if isinstance(claim, Claimed):
+                assert completed is False
+                assert (record.state, record.owner) == (State.PROCESSING, BERT)
+            else:
+                assert completed is True
+                assert (record.state, record.owner) == (State.SUCCEEDED, ANNA)
 
     def test_a_late_owner_is_refused_after_the_new_attempt_succeeded(
         self, driven: StoreDriver

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from semel.core.records import Abandoned, Busy, Finished
@@ -55,6 +57,18 @@ class RepairContract(StoreUnderTest):
         stored = record_of(repairing)
         assert (stored.owner, stored.number, stored.fence) == (BERT, 1, adopted.fence)
         assert (stored.hold, stored.fingerprint) == (hold, RED)
+
+    def test_a_resolver_gets_a_higher_fence_when_the_clock_was_set_back(
+        self, repairing: StoreDriver, set_clock_back: Callable[[], None]
+    ) -> None:
+        repairing.claim(ask(ANNA))
+        set_clock_back()
+        park(repairing)
+        before = record_of(repairing)
+        adopted = repairing.adopt(KEY, BERT, LONG)
+        assert adopted is not None
+        assert adopted.fence > before.fence
+        assert record_of(repairing).fence == adopted.fence
 
     def test_an_attempt_whose_lease_passed_is_given_to_a_resolver(
         self, repairing: StoreDriver, sleep: Sleep
