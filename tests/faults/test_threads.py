@@ -182,6 +182,25 @@ def test_an_attempt_that_a_hook_interrupts_before_it_runs_gives_its_claim_back(k
         assert engine.execute("k", Effect("now")) == "now"
 
 
+def test_a_hook_that_exits_in_the_thread_of_the_timer_does_not_switch_renewal_off(world, caplog):
+    engine = world.engine(policy=Policy(lease=1.0))
+
+    def exits(event: events.Event) -> None:
+        if isinstance(event, events.RenewalFailed):
+            raise SystemExit
+
+    engine.engine._announce._hooks += (exits,)
+    effect = Effect("once").held()
+    running = engine.start("k", effect)
+    effect.wait_started()
+    engine.break_renewals(times=1)
+    wait_until(lambda: engine.commands("renew_many") >= 3)
+    assert engine.renewals_failed() == 1
+    assert "the timer failed; it goes on" in caplog.text
+    effect.release()
+    assert running.result(PATIENCE) == "once"
+
+
 def test_a_timer_that_is_stopped_while_it_is_asked_to_come_does_not_start_again():
     asked = threading.Event()
 

@@ -214,7 +214,7 @@ class Timer:
             following = time.monotonic() + AFTER_TROUBLE
             try:
                 following = self._tick()
-            except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
+            except BaseException:  # noqa: BLE001 - nor a hook that exits leave attempts unrenewed
                 logger.exception("the timer failed; it goes on")
             with self._lock:
                 self._next = min(self._next, following)
