@@ -90,6 +90,9 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     "record_unreadable": Problem(
         503, "Temporarily unavailable", "What is known of this key cannot be read."
     ),
+    "value_rejected": Problem(
+        500, "Internal error", "What was to be kept of this request cannot be stored."
+    ),
     "idempotency_error": Problem(
         500, "Internal error", "The request could not be processed under its key."
     ),
