@@ -11,6 +11,7 @@ from semel.core.records import Busy, Claimed, Finished, Mismatch
 from semel.errors import StoreUnavailable
 from semel.stores.redis.scripts import script
 from semel.stores.tiered import calls as timing
+from semel.stores.tiered.calls import Calls
 from semel.stores.tiered.entries import Kind
 from stores.tiered_given import (
     ANNA,
@@ -81,6 +82,55 @@ def test_a_copy_of_what_was_read_before_the_forgetting_is_refused_too(tiers, cli
     assert len(late) == 1
     tiers.forget(KEY)
     assert tiers.deliver(late) == [False]
+
+
+def evict_mark(client) -> None:
+    assert client.delete(entry_key(KEY)) == 1
+
+
+def evict_generation(client) -> None:
+    (generation,) = client.scan_iter("*~generation")
+    assert client.delete(entry_key(KEY), generation) == 2
+
+
+def flush(client) -> None:
+    client.flushall()
+
+
+@pytest.mark.parametrize("lose", [evict_mark, evict_generation, flush])
+def test_a_late_copy_is_refused_also_when_the_mark_of_the_forgetting_is_gone(tiers, client, lose):
+    succeed(tiers, ANNA, RED)
+    client.flushall()
+    with tiers.withheld() as late:
+        assert isinstance(tiers.claim(ask(BERT, RED)), Finished)
+    assert len(late) == 1
+    assert tiers.forget(KEY)
+    lose(client)
+    assert tiers.deliver(late) == [False]
+    assert tiers.claim(ask(BERT, RED)).number == 1
+
+
+@pytest.mark.parametrize("lose", [evict_mark, evict_generation, flush])
+def test_a_late_result_is_refused_also_when_the_mark_of_the_forgetting_is_gone(tiers, client, lose):
+    with tiers.withheld() as late:
+        succeed(tiers, ANNA, RED)
+    assert tiers.forget(KEY)
+    lose(client)
+    assert tiers.deliver(late) == [False]
+    assert tiers.claim(ask(BERT, RED)).number == 1
+
+
+def test_nothing_is_copied_while_a_cluster_moves_the_slot(tiers, client):
+    """The generation is out of reach then: the scripts get the entry's key alone."""
+    with tiers.withheld() as late:
+        succeed(tiers, ANNA, RED)
+    assert tiers.deliver([call.without_index() for call in late]) == [False]
+    assert tiers.deliver(late) == [True]
+    forgotten = Calls("idem:", LONG).mark(KEY, timing.ABOVE_ALL).without_index()
+    assert tiers.deliver([forgotten]) == [True]
+    assert entry_of(client, KEY).kind is Kind.CLOSED
+    (found,) = tiers.deliver([Calls("idem:", LONG).get(KEY).without_index()])
+    assert found.generation == b""
 
 
 def test_a_hint_that_was_on_its_way_when_the_key_was_forgotten_is_refused(tiers):

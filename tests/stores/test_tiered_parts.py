@@ -109,7 +109,7 @@ def test_the_oldest_note_makes_room(breaker):
 
 def test_a_repeated_claim_keeps_what_the_first_one_said():
     notes = Notes()
-    look = Look(Found(None, 0), 0.0)
+    look = Look(Found(None, 0, b""), 0.0)
     assert notes.given(ask(ANNA, RED), Claimed(1, 7), look) is False
     assert notes.given(ask(ANNA, None, lease=1.0), Claimed(1, 7), None) is True
     note = notes.find(KEY, ANNA)
@@ -124,12 +124,12 @@ def test_a_repeated_claim_keeps_what_the_first_one_said():
 
 @pytest.mark.parametrize(("now", "answer"), [(8, Busy(1e-6)), (9, None), (10, None)])
 def test_an_entry_answers_up_to_its_very_end(now, answer):
-    look = Look(Found(Entry(Kind.HINT, 0, 9, 0, RED), now), 0.0)
+    look = Look(Found(Entry(Kind.HINT, 0, 9, 0, RED), now, b""), 0.0)
     assert Tier("idem:", 60.0).answer(ask(BERT, RED), look) == answer
 
 
 def test_the_fronts_time_is_never_thought_later_than_it_is():
-    look = Look(Found(None, 1_000_000), seen_at=50.0)
+    look = Look(Found(None, 1_000_000, b""), seen_at=50.0)
     assert look.front_time(50.0) == 1_000_000
     assert 1_998_000 < look.front_time(51.0) < 2_000_000
 

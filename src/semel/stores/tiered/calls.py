@@ -30,6 +30,9 @@ ABOVE_ALL: Final = 2**53 - 1
 _PREFIX_OF_ENTRIES: Final = "~front:"
 """Follows the prefix, so that a plain Redis store on the same server never meets an entry."""
 
+_GENERATION: Final = b"~generation"
+"""Follows the bucket; an entry goes on with a digit there."""
+
 _DRIFT: Final = 0.001
 """Two clocks differ by less than this part of the time that passes; taken off, to be safe."""
 
@@ -42,10 +45,12 @@ MARK = _load("mark")
 
 
 class Found(Struct, frozen=True):
-    """What the front answered: the entry if there is one, and its time in microseconds."""
+    """What the front answered: the entry if there is one, its time in microseconds, and more."""
 
     entry: Entry | None
     now: int
+    generation: bytes
+    """Changes with every forgetting in the bucket of the key."""
 
 
 class Look(Struct, frozen=True):
@@ -68,7 +73,7 @@ class Calls:
 
     def get(self, identity: Identity) -> Call[Found]:
         """Ask for the entry of a key."""
-        return Call(GET, (self._keys.record(identity),), (), _read_found)
+        return Call(GET, self._of(identity), (), _read_found)
 
     def put(
         self,
@@ -77,30 +82,37 @@ class Calls:
         fence: int,
         body: bytes,
         *,
-        asked: int,
+        look: Look,
+        sent: float,
         valid: float,
     ) -> Call[bool]:
-        """Write what SQL said: `asked` on the front's clock, `valid` for seconds from then."""
+        """Write what SQL said when it was asked at `sent`, after this look; `valid` from then."""
         arguments = (
             int(kind),
             fence,
-            asked,
+            look.front_time(sent),
             microseconds(valid),
             microseconds(WINDOW),
             self._longest,
             body,
+            look.found.generation,
         )
-        return Call(PUT, (self._keys.record(identity),), arguments, bool)
+        return Call(PUT, self._of(identity), arguments, bool)
 
     def mark(self, identity: Identity, fence: int) -> Call[bool]:
         """Remove what is older than the fence, and keep it out."""
         arguments = (fence, milliseconds(MARK_LIFE))
-        return Call(MARK, (self._keys.record(identity),), arguments, bool)
+        return Call(MARK, self._of(identity), arguments, bool)
+
+    def _of(self, identity: Identity) -> tuple[bytes, bytes]:
+        """The entry of a key, and the generation of its bucket, which shares its slot."""
+        entry = self._keys.record(identity)
+        return entry, entry[: entry.index(b"}") + 1] + _GENERATION
 
 
-def _read_found(reply: tuple[bytes | None, int]) -> Found:
-    raw, now = reply
-    return Found(None if raw is None else unpack(raw), now)
+def _read_found(reply: tuple[bytes | None, int, bytes]) -> Found:
+    raw, now, generation = reply
+    return Found(None if raw is None else unpack(raw), now, generation)
 
 
 def looks(

@@ -135,9 +135,10 @@ class Tier:
         if look is None or not isinstance(claim, Busy):
             return []
         body = pack_body(0, ask.fingerprint)
-        asked, valid = look.front_time(sent), min(claim.retry_after, HINTED)
+        valid = min(claim.retry_after, HINTED)
+        identity, fence = ask.identity, UNKNOWN_FENCE
         return [
-            self._calls.put(ask.identity, Kind.HINT, UNKNOWN_FENCE, body, asked=asked, valid=valid)
+            self._calls.put(identity, Kind.HINT, fence, body, look=look, sent=sent, valid=valid)
         ]
 
     def wants_copy(self, answered: Judged) -> bool:
@@ -212,8 +213,9 @@ class Tier:
         if note is None or note.look is None or valid is None or not _fits(outcome):
             return self.closed(note, identity)
         body = pack_body(note.number, note.fingerprint, outcome)
-        asked = note.look.front_time(sent)
-        return self._calls.put(identity, _KINDS[state], note.fence, body, asked=asked, valid=valid)
+        return self._calls.put(
+            identity, _KINDS[state], note.fence, body, look=note.look, sent=sent, valid=valid
+        )
 
 
 def _fits(outcome: Encoded | None) -> TypeGuard[Encoded]:

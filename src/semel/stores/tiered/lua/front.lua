@@ -1,6 +1,10 @@
 -- An entry of the front and its clock: put in front of every script.
 --
--- KEYS[1] is the entry of one key.
+-- KEYS[1] is the entry of one key. KEYS[2] is the generation of its bucket, a number that every
+-- forgetting there changes. What SQL said is written only if the generation is still the one that was
+-- found before SQL was asked: so a forgetting holds even if its mark is evicted or flushed, because
+-- then the generation is gone, too, or is another one. KEYS[2] is left out while a cluster moves the
+-- slot (see the scripts of the Redis store): then nothing is copied.
 --
 --   bytes  field      meaning
 --   1      version    1
@@ -29,6 +33,20 @@ local function stored_is_newer(fence, kind)
   if #raw < 16 or string.byte(raw, 1) ~= VERSION then return true end
   local _, stored_kind, stored_fence = struct.unpack('>BBI7', raw)
   return stored_fence > fence or (stored_fence == fence and stored_kind > kind)
+end
+
+local GENERATION_LIFE = 86400000  -- milliseconds; a new one costs a few copies
+
+local function set_generation(number)
+  local generation = digits(number)
+  -- A full server may refuse it: then nothing is copied.
+  redis.pcall('SET', KEYS[2], generation, 'PX', GENERATION_LIFE)
+  return generation
+end
+
+local function generation()
+  if not KEYS[2] then return '' end
+  return redis.call('GET', KEYS[2]) or set_generation(clock())
 end
 
 local function write(kind, fence, expires, body, milliseconds)

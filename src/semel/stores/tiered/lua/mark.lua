@@ -3,6 +3,10 @@
 -- ARGV: fence, life (ms)
 
 local fence, life = tonumber(ARGV[1]), tonumber(ARGV[2])
+if fence == ABOVE_ALL and KEYS[2] then
+  -- Not the same again within one microsecond.
+  set_generation(math.max(clock(), (tonumber(redis.call('GET', KEYS[2])) or 0) + 1))
+end
 if fence < ABOVE_ALL and stored_is_newer(fence, CLOSED) then return 0 end
 write(CLOSED, fence, clock() + life * 1000, '', life)
 return 1
