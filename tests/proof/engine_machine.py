@@ -292,7 +292,7 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
 
     @rule(engine=some_engine, key=some_key)
     def forget(self, engine, key):
-        assert self.ask(self.engines[engine].forget, key) is self.model.forget(key)
+        assert self.ask(self.engines[engine].forget, key) is self.model.forget(engine, key)
         self.clock.advance(SOME_TIME)
 
     @rule(seconds=st.sampled_from((SOME_TIME, LEASE, LEASE, LEASE, FAILED_TTL, TTL)))

@@ -124,7 +124,10 @@ class Model:
     """All keys, and what each engine still has to tell the store."""
 
     clock: Callable[[], float]
-    led: set[Any] = field(default_factory=set)
+    led: dict[Any, Asked] = field(default_factory=dict)
+    """Who leads each shared execution."""
+    forgets: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """How often each engine has forgotten a key: an execution is not shared over that."""
     doubts: defaultdict[int, Counter[Asked]] = field(default_factory=lambda: defaultdict(Counter))
     """Claims of unknown fate, each with how often the store was asked for it."""
     unsaved: defaultdict[int, list[tuple[Asked, object]]] = field(
@@ -143,7 +146,8 @@ class Model:
 
     def begin(self, asked: Asked, fault: str | None) -> Begun:
         """Predict a call up to its function."""
-        if asked.shares and asked.place in self.led:
+        place = (asked.place, self.forgets[asked.engine, asked.key])
+        if asked.shares and place in self.led:
             return Begun(error=asked.terms.impatience)
         if fault is not None:
             if fault == REPLY_LOST:
@@ -152,7 +156,7 @@ class Model:
             return Begun(error=StoreUnavailable)
         begun = self._claim(asked)
         if begun.runs and asked.shares:
-            self.led.add(asked.place)
+            self.led[place] = asked
         return begun
 
     def _claim(self, asked: Asked) -> Begun:
@@ -220,8 +224,7 @@ class Model:
             entry.payload = None
 
     def _end_flight(self, asked: Asked) -> None:
-        if asked.shares:  # else it may have run beside one that leads
-            self.led.discard(asked.place)
+        self.led = {place: leader for place, leader in self.led.items() if leader is not asked}
 
     def _save(self, asked: Asked, value: object) -> bool:
         entry = self.entry(asked.key)
@@ -269,8 +272,9 @@ class Model:
         self._place(key, marked)
         return True
 
-    def forget(self, key: str) -> bool:
+    def forget(self, engine: int, key: str) -> bool:
         """Predict `forget`."""
+        self.forgets[engine, key] += 1
         known = self.entry(key) is not None
         self._entries.pop(key, None)
         return known
