@@ -392,8 +392,8 @@ def test_a_person_whose_value_is_refused_is_told_and_may_decide_again_at_once(li
     decide = settle if limited.name == "threads" else settle_async
     finish = limited.kind.finish
     with pytest.raises(ValueRejected, match="cannot take this"):
-        finish(decide, engine.engine, "k", Succeeded(LARGE), scope="orders")
-    assert finish(decide, engine.engine, "k", Succeeded("small"), scope="orders") is not None
+        finish(decide, engine.engine, "k", Succeeded(LARGE), scope="orders", ttl=3600)
+    assert finish(decide, engine.engine, "k", Succeeded("small"), scope="orders", ttl=3600)
     assert engine.execute("k", never, scope="orders") == "small"
 
 
