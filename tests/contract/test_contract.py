@@ -9,16 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from contract import reference_store
+from contract import reference_store, versioned_store
 from contract.reference_store import DictStore
+from contract.versioned_store import Table, VersionedStore
+from engines.facade import Effect
+from semel import Idempotency, RecordUnreadable, ResultUnavailable, StoreUnavailable
+from semel.core.records import Busy
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, StoreContract
+from semel.testing.contract.given import ANNA, BERT, CARL, KEY, ask
 
 
-def test_the_page_about_own_stores_shows_the_reference_store(project):
+@pytest.mark.parametrize("shown", [reference_store, versioned_store])
+def test_the_page_about_own_stores_shows_both_stores(project, shown):
     page = (project / "docs" / "howto" / "own-store.md").read_text(encoding="utf-8")
-    source = Path(reference_store.__file__).read_text(encoding="utf-8")
-    assert source.partition("\n\n")[2] in page
+    source = Path(shown.__file__).read_text(encoding="utf-8")
+    assert source.partition("from __future__ import annotations\n\n")[2] in page
 
 
 class WithFakeClock(StoreContract):
@@ -41,6 +47,87 @@ class TestTheReferenceStore(WithFakeClock):
     @pytest.fixture
     def store(self, clock):
         return DictStore(clock)
+
+
+class TestTheStoreOnConditionalWrites(WithFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return VersionedStore(Table(), clock)
+
+
+class Raced(Table):
+    """Between a read and the next write, somebody else writes."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def write_if(self, key, version, item):
+        if self.times > 0:
+            self.times -= 1
+            super().write_if(key, version, self.others)
+        return super().write_if(key, version, item)
+
+
+def test_a_conditional_write_that_comes_too_late_is_judged_again():
+    table = Raced(times=0)
+    store = VersionedStore(table)
+    store.claim(ask(BERT))
+    _, table.others = table.read(KEY.digest)
+    store.forget(KEY)
+    table.times = 1
+    assert isinstance(store.claim(ask(ANNA)), Busy)
+    assert store.get(KEY).owner == BERT
+
+
+def test_a_conditional_write_is_not_made_over_a_record_that_was_made_anew():
+    class Reborn(Table):
+        """Before the next write, an operator forgets the record and another caller claims it."""
+
+        armed = False
+
+        def write_if(self, key, version, item):
+            if self.armed:
+                self.armed = False
+                store.forget(KEY)
+                store.claim(ask(CARL))
+            return super().write_if(key, version, item)
+
+    table = Reborn()
+    store = VersionedStore(table)
+    store.claim(ask(BERT))
+    store.renew(KEY, BERT, 0)
+    table.armed = True
+    assert isinstance(store.claim(ask(ANNA)), Busy)
+    assert store.get(KEY).owner == CARL
+
+
+def test_a_record_that_never_stands_still_is_given_up():
+    table = Raced(times=0)
+    store = VersionedStore(table, tries=3)
+    store.claim(ask(BERT))
+    store.renew(KEY, BERT, 0)  # to be taken over
+    _, table.others = table.read(KEY.digest)
+    table.times = 3
+    with pytest.raises(StoreUnavailable, match="changed 3 times"):
+        store.claim(ask(ANNA))
+
+
+def test_a_result_that_the_database_cannot_take_is_done_without_it():
+    idem = Idempotency(VersionedStore(Table(), largest_item=1000))
+    effect = Effect("x" * 2000)
+    assert idem.execute("k", effect) == "x" * 2000
+    with pytest.raises(ResultUnavailable):
+        idem.execute("k", effect)
+    assert effect.runs == 1
+    idem.close()
+
+
+def test_a_record_of_an_unknown_format_is_not_guessed_at():
+    table = Table()
+    table.write_if(KEY.digest, None, b"\x02something new")
+    with pytest.raises(RecordUnreadable):
+        VersionedStore(table).claim(ask(ANNA))
 
 
 class TestMemory(WithFakeClock):
