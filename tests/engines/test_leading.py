@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from engines.facade import PATIENCE
+import threading
+
+import pytest
+
+from engines.facade import PATIENCE, wait_until
 from semel._mirror import tasks, threads
 from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
@@ -60,5 +64,21 @@ def test_a_seat_in_a_row_that_is_gone_by_then_is_none():
         assert seats.end("place") == ()  # the leader has seen nobody
         return object()
 
-    assert seats.take_lead("place", ME, sit_down_slowly) is None
+    assert seats.take_lead("place", OTHER, sit_down_slowly) is None
     assert not seats.lead("place", ME)
+
+
+@pytest.mark.parametrize("how", ["gone", "silent"])
+def test_a_thread_leads_when_its_leader_was_interrupted_without_saying_so(monkeypatch, how):
+    monkeypatch.setattr(threads, "LOOK", 0.01)
+    flights, leader, given = threads.Flights(Seats()), Caller(), []
+    assert flights.lead("place", leader)
+    follower = threading.Thread(target=lambda: given.append(flights.join("place", OTHER, None)))
+    follower.start()
+    wait_until(lambda: len(flights._seats._waiting["place"]) == 1)
+    if how == "gone":
+        del leader
+    else:
+        flights._seats.end("place")  # and interrupted before it told anybody
+    follower.join(PATIENCE)
+    assert given == [LEAD]

@@ -309,7 +309,8 @@ class Runner(Keeper):
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
         decision = self._verdict(call, lease, error)
         final = decision == "final"
-        for once_more in (True, False):
+        once_more = True
+        while True:
             try:
                 if lease not in self._leases:
                     recorded = False
@@ -328,7 +329,8 @@ class Runner(Keeper):
             except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
                 self._store_failed(lease, "fail", failure)
                 if once_more and not isinstance(failure, IdempotencyError):
-                    continue  # no error of a store's: a signal handler's does not come again
+                    once_more = False  # no error of a store's: a signal handler's comes only once
+                    continue
             else:
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
