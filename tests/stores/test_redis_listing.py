@@ -307,3 +307,9 @@ def test_replies_become_our_errors_with_a_way_out(reply, expected):
 def test_driver_errors_become_store_unavailable(raised, message):
     with pytest.raises(StoreUnavailable, match=message):
         raise failure(raised, "redis h:1")
+
+
+def test_a_store_on_a_cluster_is_not_told_to_open_a_cluster():
+    error = failure(driver.MovedError("1 h:2"), "redis cluster h:1")
+    assert "did not settle in time; see CLUSTER INFO" in str(error)
+    assert "redis+cluster://" not in str(error)
