@@ -132,7 +132,7 @@ def _some_success_fits(world: World, caller: Caller) -> bool:
         if _differ(success.fingerprint, fingerprint_of(call)) or success.at > caller.end + EPS:
             continue
         gone = success.gone is not None and success.gone + slack < caller.start - EPS
-        if gone and (known or not _was_being_saved(world, caller, success)):
+        if gone and (known or not _was_under_way(world, caller, success)):
             continue
         outdated = success.expires + slack < caller.start_in_store - EPS
         if outdated and not (world.plan.network.cached and world.plan.has(ClockJump)):
@@ -141,16 +141,19 @@ def _some_success_fits(world: World, caller: Caller) -> bool:
     return False
 
 
-def _was_being_saved(world: World, caller: Caller, success: Success) -> bool:
-    """Whether the call that produced a result in this process did not know yet that it is stored.
+def _was_under_way(world: World, caller: Caller, success: Success) -> bool:
+    """Whether a call of this process, which began while the result was stored, was still waiting.
 
-    Who joins it then shares the result, whatever other processes have done to the record.
+    It waits for the answer to its claim or to its save. Who joins it shares that answer, even if the
+    record was replaced meanwhile, or forgotten by another process.
     """
     return any(
-        run.owner == success.owner
-        and run.caller.process is caller.process
-        and (run.caller.end is None or run.caller.end >= caller.start)
-        for run in world.runs
+        (other.process, other.call.key) == (caller.process, caller.call.key)
+        and other is not caller
+        and other.start is not None
+        and other.start <= success.gone
+        and (other.end is None or other.end >= caller.start)
+        for other in world.callers
     )
 
 
@@ -412,7 +415,7 @@ def _events_are_true(world: World) -> None:
                 if not ledger.unsuccessful(owner):
                     world.violation(f"false {kind}", f"nothing of {name} is recorded")
             case events.TakenOver():
-                if not ledger.granted[owner].takeover:
+                if owner not in {taker for _, taker in ledger.taken_over}:
                     world.violation(f"false {kind}", f"{name} took nothing over")
 
 

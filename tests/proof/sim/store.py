@@ -74,7 +74,6 @@ class Granted:
     """More than one if its record was removed and its command repeated."""
     lease: float
     hold: bool
-    takeover: bool
 
 
 @dataclass
@@ -165,9 +164,9 @@ class Ledger:
             self.replaced.setdefault(before.owner, now)
         if before is not None and before.state is State.SUCCEEDED:
             self._note_what_became(key, before, after)
+        if verb == "claim" and isinstance(answer, Claimed) and answer.takeover:
+            self.taken_over.append((before.owner, owner))
         if verb == "claim" and isinstance(answer, Claimed) and owner not in self.granted:
-            if answer.takeover:
-                self.taken_over.append((before.owner, owner))
             ask = command.ask
             self.granted[owner] = Granted(
                 key=key,
@@ -178,7 +177,6 @@ class Ledger:
                 numbers={answer.number},
                 lease=ask.lease,
                 hold=ask.hold,
-                takeover=answer.takeover,
             )
         elif verb == "claim" and isinstance(answer, Claimed):
             self.granted[owner].numbers.add(answer.number)
