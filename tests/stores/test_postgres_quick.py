@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from semel.core.records import Claimed, Encoded, Finished
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import ConfigError, StoreError
 from semel.stores.sql.postgres import PostgresStore, quick
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.quick import QuickSession
@@ -252,7 +252,7 @@ def test_a_seat_is_left_when_no_connection_can_be_made(postgres_url):
         source = store._postgres._source
         connect, source._connect = source._connect, fails
         for _ in range(3):
-            with pytest.raises(StoreUnavailable, match="not today"):
+            with pytest.raises(ConfigError, match="not today"):
                 store.counts()
         source._connect = connect
         store.counts()
