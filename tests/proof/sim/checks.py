@@ -310,12 +310,12 @@ def _loss_was_announced_in_time(world: World, run: Run) -> None:
     good = sorted((d.sent, d.at) for d in delivered if d.grants)
     refused = [d.at for d in delivered if d.verb == "renew" and d.answer is False]
     end = world.loop.now if run.end is None else run.end
-    for position, (sent, at) in enumerate(good):
+    for position, (sent, _) in enumerate(good):
         over = sent + granted.lease
         renewed = good[position + 1][1] if position + 1 < len(good) else float("inf")
         if renewed <= over or end <= over + EPS or over <= run.start:
             continue
-        if any(moment <= over for moment in refused) or process.stood_still(at - EPS, over + EPS):
+        if any(moment <= over for moment in refused) or process.stood_still(sent - EPS, over + EPS):
             continue
         if not _announced(world, events.LostLease, run.owner, until=over + EPS):
             world.violation("loss not announced", f"{run.value} had its lease until {over:.3f}")
