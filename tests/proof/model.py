@@ -251,7 +251,8 @@ class StoreBesideTheLaw:
             and (before.state, after.state) == (State.PROCESSING, State.FAILED)
             and after.number == before.number - 1
         )
-        new_attempt = before is None or (after.fence != before.fence and not never_ran)
+        # By the law's own fences: those of the store are made of the store's time.
+        new_attempt = before is None or (self.model.fence != before.fence and not never_ran)
         if before is not None:
             replaces = new_attempt and after.fingerprint != before.fingerprint
             assert (

@@ -303,11 +303,18 @@ def test_a_renewal_tells_the_front_nothing(tiers, redis_of_this_worker):
 # --- what the front never keeps -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [{"hold": True}, {"replace": True}])
-def test_held_and_replacing_callers_pass_the_front_by(tiers, client, policy):
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        ({"hold": True}, None),
+        ({"replace": True}, Kind.CLOSED),  # what it may have replaced is kept out
+    ],
+)
+def test_held_and_replacing_callers_pass_the_front_by(tiers, client, policy, kept):
     tiers.claim(ask(ANNA, RED, **policy))
     assert isinstance(tiers.claim(ask(BERT, RED, **policy)), Busy)
-    assert entry_of(client, KEY) is None
+    entry = entry_of(client, KEY)
+    assert (None if entry is None else entry.kind) is kept
     tiers.complete(KEY, ANNA, RESULT, LONG)
     assert entry_of(client, KEY).kind is Kind.CLOSED
     assert tiers.claim(ask(BERT, RED, **policy)).outcome == RESULT

@@ -67,14 +67,14 @@ def from_the_front(monkeypatch) -> Counter[type]:
 
 
 @pytest.fixture(params=[timing.MARK_LIFE, 0.001])
-def mark_life(request, monkeypatch) -> None:
+def mark_life(request, monkeypatch) -> float:
     """Nothing is late here: where marks are short the front answers more, and is tried harder."""
     monkeypatch.setattr(timing, "MARK_LIFE", request.param)
+    return request.param
 
 
-@pytest.mark.usefixtures("mark_life")
 @pytest.mark.parametrize("opener", [open_store, open_async_store])
-def test_tiers_obey_the_law(opener, redis_url, sqlite_url, from_the_front):
+def test_tiers_obey_the_law(opener, redis_url, sqlite_url, from_the_front, mark_life):
     behind = f"{sqlite_url}?synchronous=NORMAL"
     store = opener(redis_url, behind=behind, front_timeout=PATIENT)
     with closing(StoreDriver(store)) as driver:
@@ -86,4 +86,5 @@ def test_tiers_obey_the_law(opener, redis_url, sqlite_url, from_the_front):
 
         every_history()
     assert from_the_front[Finished] > 0
-    assert from_the_front[Busy] > 0
+    if mark_life < 1:  # a longer mark, which half of these claims leave, keeps hints out
+        assert from_the_front[Busy] > 0

@@ -137,7 +137,7 @@ class AsyncTieredStore:
             ttl=ttl,
             ran=ran,
         )
-        if done and (retryable or not keep_fingerprint):
+        if done and (retryable or not keep_fingerprint or not ran):
             await self._front.tell([self._tier.closed(note, identity)])
         elif done:
             await self._front.tell([self._tier.failed(note, identity, error, ttl, sent)])
