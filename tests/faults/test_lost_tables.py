@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from engines.facade import Effect, World, never
-from semel import ConfigError, Idempotency, open_store
+from semel import ConfigError, Idempotency, StoreUnavailable, open_store
 from servers.mariadb import MariaDBServer
 from stores.mysql_given import database_of
 
@@ -165,3 +165,23 @@ def test_a_replaced_file_is_told_once_and_used_from_then_on(kind, sqlite_url, tm
         with pytest.raises(ConfigError, match="deleted or replaced"):
             engine.execute("k", never)
         assert engine.execute("k", never) == "from the backup"
+
+
+@fault(47)
+def test_a_directory_that_became_something_else_is_a_clear_error_until_it_is_back(kind, tmp_path):
+    home, aside = tmp_path / "home", tmp_path / "aside"
+    home.mkdir()
+    with World(kind, f"sqlite:///{home}/semel.db") as world:
+        engine = world.engine()
+        assert engine.execute("k", Effect(1)) == 1
+        home.rename(aside)
+        home.symlink_to(home)  # a name that cannot be followed
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            engine.execute("k", never)
+        home.unlink()
+        home.touch()
+        with pytest.raises(ConfigError, match="deleted or replaced"):
+            engine.execute("k", never)
+        home.unlink()
+        aside.rename(home)
+        assert engine.execute("k", never) == 1

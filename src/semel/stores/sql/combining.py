@@ -88,8 +88,11 @@ class Combiner:
         finally:
             with self._mutex:
                 self._appoint()
-        if interruption is not None:
-            raise interruption
+        try:
+            if interruption is not None:
+                raise interruption
+        finally:
+            del interruption  # its traceback has this frame, too
 
     def _appoint(self) -> None:
         self._led = bool(self._queue)

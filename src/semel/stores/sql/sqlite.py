@@ -64,12 +64,14 @@ class SQLiteStore(SQLStore):
         trace: Trace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = path
+        self.path: str | None = None
+        """The file, absolute; None with a connection of the application."""
         records = SQLiteTable(table, prefix, clock)
         upkeep = None
         if connection is None and path is not None:
             file = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
             source: FileSource | GivenSource = file
+            self.path = file.place
             upkeep = Combiner(Session(file.for_upkeep()), timeout)
         elif connection is not None and path is None:
             source = GivenSource(connection, records, timeout=timeout)
@@ -104,9 +106,9 @@ class AsyncSQLiteStore(AsyncSQLStore):
         trace: Trace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = path
         records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
+        self.path = source.place
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
         upkeep = Writer(Session(source.for_upkeep()), timeout)
         super().__init__(verbs, writer, upkeep)

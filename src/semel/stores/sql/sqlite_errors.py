@@ -35,6 +35,14 @@ def primary_code(error: BaseException) -> int | None:
     return None if code is None else code & 0xFF
 
 
+def is_old_snapshot(error: BaseException) -> bool:
+    """Whether a read that is open on the same connection keeps it from writing.
+
+    Others have written since that read began. Waiting does not help: the read has to end first.
+    """
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY_SNAPSHOT
+
+
 def translate(error: Exception, place: str) -> Exception:
     """Make an error of ours, one for each caller, that names the file and keeps the cause."""
     ours = _ours(error, place)
@@ -49,6 +57,11 @@ def _ours(error: Exception, place: str) -> Exception:
         return copy(error)
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"no room is left for the SQLite database {place}: {error}")
+    if is_old_snapshot(error):
+        return StoreUnavailable(
+            f"the SQLite database {place} cannot be written through this connection: another "
+            f"cursor of it has not read all of its rows; read them, or close it: {error}"
+        )
     if code in _UNAVAILABLE:
         return StoreUnavailable(f"the SQLite database {place} {_UNAVAILABLE[code]}: {error}")
     if isinstance(error, VALUE_ERRORS):

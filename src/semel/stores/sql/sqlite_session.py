@@ -16,7 +16,12 @@ from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
 from semel.stores.sql.grouping import in_groups, joined
 from semel.stores.sql.jobs import PENDING, Job, Member
-from semel.stores.sql.sqlite_errors import VALUE_ERRORS, primary_code, translate
+from semel.stores.sql.sqlite_errors import (
+    VALUE_ERRORS,
+    is_old_snapshot,
+    primary_code,
+    translate,
+)
 from semel.stores.sql.verbs import Operation, Reply
 
 J = TypeVar("J", bound=Job)
@@ -58,7 +63,7 @@ class Session:
         follow_forks(self)
 
     def run(self, jobs: Sequence[J], answer: Callable[[list[J]], None]) -> BaseException | None:
-        """Run the jobs, all writes in one transaction; `answer` hears of each job once.
+        """Run the jobs, all writes in one transaction; `answer` is called once for each job.
 
         An exception that is no error of the database's may be one of a signal handler's, raised in
         the thread that happens to work for all. It is nobody's outcome: what was undone by it is
@@ -79,7 +84,10 @@ class Session:
                 except (sqlite3.Error, IdempotencyError):
                     raise
                 except BaseException as error:  # noqa: BLE001 - returned
-                    if not self._again(connection, waiting):
+                    # On another connection: this one may have a read open that was never finished,
+                    # and would go on to see the database as it was then.
+                    self._release()
+                    if not self._again(waiting):
                         interruption = error
         except Exception as error:  # noqa: BLE001 - it reaches the callers as their outcome
             interruption = None
@@ -88,13 +96,16 @@ class Session:
             # Also when interrupted (KeyboardInterrupt): nobody is left waiting.
             self._fail(waiting, StoreUnavailable("the transaction was interrupted"))
             answer(waiting)
-        return interruption
+        try:
+            return interruption
+        finally:
+            del interruption  # its traceback has this frame: a cycle would keep all that is in it
 
-    def _again(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
+    def _again(self, jobs: Sequence[Job]) -> bool:
         """Run what was undone; True when an exception came again, which then is its member's."""
         self._repeats, self._blamed = True, False
         try:
-            self._write(connection, jobs)
+            self._write(self._ready(), jobs)
         finally:
             self._repeats = False
         return self._blamed
@@ -166,6 +177,11 @@ class Session:
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
         together: list[Member] = []
         lost = self._transact(connection, jobs, together)
+        if lost is not None and is_old_snapshot(lost):
+            # A read was left open, by an exception that came between it and its end.
+            self._release()
+            connection = self._ready()
+            lost = self._transact(connection, jobs, together)
         if lost is None:
             return
         if primary_code(lost) == sqlite3.SQLITE_FULL and len(together) > 1:
@@ -209,7 +225,8 @@ class Session:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                busy = primary_code(error) == sqlite3.SQLITE_BUSY and not is_old_snapshot(error)
+                if not busy or time.monotonic() >= deadline:
                     raise
                 time.sleep(BREATH)
             else:
@@ -287,6 +304,8 @@ def drive(connection: sqlite3.Connection, operation: Operation[Any], *, may_writ
     except StopIteration as end:
         return end.value
     finally:
+        # A read that is not finished keeps its snapshot, on which nothing can be written.
+        cursor.close()
         verb.close()
     return PENDING
 

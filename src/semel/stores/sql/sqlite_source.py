@@ -78,7 +78,7 @@ class FileSource:
 
     def connect(self) -> sqlite3.Connection:
         """Open the file in WAL mode, with the table in it."""
-        if self._opened is not None and not Path(self.place).exists():
+        if self._opened is not None and self._file() is None:
             raise self._lost()  # it would be made anew, and every record forgotten
         connection = sqlite3.connect(
             self.place,
@@ -117,8 +117,12 @@ class FileSource:
     def _file(self) -> tuple[int, int] | None:
         try:
             found = os.stat(self.place)  # noqa: PTH116 - a Path takes three times as long, each call
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the SQLite database {self.place} cannot be reached: {error.strerror}"
+            ) from error
         return found.st_dev, found.st_ino
 
     def _lost(self) -> ConfigError:
