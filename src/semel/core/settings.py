@@ -90,7 +90,7 @@ def load_settings(
 
 
 def _unknown_environment(name: str, file: Path) -> str | None:
-    """Say what is wrong with a name that changes nothing: it may be a typing error."""
+    """Say what is wrong with a name that changes nothing: it may be a typo."""
     if name in PRESETS:
         return None
     known = ", ".join(PRESETS)
