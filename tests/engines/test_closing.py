@@ -9,7 +9,7 @@ import time
 import pytest
 from msgspec import UNSET
 
-from engines.facade import PATIENCE, Effect, World, never, wait_until
+from engines.facade import PATIENCE, Effect, World, held_up, never, wait_until
 from semel import (
     AsyncIdempotency,
     ConfigError,
@@ -269,3 +269,110 @@ def test_closing_does_not_wait_for_an_attempt_that_nobody_can_end_any_more():
     started = time.monotonic()
     idem.close(timeout=60)
     assert time.monotonic() - started < 30
+
+
+# --- closing while a claim is on its way, or while a call waits ----------------------------------
+
+
+def closing_of(idem, **options):
+    """Close in a thread of its own, until new calls are refused."""
+    closing = threading.Thread(target=idem.close, kwargs=options)
+    closing.start()
+    wait_until(lambda: idem.engine._closed)
+    return closing
+
+
+@pytest.mark.parametrize("answer", ["closed", "open"])
+def test_a_claim_that_is_answered_after_closing_began_is_given_back(memory_world, answer):
+    idem, other = memory_world.engine(), memory_world.engine()
+    policy = Policy(lease=60, store_error=answer, concurrent="reject", abandoned="hold")
+    gate = held_up(idem, "claim")
+    running = idem.start("k", never, policy=policy)
+    gate.wait()
+    closing = closing_of(idem, timeout=60)
+    assert closing.is_alive(), "it waits for the claim"
+    gate.open()
+    with pytest.raises(StoreUnavailable, match="this engine was closed"):
+        running.result(PATIENCE)
+    closing.join()
+    assert other.execute("k", lambda: "paid", policy=policy) == "paid", "at once: nothing ran"
+
+
+def test_a_claim_that_is_answered_after_the_engine_was_closed_starts_nothing(memory_world):
+    idem, other = memory_world.engine(), memory_world.engine()
+    gate = held_up(idem, "claim")
+    running = idem.start("k", never, policy=Policy(lease=60))
+    gate.wait()
+    idem.close(timeout=0)
+    gate.open()
+    with pytest.raises(StoreUnavailable, match="this engine was closed"):
+        running.result(PATIENCE)
+    wait_until(lambda: other.peek("k").state is State.FAILED)
+    assert other.execute("k", lambda: "paid") == "paid"
+
+
+def test_a_call_that_waits_when_the_engine_is_closed_starts_nothing(memory_world):
+    idem, other = memory_world.engine(), memory_world.engine()
+    effect, patient = Effect(raising=ValueError("no")).held(), Policy(failure="retryable")
+    running = other.start("k", effect, policy=patient)
+    effect.wait_started()
+    waiting = idem.start("k", never, policy=patient)
+    wait_until(lambda: idem.commands("claim"))
+    idem.close(timeout=0)
+    effect.release()
+    with pytest.raises(ValueError, match="no"):
+        running.result(PATIENCE)
+    with pytest.raises(StoreUnavailable, match="this engine was closed"):
+        waiting.result(PATIENCE)
+    assert other.execute("k", lambda: "paid", policy=patient) == "paid"
+
+
+def test_calls_of_another_engine_on_the_same_store_go_on_when_their_leader_is_closed(memory_world):
+    idem = memory_world.engine()
+    other = memory_world.engine_on(idem.store)
+    gate = held_up(idem, "claim")
+    leading = idem.start("k", never)
+    gate.wait()
+    following = other.start("k", lambda: "paid")
+    wait_until(lambda: other.sharers() == 1)
+    closing = closing_of(idem, timeout=60)
+    gate.open()
+    with pytest.raises(StoreUnavailable, match="this engine was closed"):
+        leading.result(PATIENCE)
+    closing.join()
+    assert following.result(PATIENCE) == "paid"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_handler_may_close_the_engine_whose_claim_it_interrupts(
+    sqlite_url, monkeypatch, when
+):
+    idem = Idempotency(sqlite_url)
+    closed = closings(idem._store, monkeypatch)
+    claim = idem._store.claim
+
+    def terminate():
+        monkeypatch.setattr(idem._store, "claim", claim)
+        before = signal.signal(signal.SIGTERM, lambda *_: idem.close(timeout=0))
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert idem._closing.is_alive()
+        assert closed == [], "it waits for the claim"
+
+    def terminated_claim(ask):
+        if when == "before":
+            terminate()
+            return claim(ask)
+        answer = claim(ask)
+        terminate()
+        return answer
+
+    monkeypatch.setattr(idem._store, "claim", terminated_claim)
+    with pytest.raises(StoreUnavailable, match="this engine was closed"):
+        idem.execute("k", never, policy=Policy(lease=60))
+    idem._closing.join(PATIENCE)
+    assert closed == [1]
+    with Idempotency(sqlite_url) as again:
+        assert again.execute("k", lambda: "paid", policy=Policy(concurrent="reject")) == "paid"

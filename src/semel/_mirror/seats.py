@@ -40,7 +40,10 @@ Given: TypeAlias = Answer | Literal["lead", "late"]
 
 
 class NoTimer(StoreUnavailable):
-    """A claim cannot be renewed because no thread could be started: it is given back."""
+    """A claim that nothing would renew: no thread could be started, or the engine was closed.
+
+    Nothing ran, and the claim is given back.
+    """
 
 
 class Forgets:

@@ -176,17 +176,18 @@ class AsyncIdempotency(AsyncTransactionRunner):
         self._closed = True
         end = monotonic() + seconds("timeout", timeout, zero=True)
         own = self._held_here()
-        if own:
-            # Waiting here would hold up the very function that is waited for.
-            self._closing = aside(partial(self._close, own, end))
+        claims = self._claiming_here()
+        if own or claims:
+            # Waiting here would hold up the very function, or claim, that is waited for.
+            self._closing = aside(partial(self._close, own, claims, end))
         else:
-            await self._close((), end)
+            await self._close((), (), end)
 
-    async def _close(self, own: Sequence[Lease], end: float) -> None:
+    async def _close(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
         """Close after these attempts, however long they take, and after the others until `end`."""
-        while self._leases.running(own):
+        while self._leases.running(own) or self._leases.claims(claims):
             await sleep(0.01)
-        while monotonic() < end and self._leases.running():
+        while monotonic() < end and (self._leases.running() or self._leases.claims()):
             await sleep(0.01)
         await drain(self._tasks, max(0.0, end - monotonic()))
         await self._timer.stop()

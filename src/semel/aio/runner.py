@@ -8,11 +8,13 @@ so nothing needs a task of its own while nothing goes wrong.
 from __future__ import annotations
 
 import math
+from _thread import get_ident
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
+from weakref import ref
 
 from msgspec import UNSET, UnsetType
 
@@ -42,6 +44,7 @@ from semel.engine.call import (
     heard,
     pauses,
 )
+from semel.engine.setup import CLOSED
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import AsyncNotifying, AsyncWatch
@@ -120,7 +123,10 @@ class AsyncRunner(AsyncKeeper):
             if type(answer) is Finished:
                 return self._found(call, place, answer, waited=waited)
         except StoreError as error:
-            self._share(call, error)
+            if self._closed:  # no answer for the calls of other engines on this store
+                self._pass_on(call)
+            else:
+                self._share(call, error)
             return self._without_store(call, error)
         except BaseException as error:
             self._settle(call, error)
@@ -132,8 +138,13 @@ class AsyncRunner(AsyncKeeper):
         ask = call.ask(self._owners.next())
         before = cancellations(self._home)
         late: tuple[Claimed, ...] = ()
+        call.asked = ask  # First: whatever interrupts this call from now on gives it back.
+        self._leases.claiming[ask.owner] = get_ident(), ref(call)
+        # In this order: `close` sets it first, and then waits for the claims that are noted.
+        if self._closed:
+            self._not_claiming(call, ask)
+            raise StoreUnavailable(CLOSED)
         while True:
-            call.asked = ask  # First: whatever interrupts this call from now on gives it back.
             sent = monotonic()
             try:
                 answer = await self._store.claim(ask)
@@ -153,9 +164,9 @@ class AsyncRunner(AsyncKeeper):
                 elif isinstance(error, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
                     self._remind(self._timer, self._leases.doubt(ask, monotonic()))
-                call.asked = None
+                self._not_claiming(call, ask)
                 raise
-            call.asked = None
+            self._not_claiming(call, ask)
             if type(step) is Refuse:
                 self._refuse(call, step.error)
             return step
@@ -257,7 +268,7 @@ class AsyncRunner(AsyncKeeper):
             if lease is not None:
                 self._leases.drop(lease)
             background(self._tasks, partial(self._disown, ask))
-            call.asked = None
+            self._not_claiming(call, ask)
         elif lease is not None and lease in self._leases and lease.ends_here:
             if attempt is None or value is UNSET:
                 background(self._tasks, partial(self._record_failure, call, lease, error))

@@ -141,9 +141,11 @@ class Leases:
     without a lock.
     """
 
-    __slots__ = ("_running", "_unsure", "_unsure_due")
+    __slots__ = ("_running", "_unsure", "_unsure_due", "claiming")
 
     def __init__(self) -> None:
+        self.claiming: dict[bytes, tuple[int, ReferenceType[object]]] = {}
+        """Claims that are not answered yet, by owner: the thread and the call of each."""
         self._running: dict[bytes, Lease] = {}
         self._unsure: dict[bytes, Doubt] = {}
         self._unsure_due = math.inf
@@ -160,6 +162,14 @@ class Leases:
             if lease.unsaved is None
             and not lease.orphaned
             and (among is None or any(lease is one for one in among))
+        ]
+
+    def claims(self, among: Sequence[bytes] | None = None) -> list[bytes]:
+        """Owners (of these) whose claims are not answered, or not given back, yet."""
+        return [
+            owner
+            for owner, (_, call) in tuple(self.claiming.items())
+            if call() is not None and (among is None or owner in among)
         ]
 
     def __contains__(self, lease: Lease | None) -> bool:

@@ -22,6 +22,7 @@ from semel.core.records import (
     OMITTED,
     SUCCEEDED,
     Claimed,
+    ClaimRequest,
     CompleteRequest,
     Encoded,
     Finished,
@@ -29,7 +30,7 @@ from semel.core.records import (
 )
 from semel.core.results import Kept, keep, read
 from semel.engine.call import Call
-from semel.engine.setup import Setup
+from semel.engine.setup import CLOSED, Setup
 from semel.errors import (
     IdempotencyError,
     LeaseLost,
@@ -77,11 +78,14 @@ class Answers(Setup[S]):
         call.lease = lease  # First: who is interrupted now finds here what to give back.
         self._leases.add(lease)
         try:
+            if self._closed:  # After `add`: `close` sets it first, and then looks at the leases.
+                raise NoTimer(f"{CLOSED}; nothing ran")
             self._timer.due(lease.due)
             # Renewals may hang for longer than the lease: the watch tells of its loss in time.
             self._watch.due(lease.danger)
             if claimed.takeover:
                 self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
+            self._leases.claiming.pop(owner, None)
             return Attempt(
                 call.identity, claimed.number, claimed.fence, owner, store=self._store, lease=lease
             )
@@ -146,10 +150,22 @@ class Answers(Setup[S]):
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
         """The claim could not be made: fail, or run unprotected and say so loudly."""
         self._announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
-        if call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
+        # A closed engine runs nothing, not even unprotected.
+        if self._closed or call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
             raise error.with_traceback(None)  # one error may be told to many callers
         self._announce(events.RanUnprotected(identity=call.identity))
         return self._unprotected(call)
+
+    def _not_claiming(self, call: Call, ask: ClaimRequest) -> None:
+        """The claim was answered, or it is given back."""
+        self._leases.claiming.pop(ask.owner, None)
+        call.asked = None
+
+    def _claiming_here(self) -> list[bytes]:
+        """Owners of the claims that the caller, a signal handler, has interrupted."""
+        thread = None if self._asynchronous else get_ident()
+        claiming = tuple(self._leases.claiming.items())
+        return [owner for owner, (claimant, _) in claiming if claimant == thread]
 
     def _held_here(self) -> list[Lease]:
         """Leases of attempts that cannot go on before the caller does: they are below it."""

@@ -40,6 +40,8 @@ S = TypeVar("S")
 RULES_CACHED = 256
 SCOPES_CACHED = 1024
 
+CLOSED = "this engine was closed"
+
 
 class Opening(TypedDict):
     """What a store is opened with."""
@@ -222,7 +224,7 @@ class Setup(ABC, Generic[S]):
         Gives the attempt around it, if any.
         """
         if self._closed:
-            raise StoreUnavailable("this engine was closed")
+            raise StoreUnavailable(CLOSED)
         around = current_attempt()
         if around is not None and is_nested(call.identity, self._store, around):
             raise NestedCall(

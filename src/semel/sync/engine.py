@@ -173,17 +173,18 @@ class Idempotency(TransactionRunner):
         self._closed = True
         end = monotonic() + seconds("timeout", timeout, zero=True)
         own = self._held_here()
-        if own:
-            # Waiting here would hold up the very function that is waited for.
-            self._closing = aside(partial(self._close, own, end))
+        claims = self._claiming_here()
+        if own or claims:
+            # Waiting here would hold up the very function, or claim, that is waited for.
+            self._closing = aside(partial(self._close, own, claims, end))
         else:
-            self._close((), end)
+            self._close((), (), end)
 
-    def _close(self, own: Sequence[Lease], end: float) -> None:
+    def _close(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
         """Close after these attempts, however long they take, and after the others until `end`."""
-        while self._leases.running(own):
+        while self._leases.running(own) or self._leases.claims(claims):
             sleep(0.01)
-        while monotonic() < end and self._leases.running():
+        while monotonic() < end and (self._leases.running() or self._leases.claims()):
             sleep(0.01)
         drain(self._tasks, max(0.0, end - monotonic()))
         self._timer.stop()

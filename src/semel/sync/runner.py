@@ -7,11 +7,13 @@ An interrupted step is done again, because every verb is safe to send twice.
 from __future__ import annotations
 
 import math
+from _thread import get_ident
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
+from weakref import ref
 
 from msgspec import UNSET, UnsetType
 
@@ -38,6 +40,7 @@ from semel.engine.call import (
     heard,
     pauses,
 )
+from semel.engine.setup import CLOSED
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.events import logger
 from semel.stores.base import Notifying, Watch
@@ -112,7 +115,10 @@ class Runner(Keeper):
             if type(answer) is Finished:
                 return self._found(call, place, answer, waited=waited)
         except StoreError as error:
-            self._share(call, error)
+            if self._closed:  # no answer for the calls of other engines on this store
+                self._pass_on(call)
+            else:
+                self._share(call, error)
             return self._without_store(call, error)
         except BaseException as error:
             self._settle(call, error)
@@ -123,8 +129,13 @@ class Runner(Keeper):
         """Ask the store once what to do."""
         ask = call.ask(self._owners.next())
         late: tuple[Claimed, ...] = ()
+        call.asked = ask  # First: whatever interrupts this call from now on gives it back.
+        self._leases.claiming[ask.owner] = get_ident(), ref(call)
+        # In this order: `close` sets it first, and then waits for the claims that are noted.
+        if self._closed:
+            self._not_claiming(call, ask)
+            raise StoreUnavailable(CLOSED)
         while True:
-            call.asked = ask  # First: whatever interrupts this call from now on gives it back.
             sent = monotonic()
             try:
                 answer = self._store.claim(ask)
@@ -143,9 +154,9 @@ class Runner(Keeper):
                 elif isinstance(error, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
                     self._remind(self._timer, self._leases.doubt(ask, monotonic()))
-                call.asked = None
+                self._not_claiming(call, ask)
                 raise
-            call.asked = None
+            self._not_claiming(call, ask)
             if type(step) is Refuse:
                 self._refuse(call, step.error)
             return step
@@ -241,7 +252,7 @@ class Runner(Keeper):
             if lease is not None:
                 self._leases.drop(lease)
             background(self._tasks, partial(self._disown, ask))
-            call.asked = None
+            self._not_claiming(call, ask)
         elif lease is not None and lease in self._leases and lease.ends_here:
             if attempt is None or value is UNSET:
                 background(self._tasks, partial(self._record_failure, call, lease, error))
