@@ -79,7 +79,7 @@ class Answers(Setup[S]):
         self._leases.add(lease)
         try:
             if self._closed:  # After `add`: `close` sets it first, and then looks at the leases.
-                raise NoTimer(f"{CLOSED}; nothing ran")
+                raise NoTimer(f"{CLOSED}; nothing ran")  # noqa: TRY301 - its lease is dropped below
             self._timer.due(lease.due)
             # Renewals may hang for longer than the lease: the watch tells of its loss in time.
             self._watch.due(lease.danger)

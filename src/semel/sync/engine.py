@@ -163,12 +163,13 @@ class Idempotency(TransactionRunner):
     def close(self, timeout: Duration = 5.0) -> None:
         """Take no new calls, let running ones end and save, and close what was opened here.
 
-        Attempts that still run after `timeout` are not renewed any more; what happens to their
-        keys is what the policy says of abandoned ones.
+        A call whose function has not started yet raises `StoreUnavailable`; its claim is given
+        back. Attempts that still run after `timeout` are not renewed any more; what happens to
+        their keys is what the policy says of abandoned ones.
 
         Called by a function while it runs under this engine, or by a signal handler that has
-        interrupted it, this returns at once: the engine is closed when the function's result is
-        saved.
+        interrupted it or its claim, this returns at once: the engine is closed when the function's
+        result is saved, or the claim is given back.
         """
         self._closed = True
         end = monotonic() + seconds("timeout", timeout, zero=True)
