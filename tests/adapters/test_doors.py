@@ -68,7 +68,7 @@ def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(mon
         def interrupted():
             raise SystemExit
 
-        monkeypatch.setattr(door._large, "acquire", interrupted)
+        monkeypatch.setattr(door._large, "get", interrupted)
         with pytest.raises(SystemExit):
             exchange.answered(200, [], bytes(LARGE))
         assert engine.peek("k", scope="http").state is State.SUCCEEDED
@@ -121,10 +121,18 @@ async def test_a_decorated_endpoint_lets_a_protected_request_pass():
 # --- twins ---------------------------------------------------------------------------------------
 
 
+TURNS = {
+    "asyncio.Semaphore": "Places",
+    "self._large.acquire()": "place = self._large.get()",
+    "self._large.release()": "self._large.give(place)",
+}
+"""How each side limits a number: a semaphore for threads does not stand exceptions of signals."""
+
+
 def plain(source):
-    text = re.sub(r"\b(?:async|await) |\bAsync(?=[A-Z])", "", source).replace(
-        "asyncio", "threading"
-    )
+    text = re.sub(r"\b(?:async|await) |\bAsync(?=[A-Z])", "", source)
+    for aio, sync in TURNS.items():
+        text = text.replace(aio, sync)
     return re.sub(r"\s+", "", text)
 
 

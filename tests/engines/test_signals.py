@@ -27,6 +27,7 @@ import semel
 from engines.facade import PATIENCE, Effect, wait_until
 from semel import Idempotency, Policy, current_attempt
 from semel.errors import IdempotencyError
+from semel.stores.sql.postgres.patience import Patience
 
 PACKAGE = str(Path(semel.__file__).parent)
 
@@ -293,16 +294,20 @@ def may_run_twice(step: Step) -> bool:
     return code.co_name in ("finished", "result")
 
 
-# What strikes while Python closes a generator is dropped by Python itself, and told by a warning.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_struck_at_any_step_a_call_leaves_nothing_behind(idem, scenario, kind):
+def strike_everywhere(
+    idem: Idempotency,
+    scenario: type[Scenario],
+    kind: type[BaseException],
+    events: tuple[str, ...],
+    check: Callable[[Idempotency], None],
+) -> None:
+    """Strike calls of one kind at each of their steps, one after the other."""
     for _ in range(2):  # the first call fills caches
         listed = Trace()
         struck(scenario(idem, next(keys)), listed)
+    steps = [step for step in listed.steps if step[1] in events]
     fired = 0
-    for step in listed.steps:
+    for step in steps:
         where = f"{step[1]} {step[0].co_qualname}:{step[2]}"
         case, trace = scenario(idem, next(keys)), Trace(step, kind())
         end = struck(case, trace)
@@ -310,11 +315,104 @@ def test_struck_at_any_step_a_call_leaves_nothing_behind(idem, scenario, kind):
         try:
             case.finish()
             answers = later(case)
-            check_nothing_is_left(idem)
+            check(idem)
         except AssertionError as error:
             raise AssertionError(f"{where}: {end}") from error
         if case.effect.raising is None:
             assert len(answers) == 2, where
             if case.effect.runs > 1:
                 assert may_run_twice(step), where
-    assert fired > max(50, 0.9 * len(listed.steps)), "a few steps depend on who comes first"
+    assert fired > max(50, 0.9 * len(steps)), "a few steps depend on who comes first"
+
+
+# What strikes while Python closes a generator is dropped by Python itself, and told by a warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_struck_at_any_step_a_call_leaves_nothing_behind(idem, scenario, kind):
+    strike_everywhere(idem, scenario, kind, ("call", "line", "return"), check_nothing_is_left)
+
+
+# --- the connections of databases ----------------------------------------------------------------
+
+MOST_CONNECTIONS = 2
+
+
+class Connecting(FirstRun):
+    """A call that finds no open connection."""
+
+    def prepare(self):
+        for pool in pools_of(self.idem):
+            pool.close()
+            pool._closed = False
+
+
+class Postgres:
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self.url = request.getfixturevalue("postgres_url")
+        self._server = request.getfixturevalue("postgres_of_this_worker")
+
+    def sessions(self) -> int:
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+        return self._server.run(sql, "struck")[0][0]
+
+    @property
+    def options(self) -> str:
+        return "application_name=struck"
+
+
+class MariaDB:
+    options = ""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self.url = request.getfixturevalue("mysql_url")
+        self._server = request.getfixturevalue("mariadb_of_this_worker")
+
+    def sessions(self) -> int:
+        sql = "SELECT count(*) FROM information_schema.processlist WHERE db = %s"
+        return self._server.execute(sql, self.url.rsplit("/", 1)[1])[0][0]
+
+
+def pools_of(idem: Idempotency) -> list[Any]:
+    store: Any = idem._store
+    if hasattr(store, "_postgres"):
+        return [store._postgres._source, store._renewals._source]
+    together = store._together
+    return [each._pool for each in (store._mysql, together._batches, together._renewals)]
+
+
+def check_every_place_is_free(idem: Idempotency) -> None:
+    check_nothing_is_left(idem)
+    for pool in pools_of(idem):
+        seats = pool._seats
+        wait_until(lambda seats=seats: seats._free.qsize() == seats._places)
+
+
+def take_all(pool: Any) -> None:
+    """Take as many connections as there may be, and give them back."""
+    patience = Patience(PATIENCE) if hasattr(pool, "lend") else PATIENCE
+    for connection in [pool.take(patience) for _ in range(MOST_CONNECTIONS)]:
+        pool.give_back(connection)
+
+
+# psycopg closes a connection that is lost, and warns; as an error, the warning would keep it.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("database", "kind"), [(Postgres, TimeLimit), (MariaDB, KeyboardInterrupt)]
+)
+@pytest.mark.parametrize("scenario", [FirstRun, Replay, Raising, Connecting])
+def test_struck_at_any_line_a_call_keeps_no_connection(request, database, kind, scenario):
+    server = database(request)
+    url = f"{server.url}?max_size={MOST_CONNECTIONS}&{server.options}"
+    with Idempotency(url, policy=LEASE) as idem:
+        idem.execute("connected", lambda: None)
+        strike_everywhere(idem, scenario, kind, ("line",), check_every_place_is_free)
+        calls, *_ = pools_of(idem)
+        take_all(calls)
+        idle = sum(
+            len(getattr(pool, "_idle", getattr(pool, "_free", ()))) for pool in pools_of(idem)
+        )
+        wait_until(lambda: server.sessions() <= idle)
+        assert server.sessions() >= MOST_CONNECTIONS
+    wait_until(lambda: server.sessions() == 0)

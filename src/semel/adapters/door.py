@@ -6,7 +6,6 @@ Twin of `semel.adapters.aio_door`: the same names in the same order, without the
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.routing import Routing
 from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
+from semel.stores.places import Places
 from semel.sync import Idempotency
 
 
@@ -39,7 +39,7 @@ class Door:
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self.engine = engine
-        self._large = threading.Semaphore(LARGE_AT_ONCE)
+        self._large = Places(LARGE_AT_ONCE)
         self.routing = Routing(
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
@@ -100,7 +100,7 @@ class Exchange(Struct, eq=False):
     book: Rulebook
     _call: Call
     _attempt: Attempt
-    _large: threading.Semaphore
+    _large: Places
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -132,7 +132,7 @@ class Exchange(Struct, eq=False):
     def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
         """Save a large answer, when few others are being saved."""
         try:
-            self._large.acquire()
+            place = self._large.get()
         except BaseException:
             # Interrupted before its turn: the effect is done, and a retry must not repeat it.
             with suppress(IdempotencyError):
@@ -141,7 +141,7 @@ class Exchange(Struct, eq=False):
         try:
             self._save(status, lines, body)
         finally:
-            self._large.release()
+            self._large.give(place)
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.book.stored(status, lines, body)

@@ -218,15 +218,15 @@ class _Line:
 
     def drop(self) -> None:
         """Close the connection; the next statement opens another."""
-        if self._connection is not None:
-            self._lender.drop(self._connection)
-            self._connection = None
+        connection, self._connection = self._connection, None  # first: never given back twice
+        if connection is not None:
+            self._lender.drop(connection)
 
     def end(self) -> None:
         """Give the connection back."""
-        if self._connection is not None:
-            self._lender.give_back(self._connection)
-            self._connection = None
+        connection, self._connection = self._connection, None  # first: never given back twice
+        if connection is not None:
+            self._lender.give_back(connection)
 
 
 class Executor:

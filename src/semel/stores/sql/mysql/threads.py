@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from queue import Empty
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from pymysql.connections import Connection as PyMySQLConnection
 from pymysql.cursors import Cursor
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
+from semel.stores.places import Place, Places
 from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, Effort, message_size
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
@@ -64,50 +66,59 @@ class Pool:
         follow_forks(self)
 
     def _fresh(self) -> None:
-        self._seats = threading.Semaphore(self._size)
+        self._seats = Places(self._size)
+        self._lent: WeakKeyDictionary[Connection, Place] = WeakKeyDictionary()
+        """The seat of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[Connection] = deque()
 
     def take(self, patience: float) -> Connection:
         """Give a connection that nobody else uses."""
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} is closed")
-        if not self._seats.acquire(timeout=patience):
+        try:
+            seat = self._seats.get(timeout=patience)
+        except Empty:
             raise StoreUnavailable(
                 f"all {self._size} connections to {self.place} are in use; nothing was done"
-            )
+            ) from None
         try:
-            with contextlib.suppress(IndexError):
-                return self._idle.pop()  # the last one used: the others may grow old and go
-            return self._open()
+            # The last one used: the others may grow old and go.
+            connection = _last(self._idle) or self._open()
         except BaseException:
-            self._seats.release()
+            self._seats.give(seat)
             raise
+        self._lent[connection] = seat
+        return connection
 
     def take_open(self) -> Connection | None:
         """Give a connection that is open and that nobody uses, if there is one."""
-        if self._seats.acquire(blocking=False):
-            with contextlib.suppress(IndexError):
-                return self._idle.pop()
-            self._seats.release()
+        with contextlib.suppress(Empty):
+            seat = self._seats.get(block=False)
+            connection = _last(self._idle)
+            if connection is not None:
+                self._lent[connection] = seat
+                return connection
+            self._seats.give(seat)
         return None
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back that is fit for the next caller."""
+        seat = self._lent.pop(connection, None)
         self._idle.append(connection)
         if self._closed:  # looked at last, so that a `close` meanwhile is not missed
             self.close_idle()
-        self._seats.release()
+        self._seats.give(seat)
 
     def drop(self, connection: Connection) -> None:
         """Take back a connection that nobody can use any more."""
+        seat = self._lent.pop(connection, None)
         _close(connection)
-        self._seats.release()
+        self._seats.give(seat)
 
     def close_idle(self) -> None:
         """Close what nobody uses; the next callers open connections anew."""
-        with contextlib.suppress(IndexError):
-            while True:
-                _close(self._idle.pop())
+        while (connection := _last(self._idle)) is not None:
+            _close(connection)
 
     def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
@@ -200,15 +211,15 @@ class _Line:
 
     def drop(self) -> None:
         """Close the connection; the next statement opens another."""
-        if self._connection is not None:
-            self._lender.drop(self._connection)
-            self._connection = None
+        connection, self._connection = self._connection, None  # first: never given back twice
+        if connection is not None:
+            self._lender.drop(connection)
 
     def end(self) -> None:
         """Give the connection back."""
-        if self._connection is not None:
-            self._lender.give_back(self._connection)
-            self._connection = None
+        connection, self._connection = self._connection, None  # first: never given back twice
+        if connection is not None:
+            self._lender.give_back(connection)
 
 
 class Executor:
@@ -276,6 +287,12 @@ def send(connection: Connection, statement: Statement) -> Reply:
         last_id = cursor.lastrowid
         cursor.execute(then.sql, then.parameters)
     return Reply(list(cursor.fetchall()), changed, last_id)
+
+
+def _last(idle: deque[Connection]) -> Connection | None:
+    with contextlib.suppress(IndexError):  # none is left, or another thread was faster
+        return idle.pop()
+    return None
 
 
 def _close(connection: Connection) -> None:

@@ -70,12 +70,13 @@ class AsyncOwnPool:
 
     async def take(self, patience: Patience) -> OwnAsyncSession:
         """Take a connection out, or open one."""
-        await self._take_seat(patience)
+        seat = await self._take_seat(patience)
         try:
             session = await self._take() or await self._connect(self._settings, patience)
         except BaseException:
-            self._leave_seat()
+            self._leave_seat(seat)
             raise
+        session.seat = seat
         session.end_waits_at(patience.deadline)
         return session
 
@@ -83,23 +84,25 @@ class AsyncOwnPool:
         """Take a connection out, if one is open that nobody uses."""
         if self._seats.locked():
             return None
-        await self._seats.acquire()  # one is free: it is not waited for
+        seat = await self._seats.acquire()  # one is free: it is not waited for
         session = None
         try:
             session = await self._take()
         finally:
             if session is None:
-                self._leave_seat()
+                self._leave_seat(seat)
             else:
+                session.seat = seat
                 session.end_waits_at(patience.deadline)
         return session
 
     async def give_back(self, session: OwnAsyncSession) -> None:
         """Keep a connection for the next call, if it can serve one."""
+        seat, session.seat = session.seat, None
         try:
             await self._keep(session)
         finally:
-            self._leave_seat()
+            self._leave_seat(seat)
 
     async def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
@@ -112,20 +115,19 @@ class AsyncOwnPool:
                 with suppress(*gone):
                     await session.close()
 
-    async def _take_seat(self, patience: Patience) -> None:
+    async def _take_seat(self, patience: Patience) -> object:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         self._loop = only_loop(self._loop, self.place)
         if not self._seats.locked():
-            await self._seats.acquire()  # one is free: no need for a timer
-            return
+            return await self._seats.acquire()  # one is free: no need for a timer
         try:
             async with asyncio.timeout(patience.left):
-                await self._seats.acquire()
+                return await self._seats.acquire()
         except TimeoutError:
             raise exhausted(self._settings) from None
 
-    def _leave_seat(self) -> None:
+    def _leave_seat(self, _seat: object) -> None:
         self._seats.release()
 
     async def _take(self) -> OwnAsyncSession | None:

@@ -105,6 +105,7 @@ class OwnAsyncpgSession(AsyncpgSession):
     """One that we opened."""
 
     idle_since = float("inf")
+    seat: object = None
     _deadline = float("inf")
     _timed_out = False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import count
 from operator import attrgetter
 from struct import Struct
 from time import monotonic
@@ -71,6 +72,7 @@ class QuickSession(OwnPsycopgSession):
         super().__init__(connection)
         self._pgconn = connection.pgconn
         self._names: dict[str, bytes] = {}
+        self._numbers = count()
         self._reader = Transformer(connection)
         self._incoming = _polling(self._pgconn.socket, select.POLLIN)
         self._either = _polling(self._pgconn.socket, select.POLLIN | select.POLLOUT)
@@ -91,7 +93,9 @@ class QuickSession(OwnPsycopgSession):
         return Reply(rows, result.command_tuples or 0)
 
     def _prepare(self, sql: str) -> bytes:
-        name = b"semel_%d" % len(self._names)
+        # No number comes twice: after an exception of a signal handler the server may know a
+        # statement that is not noted here.
+        name = b"semel_%d" % next(self._numbers)
         self._pgconn.send_prepare(name, sql.encode())
         self._wait()
         self._names[sql] = name

@@ -41,6 +41,8 @@ class OwnSession(Session, Protocol):
     """A connection that belongs to our own pool."""
 
     idle_since: float
+    seat: object
+    """Its place in the pool while it is lent: a session that is lost takes none along."""
 
     def end_waits_at(self, deadline: float) -> None:
         """Let every wait end at this moment of the monotonic clock."""
@@ -80,6 +82,7 @@ class OwnPsycopgSession(PsycopgSession):
     """One that we opened."""
 
     idle_since = float("inf")
+    seat: object = None
 
     def __init__(self, connection: BoundedConnection) -> None:
         super().__init__(connection)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, Protocol, TypeAlias
 
 import psycopg
@@ -20,6 +20,7 @@ from psycopg_pool import ConnectionPool
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
+from semel.stores.places import Places
 from semel.stores.sql.postgres.lending import (
     check_idle,
     check_process,
@@ -77,10 +78,7 @@ class OwnPool:
         follow_forks(self)
 
     def _start(self) -> None:
-        # A queue of places: written in C, which a semaphore for threads is not.
-        self._seats: SimpleQueue[None] = SimpleQueue()
-        for _ in range(self._settings.max_size):
-            self._leave_seat()
+        self._seats = Places(self._settings.max_size)
         self._free: deque[OwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
@@ -90,19 +88,20 @@ class OwnPool:
 
     def take(self, patience: Patience) -> OwnSession:
         """Take a connection out, or open one."""
-        self._take_seat(patience)
+        seat = self._take_seat(patience)
         try:
             session = self._take() or self._connect(self._settings, patience)
         except BaseException:
-            self._leave_seat()
+            self._leave_seat(seat)
             raise
+        session.seat = seat
         session.end_waits_at(patience.deadline)
         return session
 
     def take_open(self, patience: Patience) -> OwnSession | None:
         """Take a connection out, if one is open that nobody uses."""
         try:
-            self._seats.get_nowait()
+            seat = self._seats.get(block=False)
         except Empty:
             return None
         session = None
@@ -110,17 +109,19 @@ class OwnPool:
             session = self._take()
         finally:
             if session is None:
-                self._leave_seat()
+                self._leave_seat(seat)
             else:
+                session.seat = seat
                 session.end_waits_at(patience.deadline)
         return session
 
     def give_back(self, session: OwnSession) -> None:
         """Keep a connection for the next call, if it can serve one."""
+        seat, session.seat = session.seat, None
         try:
             self._keep(session)
         finally:
-            self._leave_seat()
+            self._leave_seat(seat)
 
     def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
@@ -129,16 +130,16 @@ class OwnPool:
             while True:
                 self._free.pop().close()
 
-    def _take_seat(self, patience: Patience) -> None:
+    def _take_seat(self, patience: Patience) -> object:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         try:
-            self._seats.get(timeout=patience.left)
+            return self._seats.get(timeout=patience.left)
         except Empty:
             raise exhausted(self._settings) from None
 
-    def _leave_seat(self) -> None:
-        self._seats.put(None)
+    def _leave_seat(self, seat: object) -> None:
+        self._seats.give(seat)
 
     def _take(self) -> OwnSession | None:
         with suppress(IndexError):  # none is left, or another thread was faster
