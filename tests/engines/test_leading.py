@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 
-from engines.facade import PATIENCE, wait_until
+from engines.facade import PATIENCE, until, wait_until
 from semel._mirror import tasks, threads
 from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
@@ -82,3 +83,31 @@ def test_a_thread_leads_when_its_leader_was_interrupted_without_saying_so(monkey
         flights._seats.end("place")  # and interrupted before it told anybody
     follower.join(PATIENCE)
     assert given == [LEAD]
+
+
+@pytest.mark.parametrize("patience", [None, PATIENCE])
+@pytest.mark.parametrize("how", ["gone", "silent"])
+async def test_a_task_leads_when_its_leader_was_interrupted_without_saying_so(
+    monkeypatch, how, patience
+):
+    monkeypatch.setattr(tasks, "LOOK", 0.01)
+    home = tasks.Home()
+    flights, leader = tasks.Flights(SeatsOfLoops(), home), Caller()
+    home.check()
+    assert flights.lead("place", leader)
+    first = asyncio.create_task(flights.join("place", ME, patience))
+    await until(lambda: len(flights._seats._waiting["place"]) == 1)
+    second = asyncio.create_task(flights.join("place", OTHER, patience))
+    await until(lambda: len(flights._seats._waiting["place"]) == 2)
+    looks = flights._looking
+    await until(lambda: flights._looking is not looks)
+    assert not first.done(), "it is led"
+    if how == "gone":
+        del leader
+    else:
+        flights._seats.end("place")  # and interrupted before it told anybody
+    async with asyncio.timeout(PATIENCE):
+        assert await first is LEAD
+        flights.share("place", FINISHED)
+        assert await second is FINISHED
+    await until(lambda: flights._looking is None)  # nobody waits: nobody looks

@@ -12,6 +12,7 @@ that is renewed, no leader, no waiter, no place, no connection).
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
 import threading
@@ -24,8 +25,10 @@ from typing import Any
 import pytest
 
 import semel
-from engines.facade import PATIENCE, Effect, wait_until
-from semel import Idempotency, Policy, current_attempt
+from engines.facade import PATIENCE, Effect, until, wait_until
+from semel import AsyncIdempotency, Idempotency, Policy, current_attempt
+from semel._mirror import tasks
+from semel._mirror.seats import Seats
 from semel.errors import IdempotencyError
 from semel.stores.sql.postgres.patience import Patience
 
@@ -416,3 +419,66 @@ def test_struck_at_any_line_a_call_keeps_no_connection(request, database, kind, 
         wait_until(lambda: server.sessions() <= idle)
         assert server.sessions() >= MOST_CONNECTIONS
     wait_until(lambda: server.sessions() == 0)
+
+
+# --- tasks that share an execution ---------------------------------------------------------------
+
+TELLING = {
+    function.__code__
+    for function in (tasks.Flights.share, tasks.Flights.pass_on, Seats.end, Seats.next_leader)
+}
+
+
+def shared(trace: Trace, *, raising: bool) -> tuple[object, int]:
+    """What a task gets that shares an execution whose leader is struck, and how often it ran."""
+    runs = []
+
+    async def start(idem):
+        may_end, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def work():
+            runs.append(1)
+            if len(runs) > 1:
+                await may_go_on.wait()  # only the leader is struck
+                return "first"
+            await may_end.wait()
+            if raising:
+                raise ValueError("the function's own")
+            return "first"
+
+        leader = asyncio.create_task(idem.execute("k", work))
+        await until(lambda: runs)
+        follower = asyncio.create_task(idem.execute("k", work))
+        await until(lambda: any(map(len, idem._flights._seats._waiting.values())))
+        return leader, follower, may_end, may_go_on
+
+    async def finish(leader, may_end):
+        may_end.set()
+        await asyncio.wait((leader,))
+        leader.exception()
+
+    with asyncio.Runner() as runner:
+        idem = AsyncIdempotency("memory://", policy=LEASE)
+        leader, follower, may_end, may_go_on = runner.run(start(idem))
+        with suppress(KeyboardInterrupt):  # it comes out of the loop itself
+            trace.run(lambda: runner.run(finish(leader, may_end)))
+        may_go_on.set()
+        answer = runner.run(asyncio.wait_for(follower, PATIENCE))
+        runner.run(idem.close())
+        return answer, len(runs)
+
+
+@pytest.mark.parametrize("raising", [False, True])
+@pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
+def test_a_task_struck_while_it_tells_the_others_leaves_none_of_them_waiting(
+    monkeypatch, kind, raising
+):
+    monkeypatch.setattr(tasks, "LOOK", 0.05)
+    listed = Trace()
+    assert shared(listed, raising=raising) == ("first", 1 + raising)
+    steps = [step for step in listed.steps if step[0] in TELLING]
+    assert len(steps) > 5
+    for step in steps:
+        trace = Trace(step, kind())
+        assert shared(trace, raising=raising) == ("first", 1 + raising), step
+        assert trace.struck.is_set()

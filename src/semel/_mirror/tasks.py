@@ -11,6 +11,7 @@ from _thread import get_ident
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from types import CoroutineType
 from typing import Any, Self, TypeAlias, TypeVar, cast
+from weakref import ReferenceType, ref
 
 from semel._mirror.seats import (
     AFTER_TROUBLE,
@@ -28,6 +29,12 @@ from semel.errors import ConfigError
 T = TypeVar("T")
 
 sleep = asyncio.sleep
+
+LOOK = 1.0
+"""Seconds after which tasks that share an execution are looked at: are they still led?"""
+
+Seat: TypeAlias = "asyncio.Future[Given | None]"
+"""Where one task waits for the execution it shares; given None, it finds out who leads."""
 
 
 def background(
@@ -139,31 +146,62 @@ class Flights:
 
     def __init__(self, seats: SeatsOfLoops, home: Home) -> None:
         self._home = home
+        self._following: dict[Seat, tuple[Hashable, ReferenceType[Any]]] = {}
+        """The calls of this engine that wait, by their seats; for `_look`."""
+        self._looking: asyncio.TimerHandle | None = None
         self.forgets = seats.forgets
         self._take(Seats())  # until the loop is known nobody waits
         home.settle = lambda loop: self._take(seats.of(loop))
 
-    def _take(self, seats: Seats[asyncio.Future[Given]]) -> None:
+    def _take(self, seats: Seats[Seat]) -> None:
         self._seats = seats
         self.lead = seats.lead  # no function of ours around it: every call asks
 
     async def join(self, place: Hashable, caller: object, timeout: float | None) -> Given:
         """Wait for the leader's answer; lead when there is none any more."""
-        seat = self._seats.take_lead(place, caller, asyncio.get_running_loop().create_future)
-        if seat is None:
-            return LEAD
+        end = None if timeout is None else time.monotonic() + timeout
+        seats = self._seats
+        future = asyncio.get_running_loop().create_future
+        while (seat := seats.take_lead(place, caller, future)) is not None:
+            try:
+                given = await self._wait(place, caller, seat, end)
+            except BaseException:
+                seats.leave(place, seat)
+                self.pass_on(place, caller)  # The lead may have been given to a cancelled call.
+                raise
+            if given is not None:
+                return given
+        return LEAD
+
+    async def _wait(
+        self, place: Hashable, caller: object, seat: Seat, end: float | None
+    ) -> Given | None:
+        """Wait until something is given; None when nobody leads any more."""
+        self._following[seat] = place, ref(caller)
         try:
-            if timeout is None:
+            if self._looking is None:
+                self._look_later()
+            if end is None:
                 return await seat
-            await asyncio.wait((seat,), timeout=timeout)
-        except BaseException:
-            self._seats.leave(place, seat)
-            self.pass_on(place, caller)  # The lead may have been given to a call that is cancelled.
-            raise
+            await asyncio.wait((seat,), timeout=max(0.0, end - time.monotonic()))
+        finally:
+            self._following.pop(seat, None)
         if not seat.done():
             self._seats.leave(place, seat)
             return LATE
         return seat.result()
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK, self._look)
+
+    def _look(self) -> None:
+        """Wake those whose leader ended without saying so; one timer serves all who wait."""
+        self._looking = None
+        if self._following:
+            self._look_later()  # first: it goes on, whatever interrupts this one
+        for seat, (place, caller) in tuple(self._following.items()):
+            if not seat.done() and self._seats.is_orphaned(place, caller(), seat):
+                seat.set_result(None)
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
