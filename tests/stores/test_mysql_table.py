@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import multiprocessing
+from contextlib import closing
 
 import pymysql
 import pytest
@@ -12,6 +13,7 @@ from semel.core.records import Busy, Claimed, CompleteRequest, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, migrating
 from semel.stores.sql.mysql.listing import Listing
+from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.verbs import Reply
 from stores.mysql_given import (
     IDENTITY,
@@ -439,3 +441,24 @@ def test_pymysql_counts_what_an_insert_did_by_its_flags(mysql_url, server):
             assert cursor.execute(statement.sql, statement.parameters) == 1
             assert cursor.execute(statement.sql, statement.parameters) == duplicates
         client.close()
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(
+    mysql_url, server, asked
+):
+    with closing(MySQLStore(mysql_url)) as store, closing(MySQLStore(mysql_url)) as too:
+        found = store._schema._found()
+        with closing(server.client(database=database_of(mysql_url))) as connection:
+            migrate_at = iter(range(9))
+            reply, answer = None, None
+            while answer is None:
+                try:
+                    statement = found.send(reply)
+                except StopIteration as end:
+                    answer = end.value
+                else:
+                    if next(migrate_at) == asked:
+                        too.migrate()
+                    reply = send(connection, statement)
+        assert not answer.gone

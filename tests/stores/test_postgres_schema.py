@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib.resources import files
 
 import psycopg
@@ -11,6 +12,7 @@ from semel.core.records import Claimed
 from semel.errors import ConfigError, StoreError
 from semel.stores.registry import open_store
 from semel.stores.sql.postgres import PostgresStore
+from semel.stores.sql.postgres.patience import Patience
 from stores.postgres_given import driven, in_threads, migrate, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity, spawn
 
@@ -288,3 +290,22 @@ def test_stores_that_start_together_make_one_table(postgres_url):
     assert sum(isinstance(answer, Claimed) for answer in answers) == 1
     for store in stores:
         store.close()
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(postgres_url, asked):
+    with closing(PostgresStore(postgres_url)) as store, closing(PostgresStore(postgres_url)) as too:
+        check = store._schema.check()
+        with store._postgres._source.lend(Patience(60.0)) as session:
+            migrate_at = iter(range(9))
+            reply, answer = None, None
+            while answer is None:
+                try:
+                    statement = check.send(reply)
+                except StopIteration as end:
+                    answer = end.value
+                else:
+                    if next(migrate_at) == asked:
+                        too.migrate()
+                    reply = session.execute(statement)
+        assert answer is (asked == 0)

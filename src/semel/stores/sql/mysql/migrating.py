@@ -89,13 +89,14 @@ class Schema:
         ]
 
     def _found(self) -> Verb[Found]:
-        reply = yield _ask(_FIND_TABLE, self._table)
-        exists = bool(reply.rows)
+        version = None
         reply = yield _ask(_FIND_TABLE, VERSIONS)
-        if not reply.rows:
-            return Found(None, exists)
-        reply = yield _ask(_READ_VERSION, self._table)
-        return Found(int(reply.rows[0][0]) if reply.rows else None, exists)
+        if reply.rows:
+            reply = yield _ask(_READ_VERSION, self._table)
+            version = int(reply.rows[0][0]) if reply.rows else None
+        # Last: somebody who makes the table meanwhile must not look like one who dropped it.
+        reply = yield _ask(_FIND_TABLE, self._table)
+        return Found(version, exists=bool(reply.rows))
 
 
 def _ask(sql: str, *parameters: object) -> Statement:

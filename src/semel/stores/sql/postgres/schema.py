@@ -119,16 +119,17 @@ class Schema:
         return "".join(f"{statement};\n\n" for statement in [*place, *steps])
 
     def _found(self) -> Verb[Found]:
-        reply = yield _ask(_EXISTS, self.table)
-        exists = reply.rows == [(True,)]
+        version = None
         reply = yield _ask(_EXISTS, self._qualified(VERSIONS))
-        if reply.rows == [(False,)]:
-            return Found(None, exists)
-        reply = yield _ask(
-            f"SELECT version FROM {self._qualified(VERSIONS)} WHERE table_name = $1",  # noqa: S608 - checked
-            self._table,
-        )
-        return Found(reply.rows[0][0] if reply.rows else None, exists)
+        if reply.rows == [(True,)]:
+            reply = yield _ask(
+                f"SELECT version FROM {self._qualified(VERSIONS)} WHERE table_name = $1",  # noqa: S608 - checked
+                self._table,
+            )
+            version = reply.rows[0][0] if reply.rows else None
+        # Last: somebody who makes the table meanwhile must not look like one who dropped it.
+        reply = yield _ask(_EXISTS, self.table)
+        return Found(version, exists=reply.rows == [(True,)])
 
     def _note_version(self) -> Verb[None]:
         """Note the version of a table that was restored without it, or renamed."""
