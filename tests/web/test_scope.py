@@ -169,6 +169,21 @@ def test_14_a_form_is_the_same_whatever_its_boundary(on, key, run, folder):
     assert folder.runs(run) == 1
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["xboundary=decoy; boundary=real", "boundary=decoy; boundary=real", "boundary=real; x=decoy"],
+)
+def test_14_no_boundary_hides_a_form_beside_another_one(on, key, run, folder, written):
+    def form(amount):
+        body = _form("real", amount)["body"] + b"\r\n--decoy\r\n\r\nx\r\n--decoy--\r\n"
+        return {"body": body, "content_type": f"multipart/form-data; {written}"}
+
+    assert on().post("/pay", key=key, run=run, **form(b"5")).status == 201
+    assert on().post("/pay", key=key, run=run, **form(b"5")).replayed
+    assert on().post("/pay", key=key, run=run, **form(b"999")).code == "payload_mismatch"
+    assert folder.runs(run) == 1
+
+
 def test_22_a_body_above_the_cap_is_refused_before_the_claim(on, key, run, folder, records):
     refused = on("small").post("/pay", key=key, body=b"x" * (SMALL + 1), run=run)
     assert (refused.status, refused.code) == (413, "body_too_large")

@@ -1,7 +1,8 @@
 """The digest that tells one request from another.
 
 Method, path, query, content type and body, each with its length before it. The order of JSON's keys
-does not count, and neither does the boundary of a multipart body, which is another one on each try.
+does not count, and neither does the boundary of a multipart body, which differs on each try. Every
+other byte of such a body counts: parsers disagree about which of them are content.
 A change of this format makes every stored fingerprint a mismatch: golden tests hold it.
 """
 
@@ -19,13 +20,21 @@ from semel.core.records import FINGERPRINT_BYTES
 from semel.http.messages import Request
 
 _JSON: Final = b"application/json"
-_BOUNDARY: Final = re.compile(rb'boundary=(?:"([^"]+)"|([^\s;,]+))', re.IGNORECASE)
+_PARAMETERS: Final = rb'((?:\s*;\s*[\w-]+=(?:[^\s;,"]+|"[^"\\]*"))*)'
+_BOUNDARY: Final = rb'\s*;\s*boundary=(?:"([!#-\[\]-~]+)"|([!#-+\--:<-\[\]-~]+))'
+"""Visible characters without quotes and backslashes; without quotes around it, no separators."""
+_MULTIPART: Final = re.compile(
+    rb'(multipart/[^\s;,"]+)' + _PARAMETERS + _BOUNDARY + _PARAMETERS + rb"\s*", re.IGNORECASE
+)
+_NEW_LINE: Final = b"\r\n"
+_LAST: Final = (b"--", b"--\r\n")
+"""How a multipart body ends as a rule."""
 
 
 def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> bytes:
     """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
     types = request.headers.values(b"content-type")
-    content_type = types[0] if types else b""
+    content_type = b", ".join(types)  # a second one may be the one that the application reads
     return digest((*place(request), request.query, *content(content_type, body)), secret)
 
 
@@ -56,11 +65,9 @@ def content(content_type: bytes, body: bytes) -> list[bytes]:
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             # Not JSON, whatever it says: only the very same bytes are the same.
             return [media_type, body]
-    boundary = _BOUNDARY.search(content_type) if media_type.startswith(b"multipart/") else None
-    parts = None if boundary is None else _multipart(body, boundary[1] or boundary[2])
-    if parts is None:
-        return [content_type.strip().lower(), body]
-    return [media_type, *parts]
+    if media_type.startswith(b"multipart/"):
+        return _multipart(content_type.strip(), body)
+    return [content_type.strip().lower(), body]
 
 
 def as_written(number: str) -> msgspec.Raw:
@@ -72,9 +79,30 @@ _decode = msgspec.json.Decoder(float_hook=as_written).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def _multipart(body: bytes, boundary: bytes) -> list[bytes] | None:
-    """Split a multipart body into its parts, headers included; None = it is not one."""
-    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
-    if len(pieces) < 3 or not pieces[-1].startswith(b"--"):  # noqa: PLR2004 - before, a part, after
+def _multipart(content_type: bytes, body: bytes) -> list[bytes]:
+    """Split a multipart body at its boundary, if all parsers find the same one at the same places.
+
+    If not, only the same bytes with the same content type are the same.
+    """
+    written = _MULTIPART.fullmatch(content_type)
+    pieces = None if written is None else _pieces(body, written[3] or written[4])
+    if written is None or pieces is None or b"boundary" in (written[2] + written[5]).lower():
+        # The mark tells it from a body of one part, which begins with a new line.
+        return [content_type, b"raw", body] if body.startswith(_NEW_LINE) else [content_type, body]
+    kind = written[1].lower() + written[2] + written[5]
+    before, *parts, after = pieces
+    if before or after not in _LAST or kind != written[1].lower():
+        return [kind + b"; boundary", *pieces]
+    return [kind, *parts]
+
+
+def _pieces(body: bytes, boundary: bytes) -> list[bytes] | None:
+    """Split a body, headers of its parts included; None = it has no parts, or not clearly so."""
+    pieces = (_NEW_LINE + body).split(b"\r\n--" + boundary)
+    parts, after = pieces[1:-1], pieces[-1]
+    if not parts or not all(part.startswith(_NEW_LINE) for part in parts):
         return None
-    return pieces[1:-1]
+    if after != b"--" and not after.startswith(b"--\r\n"):
+        return None
+    # Lenient parsers accept other line ends: they would split such a piece again.
+    return None if any(b"--" + boundary in piece for piece in pieces) else pieces
