@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import tracemalloc
 
 import pytest
 from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
@@ -483,6 +484,32 @@ async def test_a_body_that_was_read_for_its_key_is_given_to_the_application(engi
     ) as client:
         await client.post("/", content=b"the body")
     assert [message["body"] for message in bodies] == [b"the body"]
+
+
+@pytest.mark.parametrize(("chunk", "messages"), [(b"", 100_000), (b"x", 100_000)])
+async def test_a_body_in_tiny_messages_needs_the_memory_of_its_bytes(engine, chunk, messages):
+    bodies, left = [], iter(range(messages, -1, -1))
+
+    async def answer(scope, receive, send):
+        bodies.append((await receive())["body"])
+        await send(start())
+        await send(part())
+
+    async def receive():
+        return {"type": "http.request", "body": chunk, "more_body": next(left) > 1}
+
+    async def send(message):
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k")]}
+    tracemalloc.start()
+    try:
+        await IdempotencyMiddleware(By(answer), engine)(scope, receive, send)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert bodies == [chunk * messages]
+    assert peak < 2**20
 
 
 async def test_a_request_that_was_never_whole_runs_nothing_and_takes_no_key(engine):

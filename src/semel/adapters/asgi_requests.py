@@ -59,19 +59,23 @@ class Body(Struct, eq=False):
 
     async def read(self) -> bytes:
         """Read it whole; more than the limit is refused as soon as it is there."""
-        chunks: list[bytes] = []
-        size, more = 0, True
+        gathered, more = (
+            bytearray(),
+            True,
+        )  # not a list: a client may send a byte at a time, or none
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self._limit:
-                raise Refusal("body_too_large")
-            chunks.append(chunk)
             more = message.get("more_body", False)
-        self._content = b"".join(chunks)
+            if len(gathered) + len(chunk) > self._limit:
+                raise Refusal("body_too_large")
+            if not more and not gathered:  # most are one message, which need not be copied
+                self._content = bytes(chunk)
+                return self._content
+            gathered += chunk
+        self._content = bytes(gathered)
         return self._content
 
     def taken(self) -> Message | None:
