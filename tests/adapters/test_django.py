@@ -16,11 +16,13 @@ import httpx
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.wsgi import get_wsgi_application
 from django.http import FileResponse, Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory, override_settings
+from django.test.client import encode_multipart
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_protect
@@ -422,6 +424,37 @@ def _multipart(text, name="a.txt", kind="text/plain", a="1"):
         f"Content-Type: {kind}\r\n\r\n{text}\r\n--{boundary}--\r\n"
     )
     return post(data=body, content_type=f"multipart/form-data; boundary={boundary}")
+
+
+def scanning(get_response):
+    """A middleware that looks at the beginning of an upload."""
+
+    def middleware(request):
+        request.FILES["file"].read(3)
+        return get_response(request)
+
+    return middleware
+
+
+def test_an_upload_that_somebody_has_read_before_is_compared_whole_and_left_there(sqlite_url):
+    layers = ["adapters.test_django.scanning", MIDDLEWARE]
+    with project(sqlite_url, {"pay": echo}, MIDDLEWARE=layers):
+        assert _multipart("content").json()["files"] == {"file": "tent"}
+        assert _multipart("content")["Idempotent-Replayed"] == "true"
+        assert _multipart("Content").status_code == 422
+
+
+def test_fields_are_not_taken_for_files_of_a_form_that_was_parsed_before(sqlite_url):
+    def send(**fields):
+        given = {**fields, "doc": SimpleUploadedFile("d.txt", b"data", "text/plain")}
+        body = encode_multipart("B", given)
+        return post(data=body, content_type="multipart/form-data; boundary=B")
+
+    layers = ["adapters.test_django.parsing", MIDDLEWARE]
+    with project(sqlite_url, {"pay": echo}, MIDDLEWARE=layers):
+        assert send(files="a", b="c").status_code == 200
+        assert send(a=SimpleUploadedFile("b", b"files", "c")).status_code == 422
+        assert send(files="a", b="c")["Idempotent-Replayed"] == "true"
 
 
 def test_a_form_behind_djangos_own_check_of_its_token_is_replayed(sqlite_url):

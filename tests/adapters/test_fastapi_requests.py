@@ -232,6 +232,28 @@ async def test_14_forms_are_compared_by_their_parts(engine):
     assert seen == ["the file"]
 
 
+async def test_14_files_of_a_form_are_compared_whole_and_not_taken_for_its_fields(engine):
+    app, runs = FastAPI(), []
+
+    async def scanned(doc: UploadFile) -> None:
+        await doc.read(2)
+
+    @app.post("/upload", dependencies=[Depends(scanned)])
+    @Idempotent(engine)
+    async def upload(doc: UploadFile) -> str:
+        runs.append(await doc.read())
+        return "done"
+
+    doc = {"doc": ("d.txt", b"data", "text/plain")}
+    async with served(app) as client:
+        fields = {"files": "a", "b": "c"}
+        first = await client.post("/upload", data=fields, files=doc, headers=keyed())
+        files = {"a": ("b", b"files", "c"), **doc}
+        other = await client.post("/upload", files=files, headers=keyed())
+    assert codes([first, other]) == [200, 422]
+    assert runs == [b"ta"]
+
+
 class Declined(HTTPException):
     pass
 

@@ -643,6 +643,63 @@ def test_a_form_that_was_parsed_before_is_compared(app, idem, form):
         assert client.post("/", headers=KEY, data=other).status_code == 422
 
 
+def test_fields_are_not_taken_for_files_of_a_form_that_was_parsed_before(app, idem):
+    client = reading(app, idem, lambda: request.form)
+
+    def post(**fields):
+        given = {**fields, "doc": (io.BytesIO(b"data"), "d.txt", "text/plain")}
+        return client.post("/", headers=KEY, data=given)
+
+    assert post(files="a", b="c").status_code == 200
+    assert post(a=(io.BytesIO(b"files"), "b", "c")).status_code == 422
+    assert post(files="a", b="c").headers["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize("size", [-1, 3])
+def test_an_upload_that_somebody_has_read_before_is_compared_whole(app, idem, size):
+    seen = []
+
+    def scanned():
+        seen.append(request.files["file"].read(size))
+
+    client = reading(app, idem, scanned)
+    assert client.post("/", headers=KEY, data=upload("a file")).status_code == 200
+    again = client.post("/", headers=KEY, data=upload("a file"))
+    assert again.headers["Idempotent-Replayed"] == "true"
+    other = client.post("/", headers=KEY, data=upload("no file"))
+    assert other.status_code == 422
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_view_finds_an_upload_where_somebody_has_left_it(app, idem):
+    client = reading(app, idem, lambda: request.files["file"].read(3))
+    assert client.post("/", headers=KEY, data=upload()).json["files"] == {"file": "tent"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/x-www-form-urlencoded", b"&&&"),
+        ("application/x-www-form-urlencoded", b"&"),
+        ("multipart/form-data; boundary=B", b"garbage"),
+        ("multipart/form-data; boundary=B", b"--B--"),
+        ("multipart/form-data; boundary=B", b"--B\r\nContent-Disposition: form-data"),
+    ],
+)
+def test_a_form_of_which_nothing_was_parsed_before_is_the_clients_mistake(app, idem, kind, body):
+    client = reading(app, idem, lambda: request.form)
+    answer = client.post("/", headers=KEY, data=body, content_type=kind)
+    assert (answer.status_code, answer.json["code"]) == (400, "body_incomplete")
+    assert state_or_none(idem) is None
+
+
+def test_an_empty_form_that_was_parsed_before_is_a_body_like_any_other(app, idem):
+    client = reading(app, idem, lambda: request.form)
+    assert client.post("/", headers=KEY, data=b"", content_type=FORM_TYPE).status_code == 200
+    again = client.post("/", headers=KEY, data=b"", content_type=FORM_TYPE)
+    assert again.headers["Idempotent-Replayed"] == "true"
+
+
 def test_fields_are_found_in_a_form_that_was_parsed_before(app, idem):
     client = reading(app, idem, lambda: request.form, header=None, field="b", payload=["a"])
     assert client.post("/", data={"a": "1", "b": "2", "at": "3"}).status_code == 200
@@ -737,13 +794,19 @@ FORM_TYPE = "application/x-www-form-urlencoded"
         (lambda: request.stream.read(4), "text/plain"),
         (lambda: request.get_data(cache=False), "text/plain"),
         (lost_in_a_form, "text/plain"),
-        (lost_in_a_form, FORM_TYPE),
     ],
 )
 def test_chunks_that_nobody_kept_are_an_error_and_run_nothing(app, idem, before, kind):
     client = reading(app, idem, before)
     assert post_chunks(client, b"pay=ann", kind=kind).status_code == 500
     assert post_chunks(client, b"pay=eve", kind=kind).status_code == 500
+    assert state_or_none(idem) is None
+
+
+def test_chunks_of_a_form_that_nobody_kept_are_refused(app, idem):
+    client = reading(app, idem, lost_in_a_form)
+    answer = post_chunks(client, b"pay=ann", kind=FORM_TYPE)  # as a form with errors looks
+    assert (answer.status_code, answer.json["code"]) == (400, "body_incomplete")
     assert state_or_none(idem) is None
 
 

@@ -31,7 +31,8 @@ def form_bytes(fields: Iterable[tuple[str, str]], uploads: Sequence[Upload]) -> 
         return urlencode([*fields], errors="surrogatepass").encode()
     texts = [_piece(text) for field in fields for text in field]
     files = [piece for upload in uploads for piece in (*map(_piece, upload[:3]), upload.content)]
-    pieces = [*texts, b"files", *files]
+    # The number of fields first: any text between them and the files could be a field's, too.
+    pieces = [b"%d" % len(texts), *texts, *files]
     return b"".join(b"%d:%b" % (len(piece), piece) for piece in pieces)
 
 

@@ -119,8 +119,9 @@ def _pairs(fields: Any) -> list[tuple[str, Any]]:
 def _uploads(files: Any) -> list[Upload]:
     uploads = []
     for name, file in _pairs(files):
+        position = file.tell()  # a middleware may have read it, for a checksum
         file.seek(0)
         content = file.read()
-        file.seek(0)
+        file.seek(position)
         uploads.append(Upload(name, file.name or "", file.content_type or "", content))
     return uploads

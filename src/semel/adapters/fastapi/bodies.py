@@ -43,17 +43,15 @@ class Body:
         return body
 
     async def _streamed(self) -> bytes:
-        chunks: list[bytes] = []
-        size = 0
+        content = bytearray()  # not a list: a client may send one byte at a time
         try:
             async for chunk in self._request.stream():
-                size += len(chunk)
-                if size > self._limit:
+                content += chunk
+                if len(content) > self._limit:
                     raise Refusal("body_too_large")
-                chunks.append(chunk)
         except ClientDisconnect:
             raise Refusal("body_incomplete") from None
-        return b"".join(chunks)
+        return bytes(content)
 
     async def _form_bytes(self) -> bytes:
         items = self._form.multi_items()
@@ -69,7 +67,8 @@ def _size(value: Any) -> int:
 
 
 async def _upload(name: str, file: Any) -> Upload:
+    position = file.file.tell()  # a dependency may have read it, for a checksum
     await file.seek(0)
     content = await file.read()
-    await file.seek(0)
+    await file.seek(position)
     return Upload(name, file.filename or "", file.content_type or "", content)

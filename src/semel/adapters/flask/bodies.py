@@ -48,6 +48,9 @@ class Body:
         body = self._form_bytes() if self._form else request.get_data()
         if len(body) > self._limit:
             raise Refusal("body_too_large")
+        if self._form and not body and (chunked or length > 0):
+            # Flask parses a form with errors as an empty one, and empty forms all look alike.
+            raise Refusal("body_incomplete")
         if not self._kept and self._is_cut(body, length, chunked=chunked):
             raise ConfigError(
                 "the body was read from request.stream before the view: read it by "
@@ -68,8 +71,9 @@ class Body:
     def _form_bytes(self) -> bytes:
         uploads = []
         for name, file in request.files.items(multi=True):
-            uploads.append(
-                Upload(name, file.filename or "", file.content_type or "", file.stream.read())
-            )
+            position = file.stream.tell()  # a hook may have read it, for a checksum
             file.stream.seek(0)
+            content = file.stream.read()
+            file.stream.seek(position)
+            uploads.append(Upload(name, file.filename or "", file.content_type or "", content))
         return form_bytes(request.form.items(multi=True), uploads)
