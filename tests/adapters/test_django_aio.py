@@ -434,6 +434,13 @@ async def test_one_function_serves_asgi_and_wsgi(door, users, kind, option):
     await asyncio.to_thread(on_threads)
     assert len(runs) == served_before + 1
 
+    def awaited_on_threads():
+        with door(pay, SCOPE="awaited", **options):
+            assert [post(**ann).content for _ in range(2)] == [b"paid"] * 2
+
+    await asyncio.to_thread(awaited_on_threads)
+    assert len(runs) == served_before + 2
+
 
 # --- the decorator and the middleware by themselves -----------------------------------------------
 

@@ -40,11 +40,12 @@ async def protected(
 ) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
     body = Body(request, book.max_body)
-    begun = await _ended(
-        door.begin(book, body.request, body.read)
-        if isinstance(door, Door)
-        else door.begin(book, body.request, _awaited(body.read))
-    )
+    begun: AsyncExchange | Exchange | Answer | None
+    if isinstance(door, Door):
+        # On the request's own thread, where functions of the application may ask the database.
+        begun = await sync_to_async(door.begin)(book, body.request, body.read)
+    else:
+        begun = await door.begin(book, body.request, _awaited(body.read))
     if begun is None:
         return await view()
     if isinstance(begun, Answer):
