@@ -126,6 +126,10 @@ class Shop:
         context.set_details("set, not aborted")
         return StringValue(value="ignored")
 
+    async def _set_number(self, rest: str, context: Any) -> StringValue:
+        context.set_code(int(rest))
+        return StringValue(value="with a number")
+
     async def _set_nonsense(self, _: str, context: Any) -> StringValue:
         context.set_code(99)
         return StringValue(value="ignored")

@@ -294,6 +294,16 @@ def test_codes_are_stored_with_their_details_on_request(serve):
     assert server.client.pay("ok", "k2").value == "run 5"
 
 
+@pytest.mark.parametrize("number", [0, 5, 99])
+def test_a_code_that_is_a_number_is_replayed_as_it_was_sent(serve, number):
+    """The server on threads sends any number as UNKNOWN, the one on asyncio as the code it is."""
+    server, shop, _ = serve(stored=lambda _: True)
+    first, again = (server.client.pay(f"set_number {number}", "k") for _ in range(2))
+    assert (again.code, again.data, again.details) == (first.code, first.data, first.details)
+    assert again.replayed
+    assert len(shop.runs) == 1
+
+
 @pytest.mark.parametrize(
     ("details", "kept"),
     [("caf\udcff", "caf?"), (b"caf\xff", "caf\ufffd"), (None, ""), ("ok", "ok")],

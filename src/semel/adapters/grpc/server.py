@@ -143,7 +143,7 @@ class _Protected:
         trailers = without_marker(context.trailing_metadata())
         if trailers is not None:
             context.set_trailing_metadata(trailers)
-        code = code_of(context.code())
+        code = code_of(context.code(), numbers=False)
         if code is not grpc.StatusCode.OK:
             self._ended(call, attempt, code, context)
             return response
@@ -161,7 +161,7 @@ class _Protected:
         return response
 
     def _raised(self, call: Call, attempt: Attempt, error: BaseException, context: Any) -> None:
-        code = code_of(context.code())
+        code = code_of(context.code(), numbers=False)
         # What `abort` raises says nothing; any other error is the policy's to judge.
         if type(error) is Exception and not error.args and code is not grpc.StatusCode.OK:
             self._ended(call, attempt, code, context)

@@ -118,11 +118,14 @@ def failed(
     return Undone(told, "forget" if code in _REFUSED else None)
 
 
-def code_of(code: object) -> StatusCode:
-    """Read the code that a handler left, if any; what is no code at all travels as UNKNOWN."""
+def code_of(code: object, *, numbers: bool = True) -> StatusCode:
+    """Read the code that a handler left, if any; what is no code at all travels as UNKNOWN.
+
+    A number is a code for the server on asyncio, and none for the one on threads.
+    """
     if code is None:
         return StatusCode.OK
-    if isinstance(code, int):
+    if numbers and isinstance(code, int):
         return _CODES.get(code, StatusCode.UNKNOWN)
     return code if isinstance(code, StatusCode) else StatusCode.UNKNOWN
 
