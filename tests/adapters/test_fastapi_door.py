@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -83,15 +83,21 @@ async def test_objects_and_wrapped_functions_are_endpoints_too(engine):
         return await pay(**values)
 
     idempotent = Idempotent(engine)
-    for path, endpoint in {"/object": Paying(), "/plain": Plain(), "/wrapped": wrapped}.items():
+    endpoints = {
+        "/object": Paying(),
+        "/plain": Plain(),
+        "/wrapped": wrapped,
+        "/partial": partial(Paying()),
+    }
+    for path, endpoint in endpoints.items():
         app.post(path, name=path)(idempotent(endpoint))
     async with served(app) as client:
         answers = [
             await client.post(path, json={"amount": 3}, headers=keyed(path.strip("/")))
-            for path in ("/object", "/plain", "/wrapped") * 2
+            for path in (*endpoints, *endpoints)
         ]
-    assert [answer.json() for answer in answers] == [3, "POST 3", "paid"] * 2
-    assert [replayed(answer) for answer in answers] == [False] * 3 + [True] * 3
+    assert [answer.json() for answer in answers] == [3, "POST 3", "paid", 3] * 2
+    assert [replayed(answer) for answer in answers] == [False] * 4 + [True] * 4
 
 
 async def test_25_openapi_shows_the_header_and_our_answers(engine):

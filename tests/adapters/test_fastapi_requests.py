@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import threading
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -308,6 +310,53 @@ async def test_an_error_handler_runs_once_and_the_first_answer_is_the_stored_one
     assert [replayed(answer) for answer in answers] == [False, True, True]
     assert (other.text, unprotected.text) == ("error 2", "error 3")
     assert told == ["ran", "dependency saw 404"] * 2
+
+
+class Worded:
+    """An error handler that is an object."""
+
+    async def __call__(self, request: Request, error: HTTPException) -> Response:
+        return PlainTextResponse(f"mine: {error.detail}", error.status_code)
+
+
+class PlainWorded:
+    """An error handler that is an object, called on a thread."""
+
+    def __call__(self, request: Request, error: HTTPException) -> Response:
+        assert threading.current_thread() is not threading.main_thread()
+        return PlainTextResponse(f"mine: {error.detail}", error.status_code)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        Worded(),
+        Worded().__call__,
+        partial(Worded()),
+        partial(partial(Worded().__call__)),
+        PlainWorded(),
+        partial(PlainWorded()),
+    ],
+    ids=["object", "method", "partial of object", "partial of method", "plain", "plain partial"],
+)
+@pytest.mark.parametrize("kind", [404, HTTPException])
+async def test_an_error_handler_may_be_anything_that_starlette_calls(engine, handler, kind):
+    app, told = failing(engine, lambda: HTTPException(404, "none"), stored=lambda _: True)
+    app.add_exception_handler(kind, handler)
+
+    @app.post("/bare")
+    async def bare() -> None:
+        raise HTTPException(404, "bare")
+
+    async with served(app) as client:
+        before = await client.post("/bare")
+        first, again = [await client.post("/", headers=keyed()) for _ in range(2)]
+        after = await client.post("/bare")
+    assert (first.status_code, first.text, replayed(first)) == (404, "mine: none", False)
+    assert (again.status_code, again.text, replayed(again)) == (404, "mine: none", True)
+    assert (after.status_code, after.text) == (before.status_code, before.text)
+    assert (after.status_code, after.text) == (404, "mine: bare")
+    assert told.count("ran") == 1
 
 
 async def test_events_of_an_error_handler_pass_live_and_marked(engine):

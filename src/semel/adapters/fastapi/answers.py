@@ -17,6 +17,7 @@ from fastapi import Request, Response
 from fastapi.datastructures import DefaultPlaceholder
 from fastapi.routing import serialize_response
 from fastapi.utils import is_body_allowed_for_status_code
+from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
@@ -110,7 +111,8 @@ class _HandlesOnce:
     """A handler of the application's for errors; one that it has answered keeps its answer."""
 
     def __init__(self, handler: Any) -> None:
-        is_async = inspect.iscoroutinefunction(handler)
+        # Starlette's own question: the wrapper answers for every endpoint of the application.
+        is_async = is_async_callable(handler)
         self.asked: Any = handler if is_async else partial(run_in_threadpool, handler)
 
     async def __call__(self, request: Any, error: Exception) -> Any:

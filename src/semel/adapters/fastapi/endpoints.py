@@ -80,6 +80,8 @@ class Endpoint:
 
 def _is(function: Callable[..., Any], test: Callable[[object], bool]) -> bool:
     """Tell of what kind a function is, or the one that it wraps, or that an object is called by."""
+    while isinstance(function, partial):
+        function = function.func
     given = function, inspect.unwrap(function)
     return any(test(each) or test(getattr(each, "__call__", None)) for each in given)  # noqa: B004 - it is asked what it is
 
