@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 from fastapi import BackgroundTasks, FastAPI
 from litestar import Litestar, Response, post
@@ -252,3 +253,48 @@ async def test_include_protects_behind_a_root_path(engine, pattern):
         assert (await client.post("/v1/pay", **told)).status_code == 201
         assert replayed(await client.post("/v1/pay", **told))
     assert len(shop.runs) == 1
+
+
+def layered(mounts, inner):
+    """An application below all of these mounts, each in the one before."""
+    for mount in reversed(mounts):
+        inner = Starlette(routes=[Mount(mount, inner)])
+    return inner
+
+
+@pytest.mark.parametrize("root", ["", "/v1", "/v1/"])
+@pytest.mark.parametrize("mounts", [("/m",), ("/m/x",), ("/m", "/x")])
+async def test_a_pattern_protects_with_every_root_path_and_mount(engine, root, mounts):
+    """With a root path, uvicorn puts it before the path of each request."""
+    mount = "".join(mounts)
+    patterns = {"/pay", f"{mount}/pay", f"{root.rstrip('/')}{mount}/pay"}
+    for number, pattern in enumerate(sorted(patterns)):
+        shop = Shop()
+
+        async def pay(request, shop=shop):
+            return JSONResponse(shop.pay(await request.json()), 201)
+
+        inner = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+        door = IdempotencyMiddleware(inner, engine, include=[pattern], required=True)
+        async with served(layered(mounts, door), root_path=root) as client:
+            told = {"json": PAYMENT, "headers": keyed(f"k{number}")}
+            assert (await client.post(f"{mount}/pay", json=PAYMENT)).status_code == 400, pattern
+            answers = [await client.post(f"{mount}/pay", **told) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201], pattern
+        assert replayed(answers[1]), pattern
+        assert len(shop.runs) == 1
+
+
+async def test_a_pattern_protects_where_the_server_leaves_its_root_out_of_the_path(engine):
+    """As hypercorn tells it: Starlette's mount is in the path then, and the root is not."""
+
+    async def raw(scope, receive, send):
+        await JSONResponse([scope["path"], scope["root_path"]])(scope, receive, send)
+
+    for pattern in ("/pay", "/m/pay", "/v1/m/pay"):
+        door = IdempotencyMiddleware(raw, engine, include=[pattern], required=True)
+        transport = httpx.ASGITransport(layered(["/m"], door), root_path="/v1")
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.post("/m/pay")).status_code == 400, pattern
+            answer = await client.post("/m/pay", headers=keyed())
+        assert answer.json() == ["/m/pay", "/v1/m"]

@@ -542,12 +542,12 @@ def test_a_body_that_nobody_kept_is_an_error_and_runs_nothing(sqlite_url):
     assert view.runs == 0
 
 
-@pytest.mark.parametrize("pattern", ["/pay/", "/shop/pay/"])
+@pytest.mark.parametrize("pattern", ["/pay/", "/shop/pay/", "/v1/shop/pay/"])
 def test_the_middlewares_paths_hold_below_a_script_name(sqlite_url, pattern):
     view = Counted()
     chosen = {"MIDDLEWARE": [MIDDLEWARE], "REQUIRED": True, "INCLUDE": [pattern]}
     with project(sqlite_url, {"pay": view}, **chosen):
-        told = {"SCRIPT_NAME": "/shop"}
+        told = {"SCRIPT_NAME": "/v1/shop"}
         assert post("/pay/", key=None, **told).status_code == 400
         assert [post("/pay/", **told).status_code for _ in range(2)] == [201, 201]
     assert view.runs == 1

@@ -13,6 +13,7 @@ from wsgiref.util import FileWrapper, setup_testing_defaults
 from wsgiref.validate import validator
 
 import pytest
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from semel import ConfigError, Idempotency, Policy, current_attempt
 from semel.adapters.wsgi import IdempotencyMiddleware
@@ -108,6 +109,16 @@ def guarded(app, idem, **options):
 
 
 # --- mounted applications -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["/pay", "/m/pay", "/v1/m/pay"])
+def test_patterns_match_in_a_mount_below_the_servers_script_name(idem, pattern):
+    door = IdempotencyMiddleware(echo, idem, include=[pattern], required=True)
+    server = DispatcherMiddleware(echo, {"/m": door})
+    told = {"SCRIPT_NAME": "/v1", "PATH_INFO": "/m/pay", "key": None}
+    assert post(server, **told).status == 400
+    excluding = IdempotencyMiddleware(echo, idem, exclude=[pattern], required=True)
+    assert post(DispatcherMiddleware(echo, {"/m": excluding}), **told).status == 200
 
 
 @pytest.mark.parametrize("pattern", ["/pay", "/caf\xe9/pay"])

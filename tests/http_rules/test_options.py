@@ -133,6 +133,40 @@ def test_patterns_match_with_and_without_the_root_path(path, root, pattern):
     assert some.find("POST", "/apipay", "/api").choices.wait == 0
 
 
+MOUNTED_BEHIND_A_ROOT = [
+    ("/v1/m/pay", "/v1/m"),
+    ("/v1/m/pay", "/v1/m/"),
+    ("/v1//m/pay", "/v1//m"),  # a root path of /v1/ and a mount at /m
+    ("/v1/m/pay", "/v1//m"),
+    ("/m/pay", "/v1/m"),  # a server that leaves its root out of the path
+    ("/pay", "/v1/m"),  # and a mount that does so, too
+]
+"""The same request, as servers tell it whose root path is /v1, to an application mounted at /m."""
+
+
+@pytest.mark.parametrize(("path", "root"), MOUNTED_BEHIND_A_ROOT)
+@pytest.mark.parametrize("pattern", ["/pay", "/m/pay", "/v1/m/pay"])
+def test_patterns_match_below_each_of_several_mounts(path, root, pattern):
+    assert routing(include=[pattern]).find("POST", path, root) is not None
+    assert routing(exclude=[pattern]).find("POST", path, root) is None
+    some = routing(routes=[Route(pattern, wait=1)])
+    assert some.find("POST", path, root).choices.wait == 1
+
+
+@pytest.mark.parametrize("pattern", ["/v1/pay", "/ay", "/m", "/v1/m/m/pay", "/v1/m"])
+def test_no_pattern_matches_a_path_that_no_layer_sees(pattern):
+    some = routing(include=[pattern])
+    assert some.find("POST", "/v1/m/pay", "/v1/m") is None
+    assert some.find("POST", "/pay", "/v1/m") is None
+
+
+def test_a_root_path_of_any_length_is_looked_through_only_so_far():
+    root = "/a" * 10_000
+    for pattern in ("/pay", f"{root}/pay", f"{root[2:]}/pay"):
+        assert routing(include=[pattern]).find("POST", f"{root}/pay", root) is not None
+    assert routing(include=["/a/pay"]).find("POST", f"{root}/pay", root) is None
+
+
 def test_the_root_itself_is_a_slash():
     some = routing(include=["/"])
     assert some.find("POST", "/api", "/api") is not None

@@ -23,6 +23,9 @@ _REMEMBERED: Final = 1024
 _LONGEST: Final = 256
 """Characters of a path that is remembered; a client may send one of any length."""
 
+_LAYERS: Final = 16
+"""Leading parts of a root that may be layers of their own; a proxy may let a client write it."""
+
 
 class Routing:
     """Finds the rulebook of a request."""
@@ -64,7 +67,7 @@ class Routing:
         try:
             return self._known[method, path, root]
         except KeyError:
-            paths = _with_and_without(root.rstrip("/"), path)
+            paths = _views(root.rstrip("/"), path)
             rulebook = self._find(method.upper(), paths)
         if self._unmatched:
             self._watch(paths)  # each of the first requests: none is remembered yet
@@ -92,7 +95,7 @@ class Routing:
             for name in unmatched:
                 logger.warning(
                     "%s matched none of the first %d requests; a pattern is compared with the "
-                    "whole path, and with the path below the mount (root_path, SCRIPT_NAME)",
+                    "whole path, and with the path below each mount (root_path, SCRIPT_NAME)",
                     name,
                     WATCHED,
                 )
@@ -109,16 +112,23 @@ class Routing:
         return matchers
 
 
-def _with_and_without(root: str, path: str) -> tuple[str, ...]:
-    """Give the whole path, and the path below where the application is mounted.
+def _views(root: str, path: str) -> tuple[str, ...]:
+    """Give the path as each layer sees it, from the client to the mounted application.
 
-    Servers and frameworks disagree whether `path` has the root: ASGI wants it there.
+    A server and the mounts inside it add up to one root; which of them added what is not known. So
+    each part of it may be the outer one: behind `/v1/m` those are `/v1/m/pay`, `/m/pay` and `/pay`.
+    Servers and frameworks disagree, too, whether `path` has the root (ASGI wants it there), or only
+    the part that a mount added.
     """
-    if not root:
+    names = [name for name in root.split("/") if name]
+    if not names:
         return (path,)
-    if path == root or path.startswith(f"{root}/"):
-        return path, path[len(root) :] or "/"
-    return f"{root}{path}", path
+    roots = ["".join(f"/{name}" for name in names[first:]) for first in range(len(names))[:_LAYERS]]
+    found = next((each for each in (root, *roots) if f"{path}/".startswith(f"{each}/")), "")
+    rest = path[len(found) :]
+    rests = (rest,) if found in {root, roots[0]} else (path, rest)
+    views = (f"{each}{below}" or "/" for below in rests for each in (*roots, ""))
+    return tuple(dict.fromkeys((path, *views)))
 
 
 def _any(matchers: Sequence[Matcher], paths: tuple[str, ...]) -> bool:
