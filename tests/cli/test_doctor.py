@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -192,10 +193,16 @@ def test_a_front_that_is_away_hides_nothing_of_the_store_behind(semel_sqlite):
     store.close()
 
 
+def migrated(url: str) -> str:
+    with contextlib.closing(open_store(url)) as store:
+        store.migrate()
+    return url
+
+
 def test_a_postgres_that_may_lose_commits_is_warned_about(postgres_url, semel_sqlite):
     with psycopg.connect(postgres_url) as client:  # the servers of these tests are quick, not safe
         assert client.execute("SHOW fsync").fetchone() == ("off",)
-    said = semel_sqlite("--url", postgres_url, "doctor")
+    said = semel_sqlite("--url", migrated(postgres_url), "doctor")
     assert said.code == 1
     assert "fsync is off" in said.out
     assert "full_page_writes is off" in said.out
@@ -205,7 +212,7 @@ def test_a_postgres_that_may_lose_commits_is_warned_about(postgres_url, semel_sq
 
 
 def test_a_mysql_that_may_lose_commits_is_warned_about(mysql_url, semel_sqlite):
-    said = semel_sqlite("--url", mysql_url, "doctor")
+    said = semel_sqlite("--url", migrated(mysql_url), "doctor")
     assert said.code == 1
     assert "innodb_flush_log_at_trx_commit is 2" in said.out
     assert "innodb_flush_method is nosync" in said.out
@@ -215,15 +222,15 @@ def test_databases_that_keep_what_they_commit_are_well(semel_sqlite):
     with mariadb_server(
         "--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"
     ) as server:
-        assert semel_sqlite("--url", server.database(), "doctor").code == 0
+        assert semel_sqlite("--url", migrated(server.database()), "doctor").code == 0
     with postgres_server("fsync=on", "full_page_writes=on") as careful:
-        assert semel_sqlite("--url", careful.url(), "doctor").code == 0
+        assert semel_sqlite("--url", migrated(careful.url()), "doctor").code == 0
 
 
 def test_the_database_behind_a_front_is_asked_and_not_the_front(
     postgres_url, redis_url, semel_sqlite
 ):
-    tiers(redis_url, postgres_url)
+    tiers(redis_url, migrated(postgres_url))
     said = semel_sqlite("doctor")
     assert "fsync is off" in said.out
     assert "appendonly" not in said.out

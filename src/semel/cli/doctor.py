@@ -73,7 +73,7 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
         yield from _dangers(store)
     else:
         # By itself: it decides, and what is written to it alone is forgotten without the front.
-        with closing(deciding_store(options)) as deciding:
+        with closing(deciding_store(options, create=False)) as deciding:
             yield from _written_and_read(deciding, identity)
             yield from _dangers(deciding)
         yield _front(store, identity, _scheme(behind))

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
 from semel.repair.places import refuse_memory, refuse_what_can_only_be_empty
-from semel.stores.base import Scannable, Store
+from semel.stores.base import Creating, Scannable, Store
 from semel.stores.registry import open_store
 from semel.sync import Idempotency
 
@@ -34,17 +34,30 @@ def opened(options: Namespace) -> Iterator[Idempotency]:
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
+        _create_nothing(engine._store)
     with engine:
         yield engine
 
 
-def deciding_store(options: Namespace) -> Store:
-    """Open the store that decides, which of two tiers is the one behind; it may be new."""
+def deciding_store(options: Namespace, *, create: bool) -> Store:
+    """Open the store that decides, which of two tiers is the one behind.
+
+    With `create` it may be new, and a call makes what it needs.
+    """
     settings = found_settings(options)
     url = settings.url if settings.behind is None else settings.behind
     with configured(options), _naming_the_file(options):
         refuse_memory(str(url))
-        return open_store(str(url), prefix=settings.prefix)
+        store = open_store(str(url), prefix=settings.prefix)
+    if not create:
+        _create_nothing(store)
+    return store
+
+
+def _create_nothing(store: object) -> None:
+    # A table that a command makes is empty: in the wrong database all would look well.
+    if isinstance(store, Creating):
+        store.create_nothing()
 
 
 def found_settings(options: Namespace) -> Settings:

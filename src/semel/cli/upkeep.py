@@ -57,7 +57,7 @@ def reconcile(options: Namespace) -> int:
 
 def migrate(options: Namespace) -> int:
     """Make the tables of the store, or bring them up to date."""
-    with closing(deciding_store(options)) as store:
+    with closing(deciding_store(options, create=True)) as store:
         if not isinstance(store, Migrating):
             print("this store makes what it needs by itself: nothing to migrate")
         elif options.print:

@@ -269,6 +269,15 @@ class Migrating(Protocol):
 
 
 @runtime_checkable
+class Creating(Protocol):
+    """A store whose first call creates its table, for threads alone: a command asks it not to."""
+
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where a call would create the table or change it."""
+        ...
+
+
+@runtime_checkable
 class Diagnosing(Protocol):
     """A store that can tell what its server's settings put at risk."""
 

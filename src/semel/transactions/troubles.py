@@ -133,8 +133,9 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
         raise repeat() from error
     if not _NO_TABLE.isdisjoint(codes):
         raise ConfigError(
-            f"the table of records is missing in this database ({_first_line(error)}): run "
-            "`semel migrate`, or use the engine's ordinary calls once, which make it"
+            f"the table of records is missing in this database ({_first_line(error)}). If it was "
+            "there before, restore it with its records, which a new table has forgotten; for a new "
+            "database run `semel migrate`"
         ) from error
     if not _TOO_MUCH.isdisjoint(codes):
         raise ValueRejected(

@@ -24,6 +24,11 @@ VERSIONS: Final = "semel_schema"
 LONGEST_NAME: Final = 48
 """Databases allow 63 or 64; the names of indexes and partitions are made from the table's."""
 
+RESTORE: Final = (
+    "restore it with its records; if they may be forgotten, `semel migrate` makes an empty one"
+)
+"""What to do about a table that was dropped: a new one has forgotten every record."""
+
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _COMMENT = re.compile(r"--[^\n]*")
 
@@ -72,13 +77,24 @@ class Found(NamedTuple):
         return self.version is not None and not self.exists
 
     def check(self, table: str) -> None:
-        """Refuse to make a table again behind everybody's back: its records would be forgotten."""
+        """Refuse to recreate a dropped table silently: its records would be lost."""
         if self.gone:
             raise ConfigError(
-                f"the table {table} is gone: {VERSIONS} knows it, and somebody dropped or renamed "
-                "it. Restore it with its records; if they may be forgotten, `semel migrate` makes "
-                "an empty one"
+                f"the table {table} is gone: {VERSIONS} knows it, and it was dropped or renamed; "
+                f"{RESTORE}"
             )
+
+
+def not_created(table: str, found: Found, folder: str) -> ConfigError:
+    """Say that a table is missing or old, and that it is not created or changed here."""
+    if found.version is None and not found.exists:
+        what = f"the table {table} is missing in this database: is the URL right? It"
+    else:
+        what = f"the table {table} is of an older version, or {VERSIONS} does not know it; it"
+    return ConfigError(
+        f"{what} is not made here, because autocreate is off: run `semel migrate`, or the SQL "
+        f"files in {folder}"
+    )
 
 
 def not_ours(table: str) -> ConfigError:

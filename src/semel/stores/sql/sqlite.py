@@ -80,6 +80,10 @@ class SQLiteStore(SQLStore):
         self._records = records
         super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout), upkeep)
 
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where a call would create the table."""
+        self._records.autocreate = False
+
     def migrate(self) -> int:
         """Make the table, as any first call does too unless it is gone, and return its version."""
         return self._run(Operation(self._records.made, peek=True))

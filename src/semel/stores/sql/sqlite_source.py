@@ -87,6 +87,8 @@ class FileSource:
             check_same_thread=False,  # used by one thread at a time: the session's lock sees to it
         )
         try:
+            if not self._table.autocreate:
+                self._expect_table(connection)  # first: WAL would change another program's file
             self._use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {self._log_pages}")
@@ -130,6 +132,13 @@ class FileSource:
             f"the SQLite database {self.place} was deleted or replaced while it was open: restore "
             "it with its records; if they may be forgotten, `semel migrate` makes an empty one"
         )
+
+    def _expect_table(self, connection: sqlite3.Connection) -> None:
+        if _version(connection, self._table) is None and not _has_table(connection, self._table):
+            raise ConfigError(
+                f"the table {self._table.name} is missing in the SQLite database {self.place}: is "
+                "the path right? For a new database run `semel migrate`"
+            )
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         # The busy timeout does not cover this change of mode: several processes that start
@@ -189,7 +198,7 @@ class GivenSource:
 def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
     """Create the table unless it exists; refuse one that a newer version of semel made."""
     version = _version(connection, table)
-    if version is None:
+    if version is None and table.autocreate:
         connection.execute("BEGIN IMMEDIATE")
         try:
             version = _version(connection, table)  # another process may have been faster
@@ -204,7 +213,7 @@ def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-    if version > schema.SCHEMA_VERSION:
+    if version is not None and version > schema.SCHEMA_VERSION:
         raise StoreError(
             f"the table {table.name} was made by a newer version of semel (schema {version}, "
             f"this one knows {schema.SCHEMA_VERSION}): upgrade this program"

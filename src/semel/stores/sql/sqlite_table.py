@@ -66,6 +66,8 @@ class SQLiteTable:
         self.name = name
         self.quoted = f'"{name}"'
         """The name as it stands in statements."""
+        self.autocreate = True
+        """Whether opening the file creates the table."""
         self._prefix = prefix
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._clock = clock

@@ -24,7 +24,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import Counts, Notifying, Page, Store, Watch
+from semel.stores.base import Counts, Creating, Notifying, Page, Store, Watch
 from semel.stores.redis import RedisStore
 from semel.stores.redis import open_store as open_redis
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_store
@@ -178,6 +178,11 @@ class TieredStore:
     def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
         """Make a resolver the owner of an abandoned attempt; no hint outlives its lease."""
         return self._behind.adopt(identity, owner, lease)
+
+    def create_nothing(self) -> None:
+        """Let the store behind create no table, if it is one that does."""
+        if isinstance(self._behind, Creating):
+            self._behind.create_nothing()
 
     def close(self) -> None:
         """Close what was opened by URL."""

@@ -18,6 +18,7 @@ from semel.errors import (
     ValueRejected,
 )
 from semel.stores.sql.locks import RecordLocked
+from semel.stores.sql.migrations import RESTORE
 from semel.stores.urls import tls_error
 
 LOCKED: Final = 1205
@@ -59,7 +60,7 @@ _NO_VALUE = (
 _BINLOG = "cannot log this change: set binlog_format to ROW or MIXED"
 
 _SETUP: Final = {
-    1146: f"has no such table; {_MIGRATE}",
+    1146: f"has no such table: {RESTORE}",
     1054: "has no such column; own columns are added by store.migrate(columns={name: type})",
     1364: _NO_VALUE,
     1048: _NO_VALUE,

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from semel.errors import ConfigError, StoreUnavailable
+from semel.errors import StoreUnavailable
 from semel.stores.sql.migrations import (
     DEFAULT_TABLE,
     VERSIONS,
     Found,
     Migration,
     checked_name,
+    not_created,
     read_migrations,
     still_to_run,
 )
@@ -49,16 +50,17 @@ class Schema:
         self.ensured = False
         """Whether the table was found, or made; all who share it need not look again."""
 
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where the table would be created."""
+        self._autocreate = False
+
     def ensure(self) -> Verb[None]:
         """Look whether the table is there, in the newest version; make it so, if that is wanted."""
         found = yield from self._found()
         found.check(self._table)
         if still_to_run(MIGRATIONS, found.version, self._table):
             if not self._autocreate:
-                raise ConfigError(
-                    f"the table {self._table} is missing or of an older version, and autocreate is "
-                    "off: run `semel migrate`, or the SQL files in semel/stores/sql/mysql/ddl"
-                )
+                raise not_created(self._table, found, "semel/stores/sql/mysql/ddl")
             yield from self.migrate({})
         self.ensured = True
 

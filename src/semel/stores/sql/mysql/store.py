@@ -119,6 +119,10 @@ class MySQLStore(SQLStore):
         self._together.close()
         super().close()
 
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where a call would create the table."""
+        self._schema.create_nothing()
+
     def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
         """Make the table or bring it up to date, and return its version; once is enough.
 

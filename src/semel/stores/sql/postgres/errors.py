@@ -23,6 +23,7 @@ from semel.errors import (
     ValueRejected,
 )
 from semel.stores.sql.locks import RecordLocked
+from semel.stores.sql.migrations import RESTORE
 
 
 class TimeIsUp(psycopg.OperationalError):
@@ -59,7 +60,7 @@ _REPLICA = "{place} takes no writes; name the primary, or add target_session_att
 _DISK = "the disk of {place} is full; make room there"
 _MEMORY = "{place} is out of memory"
 _CLIENTS = "{place} has no connection left; lower max_size, or put pgbouncer in between"
-_TABLE = f"the table is missing in {{place}} ({{text}}): {_MIGRATE}"
+_TABLE = f"the table is missing in {{place}} ({{text}}): {RESTORE}"
 _COLUMN = "{place}: {text}; own columns are added by ALTER TABLE, or store.migrate(columns=...)"
 _RIGHTS = f"{{place}}: {{text}}; as a role that may create tables, {_MIGRATE}, then {_GRANT}"
 _FOREIGN = (

@@ -17,6 +17,7 @@ from semel.stores.sql.migrations import (
     Found,
     Migration,
     checked_name,
+    not_created,
     not_ours,
     read_migrations,
     still_to_run,
@@ -60,6 +61,10 @@ class Schema:
         self._partitions = partitions
         self._autocreate = autocreate
 
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where the table would be created."""
+        self._autocreate = False
+
     @property
     def table(self) -> str:
         """The name of the table, as it stands in statements."""
@@ -71,10 +76,7 @@ class Schema:
         found.check(self.table)
         missing = still_to_run(MIGRATIONS, found.version, self._table)
         if missing and not self._autocreate:
-            raise ConfigError(
-                f"the table {self.table} is missing or of an older version, and autocreate is off: "
-                "run `semel migrate`, or the SQL files in semel/stores/sql/postgres/ddl"
-            )
+            raise not_created(self.table, found, "semel/stores/sql/postgres/ddl")
         return not missing
 
     def migrate(self, columns: Mapping[str, str]) -> Verb[int]:

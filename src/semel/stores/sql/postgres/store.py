@@ -116,6 +116,10 @@ class PostgresStore(SQLStore):
         self._renewals.close()
         super().close()
 
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where a call would create the table."""
+        self._schema.create_nothing()
+
     def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
         """Make the table or bring it up to date, and return its version; safe to repeat.
 
