@@ -380,11 +380,16 @@ class RedisSentinel:
 
 @contextlib.contextmanager
 def redis_sentinel(
-    *, sentinels: int = 1, stubborn: bool = False, fails_over: bool = True
+    *,
+    sentinels: int = 1,
+    stubborn: bool = False,
+    fails_over: bool = True,
+    unfinished: bool = False,
 ) -> Iterator[RedisSentinel]:
     """A private primary, a replica and sentinels with a quick failover.
 
     A stubborn primary stays one after it was replaced: Sentinel cannot make it a replica.
+    An unfinished failover waits for a second replica that never follows the new primary.
     """
     program = binary()
     with contextlib.ExitStack() as stack:
@@ -402,26 +407,31 @@ def redis_sentinel(
         at_once = ("--repl-diskless-sync-delay", "0")
         renamed = ("--rename-command", "SLAVEOF", "UNKNOWN-SLAVEOF")
         primary = start(*at_once, *(renamed if stubborn else ()))
-        replica = start("--replicaof", HOST, str(primary.port), *at_once)
+        follows = ("--replicaof", HOST, str(primary.port), *at_once)
+        replicas = [start(*follows)]
+        if unfinished:
+            replicas.append(start(*follows, *renamed, "--replica-priority", "0"))
         name = RedisSentinel.service
         quorum = sentinels // 2 + 1 if fails_over else sentinels + 1
         config = (
             f"sentinel monitor {name} {HOST} {primary.port} {quorum}\n"
             f"sentinel down-after-milliseconds {name} 500\n"
-            f"sentinel failover-timeout {name} 3000\n"
+            f"sentinel failover-timeout {name} {600_000 if unfinished else 3000}\n"
         )
         watchers = [start(config=config) for _ in range(sentinels)]
 
         def replica_is_known(watcher: RedisServer) -> bool:
             with contextlib.closing(watcher.client()) as client:
                 found = client.sentinel_slaves(name)
-            return len(found) == 1 and not found[0]["is_disconnected"]
+            connected = [each for each in found if not each["is_disconnected"]]
+            return len(connected) == len(replicas)
 
-        def replica_is_synced() -> bool:
+        def replica_is_synced(replica: RedisServer) -> bool:
             with contextlib.closing(replica.client()) as client:
                 return client.info("replication")["master_link_status"] == "up"
 
-        wait_until(replica_is_synced, "the replica to be in step")
+        for replica in replicas:
+            wait_until(lambda r=replica: replica_is_synced(r), "the replica to be in step")
         for watcher in watchers:
             wait_until(lambda w=watcher: replica_is_known(w), "the sentinel to know the replica")
-        yield RedisSentinel(primary, replica, watchers)
+        yield RedisSentinel(primary, replicas[0], watchers)

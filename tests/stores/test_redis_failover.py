@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import signal
+import socket
 import threading
+import time
 
 import pytest
+import redis.sentinel
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from engines.facade import until
 from semel.core.records import Claimed, Identity
 from semel.errors import StoreUnavailable
+from semel.stores.redis import RedisStore
+from semel.stores.redis.addresses import parse_url
+from semel.stores.redis.clients import async_opener, opener
 from semel.stores.redis.repeating import SILENCE
 from servers.redis import redis_sentinel, wait_until
 from stores.redis_given import IDENTITY, ask, finish, opened, opened_async
@@ -119,6 +128,88 @@ async def test_an_answer_that_comes_after_a_failover_is_not_believed_by_asyncio(
         assert replaced.has(replaced.new, LATER)
 
 
+# --- in the middle of a failover -------------------------------------------------------------
+
+
+SHORT = 4.0
+
+
+class Unfinished(Replaced):
+    """Sentinel names the new primary where it is asked for one, and lists the old one still."""
+
+    def thaw(self) -> None:
+        super().thaw()
+        wait_until(lambda: self.listed() == (self.old.port, False), "the old one to be listed")
+        assert self.servers.primary_port() == self.new.port
+
+    def listed(self) -> tuple[int, bool]:
+        """What redis-py goes by when it connects."""
+        with contextlib.closing(self.servers.sentinels[0].client()) as client:
+            state = client.sentinel_masters()[self.servers.service]
+        return state["port"], state["is_sdown"] or state["is_odown"]
+
+    def finish(self) -> None:
+        with contextlib.closing(self.servers.sentinels[0].client()) as client:
+            client.execute_command(
+                "SENTINEL SET", self.servers.service, "failover-timeout", "1000"
+            )
+        wait_until(lambda: self.listed()[0] == self.new.port, "the failover to end")
+
+
+@pytest.fixture
+def unfinished():
+    with redis_sentinel(stubborn=True, unfinished=True) as servers:
+        yield Unfinished(servers)
+        servers.primary.process.send_signal(signal.SIGCONT)
+
+
+def test_the_connection_that_replaces_a_refused_one_is_checked_too(unfinished):
+    refused = pytest.raises(StoreUnavailable, match="Sentinel names another primary")
+    url, first = unfinished.servers.url, ask()
+    with opened(url, timeout=SHORT) as store, opened(url, timeout=SHORT) as new_store:
+        store.claim(first)
+        unfinished.wait_copied(1)
+        unfinished.freeze()
+        unfinished.thaw()
+        with refused:
+            store.claim(ask(LATER))
+        with refused:
+            store.complete_many([finish(first)])
+        with refused:
+            new_store.claim(ask(LATER))
+        assert not unfinished.has(unfinished.old, LATER)
+        unfinished.finish()
+        assert isinstance(store.claim(ask(LATER)), Claimed)
+        assert store.complete_many([finish(first)]) == [True]
+        assert unfinished.has(unfinished.new, LATER)
+        assert not unfinished.has(unfinished.old, LATER)
+
+
+async def test_the_connection_that_replaces_a_refused_one_is_checked_too_by_asyncio(unfinished):
+    refused = pytest.raises(StoreUnavailable, match="Sentinel names another primary")
+    url, first = unfinished.servers.url, ask()
+    async with (
+        opened_async(url, timeout=SHORT) as store,
+        opened_async(url, timeout=SHORT) as new_store,
+    ):
+        await store.claim(first)
+        await asyncio.to_thread(unfinished.wait_copied, 1)
+        unfinished.freeze()
+        await asyncio.to_thread(unfinished.thaw)
+        with refused:
+            await store.claim(ask(LATER))
+        with refused:
+            await store.renew(IDENTITY, first.owner, 300)
+        with refused:
+            await new_store.claim(ask(LATER))
+        assert not unfinished.has(unfinished.old, LATER)
+        await asyncio.to_thread(unfinished.finish)
+        assert isinstance(await store.claim(ask(LATER)), Claimed)
+        assert await store.renew(IDENTITY, first.owner, 300)
+        assert unfinished.has(unfinished.new, LATER)
+        assert not unfinished.has(unfinished.old, LATER)
+
+
 # --- a primary that is slow, and still the primary -------------------------------------------
 
 
@@ -175,6 +266,97 @@ async def test_closing_a_store_ends_what_it_asks_of_a_sentinel(slow):
         await store.close()
         with pytest.raises(StoreUnavailable, match="closed"):
             await caller
+
+
+async def answered_late(store, slow, *, on_its_way=lambda: None):
+    """A claim that the primary answers late, at the moment when that answer is to be checked."""
+    await store.claim(ask())
+    slow.primary.process.send_signal(signal.SIGSTOP)
+    caller = asyncio.ensure_future(store.claim(ask(LATER)))
+    await until(lambda: store._transport._lanes.ready().waiting)
+    on_its_way()
+    await asyncio.sleep(2 * SILENCE)
+    slow.primary.process.send_signal(signal.SIGCONT)
+    return caller
+
+
+async def test_a_late_answer_is_not_held_for_ever_if_its_check_is_cancelled(slow):
+    process = slow.sentinels[0].process
+    async with opened_async(slow.url, timeout=PATIENCE) as store:
+        caller = await answered_late(
+            store, slow, on_its_way=lambda: process.send_signal(signal.SIGSTOP)
+        )
+        await until(lambda: store._transport._checks)
+        for check in store._transport._checks:
+            check.cancel()
+        process.send_signal(signal.SIGCONT)
+        assert isinstance(await asyncio.wait_for(caller, PATIENCE), Claimed)
+
+
+class GarblingSentinel:
+    """Stands before a Sentinel; gives one answer that redis-py cannot read, when told so."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.garble = self.garbled = 0
+
+    async def serve(self, reader, writer) -> None:
+        upstream, up = await asyncio.open_connection("127.0.0.1", self._port)
+        back = asyncio.ensure_future(self._copy(upstream, writer))
+        while data := await reader.read(1 << 16):
+            if self.garble > self.garbled and b"GET-MASTER" in data.upper():
+                self.garbled += 1
+                writer.write(b"*2\r\n$9\r\n127.0.0.1\r\n$4\r\nport\r\n")
+            else:
+                up.write(data)
+        up.close()
+        await back
+
+    async def _copy(self, upstream, writer) -> None:
+        while data := await upstream.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+
+async def test_a_late_answer_is_not_held_for_ever_if_its_check_fails(slow):
+    between = GarblingSentinel(slow.sentinels[0].port)
+    async with await asyncio.start_server(between.serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"redis+sentinel://127.0.0.1:{port}/{slow.service}/0"
+        async with opened_async(url, timeout=PATIENCE) as store:
+
+            def garble() -> None:
+                between.garble = 1
+
+            caller = await answered_late(store, slow, on_its_way=garble)
+            assert isinstance(await asyncio.wait_for(caller, PATIENCE), Claimed)
+            assert between.garbled == 1
+
+
+def test_the_sentinels_have_one_limit_of_time_for_all_of_them(slow):
+    """Also with a client of the application, whose own limits are longer."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as other:
+        places = [("127.0.0.1", slow.sentinels[0].port), other.getsockname()]
+        settings = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
+        manager = redis.sentinel.Sentinel(places, sentinel_kwargs=settings)
+        with contextlib.closing(manager.master_for(slow.service)) as client:
+            store = RedisStore(client, timeout=2.0)
+            store.claim(ask())
+            slow.sentinels[0].process.send_signal(signal.SIGSTOP)
+            time.sleep(2 * SILENCE)
+            assert isinstance(store.claim(ask(LATER)), Claimed)
+            assert select.select([other], [], [], 0)[0] == [], "the next one was asked, too"
+
+
+@pytest.mark.parametrize(("given", "each"), [("", 2.0), ("?socket_timeout=5", 5.0)])
+def test_each_sentinel_has_a_share_of_the_time_unless_the_url_says_otherwise(given, each):
+    url = f"redis+sentinel://a,b,c/semel{given}"
+    for opener_of in (opener, async_opener):
+        client = opener_of(parse_url(url), 12.0, {})()
+        manager = client.connection_pool.sentinel_manager
+        options = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+        assert [one["socket_timeout"] for one in options] == [each] * 3
+        assert [one["socket_connect_timeout"] for one in options] == [2.0] * 3
 
 
 def lose_sentinels(slow) -> None:

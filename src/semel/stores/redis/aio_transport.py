@@ -209,25 +209,39 @@ class AsyncServerTransport(AsyncTransport):
         async with self._asking_sentinel:
             while line.broken or line.silent():
                 if not line.broken:
+                    fresh = line.fresh()
                     await self._check(line)
+                    if fresh and line.broken:
+                        # redis-py connects to the old primary until the failover has ended.
+                        raise line.broken
                 line = await self._lanes.open(urgent=urgent)
             return line
 
     def _answered_late(self, line: Line) -> None:
         check = asyncio.ensure_future(self._check(line))
         self._checks.add(check)
-        check.add_done_callback(self._checks.discard)
+        check.add_done_callback(partial(self._checked, line))
+
+    def _checked(self, line: Line, check: asyncio.Task[None]) -> None:
+        """Break a line whose check did not come to an end: its replies would be held for ever."""
+        self._checks.discard(check)
+        reason = None if check.cancelled() else check.exception()
+        if check.cancelled() or reason is not None:
+            error = driver.ConnectionError("it is not known whether the server is still primary")
+            error.__cause__ = reason
+            line.end(error)
 
     async def _check(self, line: Line) -> None:
         """Let the line be believed, or break it: its server may have been replaced."""
-        primary = await self._ask_sentinels()
-        if primary not in (None, (line.connection.host, line.connection.port)):
-            line.end(driver.ConnectionError(NOT_THE_PRIMARY))
+        named = await self._ask_sentinels()
+        primary = named or self._client.connection_pool.master_address
+        if primary == (line.connection.host, line.connection.port):
+            line.believe(monotonic() + (WITHOUT_SENTINEL if named is None else 0.0))
         else:
-            line.believe(monotonic() + (WITHOUT_SENTINEL if primary is None else 0.0))
+            line.end(driver.ConnectionError(NOT_THE_PRIMARY))
 
     async def _ask_sentinels(self) -> Address | None:
-        """Ask who is the primary; None when no Sentinel answers."""
+        """Ask who is the primary; None when no Sentinel answers in time."""
         pool = self._client.connection_pool
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout / 2):

@@ -46,6 +46,8 @@ _AsyncSentinel: Any = AsyncSentinel
 
 _REPEATS = 10
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+_SHARED = ("socket_", "ssl")
+"""How the options begin that count for the Sentinels, too."""
 _OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
 
 
@@ -177,9 +179,14 @@ class _Settings:
         if address.tls:
             self.both["ssl"] = True
         login = {"username": "sentinel_username", "password": "sentinel_password"}
-        self.for_sentinels = {
-            name: value for name, value in self.both.items() if name.startswith(("socket_", "ssl"))
-        } | {name: given[option] for name, option in login.items() if option in given}
+        # Sentinels are asked one after another: together they get the time of one server.
+        share = timeout / 2 / max(len(address.hosts), 1)
+        chosen = {**address.options, **more}
+        self.for_sentinels = (
+            {name: value for name, value in self.both.items() if name.startswith(_SHARED)}
+            | {name: share for name in half if name not in chosen}
+            | {name: given[option] for name, option in login.items() if option in given}
+        )
         if address.path is not None:
             self.place: dict[str, Any] = {"unix_socket_path": address.path}
         elif address.kind is Kind.SINGLE:
@@ -206,7 +213,7 @@ def _check_files(given: Mapping[str, Any]) -> None:
     for name, is_there in _FILES.items():
         path = given.get(name)
         if path is not None and not is_there(Path(path)):
-            raise ConfigError(f"{name} names {str(path)!r}, and there is no such thing")
+            raise ConfigError(f"{name}: no such file or directory: {str(path)!r}")
 
 
 def connection_limit(address: ServerAddress, more: Mapping[str, Any]) -> int:

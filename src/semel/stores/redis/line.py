@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -49,7 +50,7 @@ Answer: TypeAlias = "asyncio.Future[Any]"
 Trouble: TypeAlias = Callable[[Answer, Call[Any], float], None]
 """Told of a call that was not simply answered, who waits for it and since when."""
 Late: TypeAlias = "Callable[[Line], None]"
-"""Called when a server answered late: it has to find out whether the line may be believed."""
+"""Called when a server answered late: it checks whether the replies on this line can be trusted."""
 
 
 class Line(asyncio.Protocol):
@@ -65,7 +66,7 @@ class Line(asyncio.Protocol):
         self.connection = connection
         self._trouble = trouble
         self._late = late
-        self.heard = monotonic()
+        self.heard = monotonic() if late is None else -inf
         """When the server last answered, or was last found to be the right one."""
         self._held: list[tuple[Answer, float, Call[Any] | None, Reply]] | None = None
         """Replies that came late: given to their callers when the server is found to be right."""
@@ -172,6 +173,10 @@ class Line(asyncio.Protocol):
     def silent(self) -> bool:
         """Whether the server has said nothing for so long that it may have been replaced."""
         return self._held is not None or monotonic() - self.heard > SILENCE
+
+    def fresh(self) -> bool:
+        """Whether nobody has found out yet that the server is the right one."""
+        return self.heard == -inf
 
     def believe(self, until: float) -> None:
         """Give the replies that were held, and take the server for the right one until then."""

@@ -106,8 +106,12 @@ class ServerTransport(Transport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
         self._client = client
-        kind = SentinelWires if follows_the_primary(client) else Wires
-        self._wires = kind(client.connection_pool, keep=self._owned)
+        pool = client.connection_pool
+        self._wires = (
+            SentinelWires(pool, keep=self._owned, patience=timeout / 2)
+            if follows_the_primary(client)
+            else Wires(pool, keep=self._owned)
+        )
 
     def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
         """One call, one answer: straight through, while the server simply answers."""

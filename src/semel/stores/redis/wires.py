@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -133,14 +134,16 @@ class Wires:
 class SentinelWires(Wires):
     """The connections to the primary that Sentinel names.
 
-    Before a connection is used after a silence, and before an answer that came late is believed,
-    Sentinel is asked whether the server is still the primary.
+    Sentinel is asked whether a server is still the primary before a new connection is used, before
+    one is used after a silence, and before an answer that came late is believed.
     """
 
-    def __init__(self, pool: Any, *, keep: bool) -> None:
+    def __init__(self, pool: Any, *, keep: bool, patience: float) -> None:
         super().__init__(pool, keep=keep)
-        self._confirmed = monotonic()
-        """When the primary answered promptly, or Sentinel named it."""
+        self._patience = patience
+        self._primary: Address | None = None
+        self._confirmed = -inf
+        """When that primary answered promptly, or Sentinel named it."""
 
     def _take(self) -> Wire:
         while True:
@@ -149,6 +152,9 @@ class SentinelWires(Wires):
                 wire.taken = monotonic()
                 return wire
             self.drop(wire)
+            if not wire.taken:
+                # redis-py connects to the old primary until the failover has ended.
+                raise Disconnected(NOT_THE_PRIMARY)
 
     def _give_back(self, wire: Wire) -> None:
         if not self._is_primary(wire.connection, wire.taken):
@@ -159,20 +165,25 @@ class SentinelWires(Wires):
 
     def _is_primary(self, connection: Any, known: float) -> bool:
         address = (connection.host, connection.port)
-        if monotonic() - known <= SILENCE:
-            return bool(self._pool.master_address == address)
-        primary = self._ask_sentinels()
-        self._confirmed = monotonic() + (WITHOUT_SENTINEL if primary is None else 0.0)
-        return primary in (None, address)
+        if address == self._primary and monotonic() - known <= SILENCE:
+            return True
+        named = self._ask_sentinels()
+        # In this order: other threads must not take an earlier primary for a confirmed one.
+        self._primary = named or self._pool.master_address
+        self._confirmed = monotonic() + (WITHOUT_SENTINEL if named is None else 0.0)
+        return address == self._primary
 
     def _ask_sentinels(self) -> Address | None:
-        """Ask who is the primary; None when no Sentinel answers."""
+        """Ask who is the primary; None when no Sentinel answers in time."""
         manager = self._pool.sentinel_manager
+        end = monotonic() + self._patience
         for sentinel in manager.sentinels:
             with suppress(*DRIVER_ERRORS):
                 found = sentinel.sentinel_get_master_addr_by_name(self._pool.service_name)
                 if found is not None:
                     return primary_address(manager, found)
+            if monotonic() >= end:
+                break
         return None
 
 
