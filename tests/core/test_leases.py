@@ -280,6 +280,18 @@ def test_each_server_has_its_own_renewals():
     assert running.next_renewal() == math.inf
 
 
+def test_a_store_with_one_server_is_not_asked_for_the_server_of_every_record():
+    asked = []
+    running = book(*(lease(bytes([number])) for number in range(5)))
+    assert running.place(asked.append) == {}
+    assert len(asked) == 1
+    doubting = book()
+    for number in range(5):
+        doubting.doubt(ClaimRequest(KEY, bytes([number]), None, 30.0, 60.0), SENT)
+    assert doubting.place(asked.append) == {}
+    assert len(asked) == 2
+
+
 def test_a_lease_stays_with_the_server_that_it_was_first_found_on():
     running = book(lease())
     running.place(lambda _: "a")

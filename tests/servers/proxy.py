@@ -8,12 +8,14 @@ with proxy_to(server.port) as proxy:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import selectors
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 HOST = "127.0.0.1"
 CHUNK = 1 << 16
@@ -143,3 +145,39 @@ def proxy_to(port: int) -> Iterator[Proxy]:
         yield proxy
     finally:
         proxy.close()
+
+
+@contextlib.asynccontextmanager
+async def answering_for(
+    port: int,
+    answers: Callable[[bytes, asyncio.StreamWriter], bool],
+    context: ssl.SSLContext | None = None,
+) -> AsyncIterator[int]:
+    """Stand before a server on the test's own loop, with TLS if there is a context; gives the port.
+
+    `answers` is called with every request; if it answers it (True), the server does not see it.
+    """
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(CHUNK):
+            target.write(data)
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        from_server, to_server = await asyncio.open_connection(HOST, port)
+        back = asyncio.ensure_future(copy(from_server, writer))
+        with contextlib.suppress(OSError):  # the client refuses what it was sent
+            while data := await reader.read(CHUNK):
+                if not answers(data, writer):
+                    to_server.write(data)
+        to_server.close()
+        with contextlib.suppress(OSError):
+            await to_server.wait_closed()
+        await back
+
+    async with await asyncio.start_server(serve, HOST, 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+    if serving:
+        await asyncio.wait([task for task in serving if task is not None])

@@ -22,6 +22,7 @@ from semel.stores.redis import RedisStore
 from semel.stores.redis.addresses import parse_url
 from semel.stores.redis.clients import async_opener, opener
 from semel.stores.redis.repeating import SILENCE
+from servers.proxy import answering_for
 from servers.redis import redis_sentinel, wait_until
 from stores.redis_given import IDENTITY, ask, finish, opened, opened_async
 
@@ -150,9 +151,7 @@ class Unfinished(Replaced):
 
     def finish(self) -> None:
         with contextlib.closing(self.servers.sentinels[0].client()) as client:
-            client.execute_command(
-                "SENTINEL SET", self.servers.service, "failover-timeout", "1000"
-            )
+            client.execute_command("SENTINEL SET", self.servers.service, "failover-timeout", "1000")
         wait_until(lambda: self.listed()[0] == self.new.port, "the failover to end")
 
 
@@ -293,44 +292,22 @@ async def test_a_late_answer_is_not_held_for_ever_if_its_check_is_cancelled(slow
         assert isinstance(await asyncio.wait_for(caller, PATIENCE), Claimed)
 
 
-class GarblingSentinel:
-    """Stands before a Sentinel; gives one answer that redis-py cannot read, when told so."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.garble = self.garbled = 0
-
-    async def serve(self, reader, writer) -> None:
-        upstream, up = await asyncio.open_connection("127.0.0.1", self._port)
-        back = asyncio.ensure_future(self._copy(upstream, writer))
-        while data := await reader.read(1 << 16):
-            if self.garble > self.garbled and b"GET-MASTER" in data.upper():
-                self.garbled += 1
-                writer.write(b"*2\r\n$9\r\n127.0.0.1\r\n$4\r\nport\r\n")
-            else:
-                up.write(data)
-        up.close()
-        await back
-
-    async def _copy(self, upstream, writer) -> None:
-        while data := await upstream.read(1 << 16):
-            writer.write(data)
-        writer.close()
-
-
 async def test_a_late_answer_is_not_held_for_ever_if_its_check_fails(slow):
-    between = GarblingSentinel(slow.sentinels[0].port)
-    async with await asyncio.start_server(between.serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    to_garble, garbled = [], []
+
+    def garbles(request, writer) -> bool:
+        if not to_garble or b"GET-MASTER" not in request.upper():
+            return False
+        garbled.append(to_garble.pop())
+        writer.write(b"*2\r\n$9\r\n127.0.0.1\r\n$4\r\nport\r\n")
+        return True
+
+    async with answering_for(slow.sentinels[0].port, garbles) as port:
         url = f"redis+sentinel://127.0.0.1:{port}/{slow.service}/0"
         async with opened_async(url, timeout=PATIENCE) as store:
-
-            def garble() -> None:
-                between.garble = 1
-
-            caller = await answered_late(store, slow, on_its_way=garble)
+            caller = await answered_late(store, slow, on_its_way=lambda: to_garble.append(1))
             assert isinstance(await asyncio.wait_for(caller, PATIENCE), Claimed)
-            assert between.garbled == 1
+            assert garbled == [1]
 
 
 def test_the_sentinels_have_one_limit_of_time_for_all_of_them(slow):

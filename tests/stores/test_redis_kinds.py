@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import ssl
@@ -13,9 +14,11 @@ import pytest
 import redis
 
 import semel.stores.redis as package
-from semel.core.records import Busy, Claimed, Finished, State
+from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
+from semel.stores.urls import tls_error
+from servers.proxy import answering_for
 from servers.redis import Certificates, redis_sentinel, redis_server, wait_until
 from stores.redis_given import IDENTITY, RESULT, ask, finish, opened, opened_async
 
@@ -90,6 +93,106 @@ async def test_a_port_that_answers_without_tls_is_refused_at_once():
         async with opened_async(f"rediss://127.0.0.1:{port}", timeout=60) as store:
             with pytest.raises(StoreRefused, match="does not speak TLS; use redis://"):
                 await store.claim(ask())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\x17\x03\x03\x00\x30" + 48 * b"x", b"-ERR the proxy is restarting\r\n"],
+    ids=["a bad record", "plain words"],
+)
+async def test_tls_that_breaks_on_an_open_connection_is_repeated(
+    redis_of_this_worker, redis_url, tmp_path, answer
+):
+    assert redis_url
+    files = Certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    to_spoil, spoiled = [], []
+
+    def spoils(_, writer) -> bool:
+        if not to_spoil:
+            return False
+        spoiled.append(to_spoil.pop())
+        os.write(writer.get_extra_info("socket").fileno(), answer)
+        return True
+
+    async with answering_for(redis_of_this_worker.port, spoils, context) as port:
+        url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={files.authority}"
+        with opened(url, timeout=60) as store:
+            await asyncio.to_thread(store.claim, ask())
+            to_spoil.append("threads")
+            [claim] = await asyncio.to_thread(store.claim_many, [ask(Identity("s", "threads"))])
+            assert isinstance(claim, Claimed)
+        async with opened_async(url, timeout=60) as store:
+            await store.claim(ask())
+            to_spoil.append("tasks")
+            [claim] = await store.claim_many([ask(Identity("s", "tasks"))])
+            assert isinstance(claim, Claimed)
+        assert spoiled == ["threads", "tasks"]
+
+
+def ssl_error(reason: str, library: str = "SSL") -> ssl.SSLError:
+    error = ssl.SSLError(1, f"[{library}: {reason}] as OpenSSL words it")
+    error.reason, error.library = reason, library
+    return error
+
+
+PASSING = [
+    ssl_error("APPLICATION_DATA_AFTER_CLOSE_NOTIFY"),
+    ssl_error("TLSV1_ALERT_INTERNAL_ERROR"),
+    ssl_error("DECRYPTION_FAILED_OR_BAD_RECORD_MAC"),
+    ssl.SSLWantReadError(2, "The operation did not complete (read)"),
+    ssl.SSLEOFError(8, "EOF occurred in violation of protocol"),
+    ssl.SSLError(1, "an error without a reason"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+def test_an_error_of_tls_that_may_pass_is_no_reason_to_give_up(error):
+    assert tls_error(error, connecting=True) is None
+
+
+LASTING = [
+    ssl_error("UNSUPPORTED_PROTOCOL"),
+    ssl_error("NO_PROTOCOLS_AVAILABLE"),
+    ssl_error("TLSV1_ALERT_PROTOCOL_VERSION"),
+    ssl_error("TLSV1_ALERT_UNKNOWN_CA"),
+    ssl_error("SSLV3_ALERT_HANDSHAKE_FAILURE"),
+    ssl_error("TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+    ssl_error("KEY_VALUES_MISMATCH", "X509"),
+    ssl.SSLError(524297, "[SSL] PEM lib (_ssl.c:3905)"),
+]
+
+
+@pytest.mark.parametrize("error", LASTING, ids=str)
+def test_an_error_of_tls_that_stays_is_found_in_what_a_driver_made_of_it(error):
+    assert raised_while_handling(error, StoreUnavailable("wrapped")) is error
+    assert tls_error(error, connecting=False) is error
+
+
+def raised_while_handling(error, another):
+    """What is found in an error that was raised while one of TLS was handled."""
+    try:
+        try:
+            raise error
+        except ssl.SSLError:
+            raise another  # noqa: B904 - as drivers do
+    except Exception as raised:
+        return tls_error(raised, connecting=False)
+
+
+def test_an_error_with_a_reason_of_its_own_is_not_one_of_tls():
+    earlier = ssl_error("TLSV1_ALERT_UNKNOWN_CA")
+    assert raised_while_handling(earlier, ConnectionRefusedError("the server restarts")) is None
+    suppressing = StoreUnavailable("somewhere else")
+    suppressing.__suppress_context__ = True
+    assert raised_while_handling(earlier, suppressing) is None
+
+
+def test_words_without_tls_count_only_while_connecting():
+    plain = ssl_error("WRONG_VERSION_NUMBER")
+    assert tls_error(plain, connecting=True) is plain
+    assert tls_error(plain, connecting=False) is None
 
 
 def test_a_port_that_waits_without_tls_is_store_unavailable():

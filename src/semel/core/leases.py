@@ -185,13 +185,17 @@ class Leases:
         lease.until = math.inf
 
     def place(self, server_of: Callable[[Identity], Hashable]) -> dict[Hashable, float]:
-        """Find the server of each lease; tells for every server when it has to be asked next."""
+        """Find the server of each lease; tells for each of several when it has to be asked next."""
         earliest: dict[Hashable, float] = {}
         for lease in tuple(self._running.values()):
             if lease.server is None:
                 lease.server = server_of(lease.identity)
+                if lease.server is None:
+                    return {}  # the store has only one: the others need not be asked for
             earliest[lease.server] = min(earliest.get(lease.server, math.inf), lease.due)
-        if any(server_of(doubt.ask.identity) is not None for doubt in tuple(self._unsure.values())):
+        # One of them tells whether there are several servers; there may be thousands.
+        doubt = next(iter(tuple(self._unsure.values())), None)
+        if doubt is not None and server_of(doubt.ask.identity) is not None:
             earliest[GIVING_BACK] = self._unsure_due
         return earliest
 

@@ -18,19 +18,53 @@ _BESIDE_EVERY_URL: Final = {
 }
 
 
-def tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """Find, in an error and its causes, the reason why TLS will never come about here.
+def tls_error(error: BaseException | None, *, connecting: bool) -> ssl.SSLError | None:
+    """Find, in an error and what it was made of, the reason why TLS will never come about here.
 
-    A connection that was only cut while TLS was negotiated is none.
+    Only errors that are known to stay count; the others may be gone with the next connection.
+    `connecting` = they came before the connection was open.
     """
     while error is not None:
-        if isinstance(error, ssl.SSLError) and not isinstance(error, _CUT):
+        if isinstance(error, ssl.SSLError) and _stays(error, connecting=connecting):
             return error
-        error = error.__cause__ or error.__context__
+        # Drivers raise their own error while they handle this one, mostly without naming it as the
+        # cause. An error of the system has a reason of its own, whatever was handled meanwhile.
+        hidden = error.__suppress_context__ or isinstance(error, OSError)
+        error = error.__cause__ or (None if hidden else error.__context__)
     return None
 
 
-_CUT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+def _stays(error: ssl.SSLError, *, connecting: bool) -> bool:
+    reason = getattr(error, "reason", None) or ""
+    return (
+        isinstance(error, ssl.SSLCertVerificationError)
+        or reason.endswith(_LASTING)
+        or (connecting and reason in NO_TLS)
+        or getattr(error, "library", None) in _OF_FILES
+        or any(words in str(error) for words in _UNREADABLE)
+    )
+
+
+NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+"""What OpenSSL says of a server that answers without TLS; on an open connection, of any garbage."""
+_LASTING: Final = (
+    "UNSUPPORTED_PROTOCOL",
+    "NO_PROTOCOLS_AVAILABLE",
+    "NO_CERTIFICATE_ASSIGNED",
+    # What the other side found wrong: its names begin with that of a version of TLS.
+    "ALERT_PROTOCOL_VERSION",
+    "ALERT_HANDSHAKE_FAILURE",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_UNSUPPORTED_CERTIFICATE",
+    "ALERT_CERTIFICATE_REVOKED",
+    "ALERT_CERTIFICATE_EXPIRED",
+    "ALERT_CERTIFICATE_UNKNOWN",
+    "ALERT_CERTIFICATE_REQUIRED",
+)
+_OF_FILES: Final = frozenset({"X509", "PEM"})
+"""The parts of OpenSSL that read files of certificates and keys."""
+_UNREADABLE: Final = ("PEM lib", "no start line")
 
 
 def check_login(url: str) -> None:

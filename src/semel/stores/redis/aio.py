@@ -6,7 +6,7 @@ ask next, `transport` how to send. `store` is its twin.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import (
@@ -20,7 +20,7 @@ from semel.core.records import (
     RenewRequest,
     State,
 )
-from semel.errors import StoreError, ValueRejected
+from semel.errors import StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.redis.adopt import adopt_async
 from semel.stores.redis.aio_transport import AsyncTransport
@@ -28,10 +28,12 @@ from semel.stores.redis.aio_wakeups import AsyncRedisWakeups
 from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
+from semel.stores.redis.scripts import Call
 from semel.stores.redis.verbs import SMALLEST_LIMIT, Verbs, rejections, with_rejections
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.wakeups.tasks import AsyncWatch
 
+Ask = TypeVar("Ask", CompleteRequest, PutRequest)
 Result = TypeVar("Result")
 
 
@@ -156,11 +158,7 @@ class AsyncRedisStore:
 
     async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete`, many in one round trip."""
-        rejected = await self._rejected(asks)
-        fitting = [ask for ask, error in zip(asks, rejected, strict=True) if error is None]
-        calls = [self._verbs.complete(ask) for ask in fitting]
-        answers = await self._transport.call_many(calls)
-        return with_rejections(answers, rejected)
+        return await self._save_many(asks, self._verbs.complete)
 
     async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew`, many in one round trip."""
@@ -174,23 +172,25 @@ class AsyncRedisStore:
 
     async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
         """`put`, many in one round trip."""
-        rejected = await self._rejected(asks)
-        fitting = [ask for ask, error in zip(asks, rejected, strict=True) if error is None]
-        calls = [self._verbs.put(ask) for ask in fitting]
-        answers = await self._transport.call_many(calls)
-        return with_rejections(answers, rejected)
+        return await self._save_many(asks, self._verbs.put)
 
     async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget`, many in one round trip."""
         calls = [self._verbs.forget(identity) for identity in identities]
         return [certain(answer) for answer in await self._transport.call_many(calls)]
 
-    async def _rejected(
-        self, asks: Sequence[CompleteRequest | PutRequest]
-    ) -> list[ValueRejected | None]:
-        """Find the values that their server can never take; only large ones cost a question."""
-        limits = await self._transport.call_many(self._verbs.limits_of(asks))
-        return rejections(asks, limits, self._transport.where)
+    async def _save_many(
+        self, asks: Sequence[Ask], verb: Callable[[Ask], Call[bool]]
+    ) -> list[bool | StoreError]:
+        """Send what its server can take; only large values cost a question."""
+        questions = self._verbs.limits_of(asks)
+        if not questions:
+            return await self._transport.call_many([verb(ask) for ask in asks])
+        limits = await self._transport.call_many(questions)
+        rejected = rejections(asks, limits, self._transport.where)
+        fitting = [ask for ask, error in zip(asks, rejected, strict=True) if error is None]
+        answers = await self._transport.call_many([verb(ask) for ask in fitting])
+        return with_rejections(answers, rejected)
 
     # --- Scannable -----------------------------------------------------------------------
 

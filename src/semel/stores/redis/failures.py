@@ -22,7 +22,7 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from semel.stores.urls import tls_error
+from semel.stores.urls import NO_TLS, tls_error
 
 DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""
@@ -118,22 +118,20 @@ def is_hopeless(error: object) -> bool:
 
 def _tls_refused(error: BaseException) -> str | None:
     """Say why TLS does not come about; None when that is not the reason."""
-    found = tls_error(error)
+    found = tls_error(error, connecting="connecting" in str(error))
     if isinstance(found, ssl.SSLCertVerificationError):
         words = found.verify_message.rstrip(".")
         why = _CERTIFICATES.get(found.verify_code, _AUTHORITY.format(words=words))
         return f"the certificate of {{where}} is refused: {why}"
-    if found is not None and found.reason in _NO_TLS:
+    reason = getattr(found, "reason", None)  # not every SSLError of Python's has one
+    if reason in NO_TLS:
         return "{where} does not speak TLS; use redis://, or the port that does"
     if found is not None:
         return (
-            f"TLS with {{where}} fails ({found.reason or found}); check ssl_ca_certs, ssl_certfile "
-            "and ssl_keyfile"
+            f"TLS with {{where}} fails ({reason or found}); check ssl_ca_certs, "
+            "ssl_certfile, ssl_keyfile and ssl_min_version"
         )
     return None
-
-
-_NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 
 
 def failure(error: BaseException, where: str) -> StoreError:

@@ -23,7 +23,7 @@ class Gate(Places):
         self._where = where
 
     def take(self) -> Place:
-        """Wait for a place; whoever takes it gives it back by `give`."""
+        """Wait for a place; the caller returns it with `give`."""
         try:
             return self.get(timeout=self._timeout)
         except Empty:

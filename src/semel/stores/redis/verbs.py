@@ -46,8 +46,8 @@ LONGEST = 100 * 365 * 86400.0
 
 
 SMALLEST_LIMIT = (1 << 20) - (1 << 12)
-"""Bytes. A server can be told to take less than a megabyte at once by none of its `LIMITS`; what is
-smaller, with room for the rest of its command, is sent without asking."""
+"""Bytes. None of the `LIMITS` can be set below one megabyte; what is smaller, with room for the
+rest of its command, is sent without asking."""
 
 LIMITS = ("proto-max-bulk-len", "client-query-buffer-limit")
 """Settings of a server that bound a value. It hangs up on a larger one, often without a word."""
@@ -171,7 +171,7 @@ def rejections(
     for ask in asks:
         size, rejected = len(ask.result.data), None
         if size > SMALLEST_LIMIT:
-            # A server that does not tell has its defaults: who may not ask may not set them either.
+            # If CONFIG GET is not permitted, assume the default limits.
             told = [next(answers) for _ in LIMITS]
             limit = min(_DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)
             if size > limit - (1 << 12):

@@ -108,8 +108,8 @@ local function index_remove()
 end
 
 -- A full server refuses the first write of a script if that may take memory; when the first one
--- cannot, it refuses none. So whoever writes to a record that is there begins with such a write:
--- what was admitted is renewed, ended and decided on a full server, too. New keys are refused.
+-- cannot, it refuses none. So every script that changes an existing record begins with such a
+-- write: what was admitted is renewed, ended and decided on a full server, too. New keys are refused.
 local function write_when_full()
   if KEYS[2] then
     redis.call('ZREM', KEYS[2], '')  -- no record has this name

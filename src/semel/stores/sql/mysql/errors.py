@@ -150,7 +150,7 @@ def is_lost(error: BaseException) -> bool:
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether no connection came about at all."""
-    return code_of(error) in _UNREACHABLE and tls_error(error) is None
+    return code_of(error) in _UNREACHABLE and tls_error(error, connecting=True) is None
 
 
 def concerns_all(error: BaseException) -> bool:
@@ -187,7 +187,7 @@ def _ours(error: Exception, place: str) -> Exception:
         return ValueRejected(f"{place} cannot take this: {detail}")
     if code in _SETUP:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")
-    if code == TLS_REFUSED or tls_error(error) is not None:
+    if code == TLS_REFUSED or tls_error(error, connecting=code in _UNREACHABLE) is not None:
         return StoreRefused(f"{place} {_SAYS[TLS_REFUSED]}; check ssl_ca and ssl_verify: {detail}")
     if code in _REFUSED:
         return StoreRefused(f"{place} {_REFUSED[code]}: {detail}")
