@@ -47,7 +47,7 @@ class NoTimer(StoreUnavailable):
 
 
 class Forgets:
-    """When identities were forgotten: what began before that is not for those who call after it.
+    """Counts `forget` calls, so that no later call gets a result from before a `forget`.
 
     A generation changes when its identity is forgotten, and may also change when others are: only a
     limited number is remembered one by one.
@@ -66,7 +66,7 @@ class Forgets:
         return known.get(identity, others)
 
     def add(self, identity: Hashable) -> None:
-        """The store was told to forget it."""
+        """Note that the record of this identity was removed."""
         with self._lock:
             self._count += 1
             known, others = self._known
@@ -120,7 +120,7 @@ class Seats(Generic[W]):
             return None
 
     def is_orphaned(self, place: Hashable, caller: object, seat: W) -> bool:
-        """Tell whether nobody will give this seat anything; then it is given up."""
+        """Return True, and remove the waiter, if no leader is left to answer it."""
         with self._lock:
             row = self._waiting.get(place)
             if row is not None and seat in row and row.leader() not in (None, caller):

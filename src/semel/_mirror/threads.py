@@ -90,8 +90,8 @@ class Seat:
 
     def __init__(self) -> None:
         self.given: Given | None = None
-        # No Event: a thread that an exception ends inside of one may leave its lock taken, and
-        # whoever sets it would wait for ever.
+        # Not an Event: an exception raised inside `Event.wait` may leave its lock held, and the
+        # thread that sets it would wait for ever.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -159,8 +159,8 @@ class Timer:
 
     def __init__(self, tick: Callable[[], float]) -> None:
         self._tick = tick
-        # Entered by itself, not through the condition: a condition is entered by Python code, and
-        # an exception of a signal handler there would leave the lock taken for ever.
+        # The lock is acquired directly, not through the Condition: `Condition.__enter__` is Python
+        # code, and an exception raised there by a signal handler would leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None

@@ -57,7 +57,7 @@ class AsyncKeeper(Answers[AsyncStore]):
         """Renew what is due and save what could not be saved; tells when to come back."""
         again = math.inf
         if isinstance(self._store, Partitioned):
-            # A server that hangs must not hold up what the others can be told at once.
+            # A server that hangs must not delay renewals on the others.
             for server, at in self._leases.place(self._store.server_of).items():
                 if server is not None:
                     again = min(again, self._remind(self._timer_of(server), at))
@@ -108,7 +108,7 @@ class AsyncKeeper(Answers[AsyncStore]):
                     break
 
     async def _look(self) -> float:
-        """Tell of leases that were not renewed in time; tells when to look again."""
+        """Report leases that were not renewed in time; return when to look again."""
         for lease in self._leases.newly_lost(monotonic()):
             self._announce(events.LostLease(identity=lease.identity, number=lease.number))
         return self._leases.next_danger()

@@ -113,7 +113,7 @@ class AsyncRunner(AsyncKeeper):
         return await self._lead(call, place, end)
 
     async def _lead(self, call: Call, place: Hashable | None, end: float) -> Attempt:
-        """Ask the store, and do what it says; those who follow are told, too."""
+        """Ask the store, and do what it says; pass the answer to the calls that wait for it."""
         waited = False
         try:
             answer = await self._ask(call)
@@ -216,7 +216,7 @@ class AsyncRunner(AsyncKeeper):
             else:
                 self._saved(call, attempt, lease, result, saved=saved)
         except BaseException as interruption:
-            # An ordinary exception, too: that of a worker's time limit may strike anywhere.
+            # Ordinary exceptions too: a worker's soft time limit may raise at any line.
             if not isinstance(interruption, IdempotencyError):
                 # By `partial`: a closure would cost every call a cell for each of these values.
                 again = partial(self._save_again, call, attempt, lease, value)
@@ -225,7 +225,8 @@ class AsyncRunner(AsyncKeeper):
             raise
         heed(before)
         if kept.interruption is not None:
-            raise kept.interruption  # What is done is saved: now the caller may end by it.
+            # The result is saved; now the interruption may reach the caller.
+            raise kept.interruption
         return kept.value
 
     async def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:

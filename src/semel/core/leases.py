@@ -39,7 +39,8 @@ MOST_DOUBTS = 10_000
 
 
 GIVING_BACK = "giving back"
-"""Stands for a server: claims of unknown fate are given back beside the renewals of all servers."""
+"""Key of the timer that gives back claims whose outcome is unknown; it runs beside the timers of
+the servers."""
 
 
 class Lease(Struct, eq=False, gc=False):
@@ -56,7 +57,8 @@ class Lease(Struct, eq=False, gc=False):
     refused: bool = False
     told_lost: bool = False
     ending: bool = False
-    """The store is being told of the end: what it says to that counts, not to a renewal."""
+    """The end of the attempt is being saved: only the answer to that counts, not the answer to a
+    renewal."""
     renewing: bool = False
     """A renewal is on its way."""
     stopped: bool = False
@@ -75,7 +77,8 @@ class Lease(Struct, eq=False, gc=False):
     handed_over: bool = False
     """Whether a step in the background ends the attempt."""
     holder: ReferenceType[object] | None = None
-    """The call that runs the attempt: only who holds it can end the attempt."""
+    """The call that runs the attempt. If it has been collected, no code is left that could end the
+    attempt."""
 
     def __post_init__(self) -> None:
         self.until = self.began + self.seconds
@@ -312,7 +315,8 @@ class Leases:
         if answer is True:
             already_told = lease.told_lost
             lease.begin(sent)
-            # An answer that took longer than the lease has not ended the loss that was told.
+            # An answer that took longer than the lease does not end a loss that was already
+            # reported.
             lease.told_lost = already_told and lease.lost_at(now)
             return False
         if answer is False and lease.unsaved is None:

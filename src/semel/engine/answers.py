@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from semel.core.policy import Failure
 
 OUTAGES = (StoreUnavailable, StoreFull)
-"""What may be run through. Any other error is the answer of a store that is there, and stays."""
+"""Errors for which `store_error="open"` runs unprotected. Any other error is permanent: the store
+is reachable and rejects the call."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -102,7 +103,7 @@ class Answers(Setup[S]):
         return self._answered(call, finished, waited=waited)
 
     def _found(self, call: Call, place: Hashable, finished: Finished, *, waited: bool) -> Attempt:
-        """Answer with what the store has, and tell it to whoever waits here for the same."""
+        """Answer with what the store has, and pass it to the calls here that wait for it."""
         if place is not None:
             self._flights.share(place, finished)
         if self._cache is not None:
@@ -168,7 +169,7 @@ class Answers(Setup[S]):
         return [owner for owner, (claimant, _) in claiming if claimant == thread]
 
     def _held_here(self) -> list[Lease]:
-        """Leases of attempts that cannot go on before the caller does: they are below it."""
+        """Return the leases of attempts that the caller runs inside: they wait for it to return."""
         found = []
         attempt = current_attempt()
         while attempt is not None:
@@ -199,7 +200,7 @@ class Answers(Setup[S]):
     def _saved(
         self, call: Call, attempt: Attempt, lease: Lease, result: Encoded, *, saved: bool
     ) -> None:
-        """The store has answered: share the result with whoever waits here, as the store tells it.
+        """The store has answered: share the stored result with the calls that wait in this process.
 
         Or tell of the loss, when the store did not take it.
         """
@@ -296,7 +297,7 @@ class Answers(Setup[S]):
     # --- the timer's book ----------------------------------------------------------------
 
     def _remind(self, timer: Any, at: float) -> float:
-        """Let a timer come for what is in the book; tells when to try again if it cannot start.
+        """Schedule a timer; return when to try again if its thread cannot start, else infinity.
 
         Not to be raised: the caller has its own answer, and the next attempt starts the timer too.
         """
@@ -349,7 +350,7 @@ class Answers(Setup[S]):
         return self._cache.get(call.identity, call.fingerprint, monotonic())
 
     def _forgotten(self, identity: Identity) -> None:
-        """Keep what began before the store was told from those who call after it."""
+        """Do not return results from before this `forget` to later calls."""
         self._flights.forgets.add(identity)
         if self._cache is not None:
             self._cache.drop(identity)

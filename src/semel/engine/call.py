@@ -80,8 +80,8 @@ def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
 
     The same owner gets the claim again, with a new lease; or, if it was replaced meanwhile, the
     answer that everybody gets. The first answer may use up a third of the lease, after which it
-    would be renewed. A repeated one is taken unless its lease counts as lost: a store that is so
-    slow is not made faster by more questions. No function starts on a lease that is lost.
+    would be renewed. A repeated one is taken unless its lease counts as lost: more requests do not
+    make a slow store faster. No function starts on a lease that is lost.
     """
     if late and spent < ask.lease * (1 - DANGER):
         return False
@@ -89,7 +89,7 @@ def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
     if tries == MOST_CLAIMS:
         raise StoreUnavailable(
             f"the store took {spent:.3g} s to answer a claim whose lease is {ask.lease:g} s, after "
-            f"{tries} tries; nothing ran. Look why it is slow, or use a longer lease"
+            f"{tries} tries; nothing ran. Find out why it is slow, or use a longer lease"
         )
     return True
 

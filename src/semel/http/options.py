@@ -127,7 +127,7 @@ class Route:
     """
 
     def __init__(self, pattern: PathPattern, **options: Any) -> None:
-        path_matcher(pattern)  # what is wrong with it is told of here
+        path_matcher(pattern)  # raises ConfigError if the pattern is invalid
         self.pattern = pattern
         self.options = checking.known_options(options, DoorOptions.__annotations__)
 

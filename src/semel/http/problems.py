@@ -46,7 +46,7 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
         400, "Idempotency key missing", "This request needs an idempotency key."
     ),
     "invalid_key": Problem(400, "Idempotency key invalid", "The idempotency key cannot be used."),
-    "identity_missing": Problem(401, "Caller unknown", "It is not known who sends this request."),
+    "identity_missing": Problem(401, "Caller unknown", "The caller could not be identified."),
     "body_too_large": Problem(413, "Body too large", "The body is larger than is accepted here."),
     "body_incomplete": Problem(
         400, "Body unreadable", "The body is not what the headers say of it."

@@ -222,8 +222,8 @@ class Casework:
             self._warned.add(record.scope)
             logger.warning(
                 "outcomes of held attempts of scope %s are kept for the default ttl, because "
-                "neither the settings nor the engine name the scope: is its policy's ttl longer, "
-                "their effects can happen again",
+                "neither the settings nor the engine name the scope. If the policy in the program "
+                "keeps them longer, their effects can be repeated",
                 record.scope,
             )
 

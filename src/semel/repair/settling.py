@@ -70,9 +70,10 @@ def _settled(
     found: Record | None = yield ask(desk.store.get, identity)
     if found is not None and found.abandoned and not desk.knows_ttl(found, resolution):
         raise ConfigError(
-            f"the attempt is held, and nothing here names its scope {scope!r}: its outcome might "
-            "be forgotten too early, and its effect happen again. Say how long it is kept by ttl "
-            "(--ttl), as the policy in the program does, or name the scope in the settings"
+            "the attempt is held, and neither the settings nor the engine name its scope "
+            f"{scope!r}: its outcome might be forgotten too early, and its effect be repeated. "
+            "Pass ttl (--ttl) with the value of the policy in the program, or name the scope in "
+            "the settings"
         )
     record = yield from desk.adopt(identity)
     if record is None:

@@ -111,7 +111,7 @@ class IdempotencyMiddleware:
         return self._passed(begun, request, response)
 
     def _begun(self, door: Any, request: Any) -> Any:
-        """Keep what `process_view` needs, or answer; None = the request is none of ours."""
+        """Keep what `process_view` needs, or answer; None = the request is not protected here."""
         root = request.path.removesuffix(request.path_info)
         book = door.routing.find(request.method, request.path, root)
         if book is None or is_protected(request) or _is_left_alone(request):
@@ -164,7 +164,7 @@ class IdempotencyMiddleware:
     # --- after the view ----------------------------------------------------------------------
 
     def _passed(self, begun: _Request, request: Any, response: Any) -> Any:
-        """Tell, once, of a middleware whose `process_view` Django does not know."""
+        """Log once if Django never calls this middleware's `process_view`."""
         was_called = getattr(request, "resolver_match", None) and response.status_code < 300  # noqa: PLR2004 - done
         if was_called and not begun.seen and not self._told_hidden:
             self._told_hidden = True

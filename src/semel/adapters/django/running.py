@@ -117,7 +117,8 @@ def _recorded(exchange: Exchange, response: Any) -> Any:
             told.body is None
             and response.streaming
             and not response.is_async
-            and not open_transactions()  # there it is done when it is made, as its rows are
+            # Inside a transaction the answer counts when the view returns, like its rows.
+            and not open_transactions()
         ):
             content = response.streaming_content
             send_instead(response, Following(exchange, told.status, told.lines, content, None))

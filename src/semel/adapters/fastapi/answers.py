@@ -121,7 +121,7 @@ class _HandlesOnce:
 
 
 async def _whole(response: Response, request: Request) -> Response:
-    """Read a response to its end: it is recorded before it is sent, by somebody else."""
+    """Read a response to its end: it is recorded first; Starlette sends it later."""
     if type(response).__call__ is Response.__call__:
         return response
     return (await _sent(response, request, Flow(sys.maxsize)))[0]

@@ -44,7 +44,7 @@ class AsyncIdempotencyClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
             try:
                 pause = logical.pause(await call.code(), await call.trailing_metadata())
             except asyncio.CancelledError:
-                # gRPC cancels only this task: the server must hear of it as well.
+                # gRPC cancels only this task: the server must be notified as well.
                 call.cancel()
                 raise
             if pause is None:

@@ -148,7 +148,8 @@ class Ear:
             thread.start()
         except (RuntimeError, MemoryError):  # no thread to be had, or the interpreter ends
             return False
-        # Only now: a thread that was never started would leave everybody deaf for ever.
+        # Only now: a thread that was never started would leave every waiter without notifications
+        # for ever.
         self._thread = thread
         return True
 

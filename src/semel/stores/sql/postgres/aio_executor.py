@@ -86,7 +86,7 @@ class AsyncExecutor:
             await asyncio.sleep(pause)
 
     async def _explained(self, error: Exception, patience: Patience) -> Exception:
-        """Find out what a lock was on: a record is somebody's, a table is nobody's to wait for."""
+        """Find out what is locked: a record runs elsewhere then, a table is an outage."""
         if not isinstance(error, LockNotAvailable):
             return error
         try:
