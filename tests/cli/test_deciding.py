@@ -60,7 +60,9 @@ def test_resolve_as_failed(semel, caplog):
 def test_resolve_as_failed_and_retryable(semel):
     semel.abandon("order:1")
     said = semel.on_store("resolve", "orders", "order:1", "--failed", "never sent", "--retryable")
-    assert said.out.startswith("resolved as retryable")
+    assert said.out.startswith("resolved as retryable: the next call runs")
+    assert "until then only a call with the same payload runs" in said.out
+    assert "runs again" not in said.out
     with Idempotency(semel.url) as engine:
         assert engine.execute("order:1", lambda: "ran", scope="orders") == "ran"
 

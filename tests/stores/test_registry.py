@@ -44,6 +44,14 @@ def test_a_store_of_somebody_else_is_found_by_its_entry_point():
 
 
 @pytest.mark.usefixtures("published")
+def test_a_store_of_somebody_else_that_is_not_for_asyncio_is_named(tmp_path):
+    module = tmp_path / "shelf_store.py"
+    module.write_text(MODULE.replace("def open_async_store", "def _not_yet"))
+    with pytest.raises(ConfigError, match=r"shelf:// .* has no open_async_store"):
+        open_async_store("shelf://")
+
+
+@pytest.mark.usefixtures("published")
 def test_an_unknown_scheme_is_named_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"no store knows the scheme lost://; known: memory://"):
         open_store("lost://")

@@ -9,7 +9,7 @@ from argparse import Namespace
 
 import msgspec
 
-from semel.cli.opening import opened
+from semel.cli.opening import NO_RECORD, opened
 from semel.cli.showing import duration, moment, state_of
 from semel.core.records import Record, State
 from semel.errors import ConfigError
@@ -21,7 +21,7 @@ def forget(options: Namespace) -> int:
     with opened(options) as engine:
         record = engine.peek(options.key, scope=options.scope)
         if not engine.forget(options.key, scope=options.scope):
-            print("there is no such record", file=sys.stderr)
+            print(NO_RECORD, file=sys.stderr)
             return 1
     print("forgotten: the next call runs again")
     if record is not None and record.state is State.PROCESSING:
@@ -51,7 +51,10 @@ def resolve(options: Namespace) -> int:
         return 1
     print(f"resolved as {_named(resolution)}")
     left = duration(decision.kept_until - decision.at)
-    print(f"kept until {moment(decision.kept_until)} ({left}); a call after that runs again")
+    again = "until then only a call with the same payload runs"
+    if not (isinstance(resolution, Failed) and resolution.retryable):
+        again = "a call after that runs again"
+    print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
     return 0
 
 
@@ -85,7 +88,7 @@ def _named(resolution: Succeeded | Failed) -> str:
 
 def _why_not(record: Record | None) -> str:
     if record is None:
-        return "there is no such record"
+        return NO_RECORD
     if record.lease_until is None:
         return f"it has ended as {state_of(record)}"
     return f"it is running, with a lease for another {duration(record.lease_until - record.now)}"

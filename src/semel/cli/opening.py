@@ -24,6 +24,10 @@ from semel.sync import Idempotency
 CONFIG = "SEMEL_CONFIG"
 URL = "SEMEL_URL"
 
+NO_RECORD = (
+    "there is no such record (the key of an HTTP request with a tenant is stored as TENANT/KEY)"
+)
+
 
 @contextmanager
 def opened(options: Namespace) -> Iterator[Idempotency]:

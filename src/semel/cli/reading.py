@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from semel.cli import showing
-from semel.cli.opening import listing_of, opened
+from semel.cli.opening import NO_RECORD, listing_of, opened
 from semel.core.records import Record
 from semel.sync import Idempotency
 
@@ -60,7 +60,7 @@ def show(options: Namespace) -> int:
     with opened(options) as engine:
         record = engine.peek(options.key, scope=options.scope)
         if record is None:
-            print("there is no such record", file=sys.stderr)
+            print(NO_RECORD, file=sys.stderr)
             return 1
         shown = _shown(engine, record, options)
     if options.json:

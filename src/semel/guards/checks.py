@@ -33,7 +33,7 @@ def transitions(value: object, states: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, Mapping) or not value:
         raise ConfigError(
             "transitions must be a mapping from each target to the states that lead to it, "
-            f"not {_shown(value)}"
+            + (f"not {_shown(value)}" if not isinstance(value, Mapping) else "and not be empty")
         )
     checked = {state("target", target): _sources(target, given) for target, given in value.items()}
     if states is not None:

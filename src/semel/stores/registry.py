@@ -109,7 +109,13 @@ def _opener(url: object, name: str, options: Mapping[str, Any]) -> Any:
             'open_store("redis://localhost", behind="postgresql://...")'
         )
     if backend is None:
-        return getattr(_third_party(scheme), name)
+        module = _third_party(scheme)
+        if not hasattr(module, name):
+            raise ConfigError(
+                f"the store of {scheme}:// cannot be opened here: its entry point in "
+                f"{ENTRY_POINT_GROUP} has no {name}"
+            )
+        return getattr(module, name)
     with Needed(backend.install, by=f"{scheme}://", error=ConfigError):
         module = importlib.import_module(backend.module)
     return getattr(module, name)
