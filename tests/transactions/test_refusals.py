@@ -8,11 +8,17 @@ import subprocess
 import sys
 
 import psycopg
+import pymysql
 import pytest
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import Session
 
-from semel import AsyncIdempotency, ConfigError, Idempotency, StoreError
+from semel import AsyncIdempotency, ConfigError, Idempotency, StoreError, ValueRejected
+from semel.stores.sql.mysql.errors import translate as of_mysql
+from semel.stores.sql.postgres.errors import translate as of_postgres
+from semel.stores.sql.rejecting import REJECTED
+from semel.stores.sql.sqlite_errors import translate as of_sqlite
+from semel.transactions import troubles
 from semel.transactions.mysql import MySQLdbLink
 from transactions.kinds import KINDS, StandIn, mysql_login
 
@@ -156,3 +162,66 @@ def test_a_lost_connection_of_mysqlclient_is_not_taken_for_one_without_a_transac
         pytest.raises(StoreError, match="could not be written in this transaction"),
     ):
         idem.transaction(connection, "k").__enter__()
+
+
+# --- what the database never takes -----------------------------------------------------------
+
+TRIGGERS = {
+    "sqlite": "CREATE TRIGGER refusing BEFORE INSERT ON idempotent_record "
+    "BEGIN SELECT RAISE(ABORT, 'not here'); END",
+    "postgresql": "CREATE FUNCTION refusing() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'not here'; END $$; "
+    "CREATE TRIGGER refusing BEFORE INSERT ON idempotent_record "
+    "FOR EACH ROW EXECUTE FUNCTION refusing()",
+    "mysql": "CREATE TRIGGER refusing BEFORE INSERT ON idempotent_record FOR EACH ROW "
+    "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not here'",
+}
+
+
+@on(KINDS)
+async def test_what_a_trigger_refuses_is_the_same_error_in_a_transaction_and_through_the_store(
+    world,
+):
+    async with world.engine() as idem:
+        world.query(TRIGGERS[world.kind.dialect])
+        with pytest.raises(ValueRejected, match="not here"):
+            await world.pay(idem)
+        with pytest.raises(ValueRejected, match="not here"):
+            await world.done(idem.execute("order-1", lambda: pytest.fail("it ran")))
+        assert world.entries() == []
+
+
+def driver_errors():
+    """One error of a driver for each answer that means: never."""
+    for code in sorted(REJECTED, key=str):
+        if isinstance(code, int):
+            yield str(code), pymysql.err.OperationalError(code, "no"), of_mysql
+        elif code.startswith("SQLITE_"):
+            kind = sqlite3.DataError if code == "SQLITE_TOOBIG" else sqlite3.IntegrityError
+            error = kind("no")
+            error.sqlite_errorcode, error.sqlite_errorname = getattr(sqlite3, code), code
+            yield code, error, of_sqlite
+        else:
+            yield code, psycopg.errors.lookup(code)("no"), of_postgres
+    for code in ("22001", "22P05", "22003", "23503", "23514", "23P01"):
+        yield code, psycopg.errors.lookup(code)("no"), of_postgres
+    too_large = psycopg.errors.InternalError_("invalid memory alloc request size 1073741824")
+    yield "too large", too_large, of_postgres
+
+
+@pytest.mark.parametrize(
+    ("error", "translate"), [pytest.param(*rest, id=name) for name, *rest in driver_errors()]
+)
+def test_what_can_never_be_stored_is_the_same_for_stores_and_transactions(error, translate):
+    assert isinstance(translate(error, "the database"), ValueRejected)
+    with pytest.raises(ValueRejected):
+        troubles.refuse_end(error)
+
+
+@pytest.mark.parametrize("code", ["23502", "23505"])
+def test_a_column_or_a_row_of_somebody_else_is_no_fault_of_the_value(code):
+    error = psycopg.errors.lookup(code)("no")
+    assert not isinstance(of_postgres(error, "the database"), ValueRejected)
+    with pytest.raises(StoreError) as raised:
+        troubles.refuse_end(error)
+    assert not isinstance(raised.value, ValueRejected)

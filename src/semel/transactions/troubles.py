@@ -19,6 +19,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
+from semel.stores.sql.rejecting import is_too_large, rejects_value
 
 Code: TypeAlias = str | int
 
@@ -43,22 +44,6 @@ _ENDED: Final = frozenset({"3B001", "25P01", 1305, "no such savepoint"})
 """The savepoint is gone, and so is its transaction."""
 
 _NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
-
-_TOO_MUCH: Final = frozenset({
-    "22001",  # too long
-    "22021",  # not a text of this encoding
-    "22P05",  # the same
-    "23514",  # against a CHECK of the application's own
-    "54000",  # beyond a limit of the server
-    1118,     # the same, of a row
-    1153,     # larger than max_allowed_packet
-    1301,     # the same, of a part of it
-    1406,     # too long
-    3819,     # against a CHECK of the application's own
-    4025,     # the same, on MariaDB
-    "SQLITE_TOOBIG",
-})  # fmt: skip
-"""The value can never be stored."""
 
 _HUNG_UP: Final = frozenset({2006, 2013})
 
@@ -137,7 +122,7 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
             "there before, restore it with its records, which a new table has forgotten; for a new "
             "database run `semel migrate`"
         ) from error
-    if not _TOO_MUCH.isdisjoint(codes):
+    if any(map(rejects_value, codes)) or is_too_large(_first_line(error)):
         raise ValueRejected(
             f"the database cannot take this record, nor will it later: {_first_line(error)}"
         ) from error

@@ -19,6 +19,7 @@ from semel.errors import (
 )
 from semel.stores.sql.locks import RecordLocked
 from semel.stores.sql.migrations import RESTORE
+from semel.stores.sql.rejecting import rejects_value
 from semel.stores.urls import tls_error
 
 LOCKED: Final = 1205
@@ -116,21 +117,6 @@ _FULL: Final = frozenset({
 _DISK_FULL: Final = "No space left"
 """How 1030 ("got error ... from storage engine") and 3 (writing a file) tell it."""
 
-_VALUES: Final = frozenset({
-    1118,  # a row larger than a page, or a part of the redo log, can hold
-    1153,  # larger than max_allowed_packet
-    1264,  # out of range
-    1292,  # not a time
-    1301,  # a part of it is larger than max_allowed_packet
-    1366,  # not a text of this character set
-    1406,  # too long
-    1452,  # against a FOREIGN KEY of the application's own
-    1644,  # a trigger of the application's own says no (SIGNAL)
-    1441,  # a time after the year 9999
-    3819,  # MySQL: against a CHECK of the application's own
-    4025,  # MariaDB: the same
-})  # fmt: skip
-
 
 def code_of(error: BaseException) -> int | None:
     """Read the code of a driver's error; None when it has none."""
@@ -183,7 +169,7 @@ def _ours(error: Exception, place: str) -> Exception:
     detail = error.args[-1] if error.args else error
     if code in _FULL or (code is not None and _DISK_FULL in str(detail)):
         return StoreFull(f"{place} has no room left: {detail}")
-    if code in _VALUES or isinstance(error, (ValueError, TypeError, OverflowError)):
+    if rejects_value(code) or isinstance(error, (ValueError, TypeError, OverflowError)):
         return ValueRejected(f"{place} cannot take this: {detail}")
     if code in _SETUP:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")

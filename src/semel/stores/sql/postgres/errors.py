@@ -24,6 +24,7 @@ from semel.errors import (
 )
 from semel.stores.sql.locks import RecordLocked
 from semel.stores.sql.migrations import RESTORE
+from semel.stores.sql.rejecting import is_too_large, rejects_value
 
 
 class TimeIsUp(psycopg.OperationalError):
@@ -94,19 +95,13 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (sql.DuplicateTable, ConfigError, _FOREIGN),
     (sql.NotNullViolation, ConfigError, _NO_VALUE),
     (sql.UniqueViolation, StoreError, _OTHER_ROW),
-    (psycopg.IntegrityError, ValueRejected, _VALUE),
-    (psycopg.DataError, ValueRejected, _VALUE),
-    (sql.ProgramLimitExceeded, ValueRejected, _VALUE),
-    (sql.RaiseException, ValueRejected, _VALUE),
+    (psycopg.DataError, ValueRejected, _VALUE),  # psycopg's own, without a code
     (psycopg.ProgrammingError, ConfigError, _NOT_UNDERSTOOD),
     (UnicodeEncodeError, ValueRejected, _VALUE),
 )
 
 DRIVER_ERRORS: Final = (psycopg.Error, UnicodeEncodeError)
 """What `translate` knows: all that psycopg raises, and text that no database can hold."""
-
-_TOO_LARGE: Final = re.compile("invalid memory alloc request size")
-"""What a server says, as an internal error, of a value that it cannot hold in one piece."""
 
 # A refused connection brings no code, only the server's words.
 _REFUSALS: Final = (
@@ -136,11 +131,11 @@ def translate(error: Exception, place: str) -> IdempotencyError:
         # Its own limit and an administrator (pg_cancel_backend) differ in the words alone.
         message = _SLOW if "statement timeout" in text else _CANCELLED
         return StoreUnavailable(message.format(place=place, text=text))
+    if rejects_value(getattr(error, "sqlstate", None)) or is_too_large(text):
+        return ValueRejected(_VALUE.format(place=place, text=text))
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
             return ours(message.format(place=place, text=text))
-    if _TOO_LARGE.search(text):
-        return ValueRejected(_VALUE.format(place=place, text=text))
     for words, message in _REFUSALS:
         if re.search(words, text):
             return StoreRefused(message.format(place=place, text=text))

@@ -1,0 +1,57 @@
+"""Which answers of a database mean that it can never take a value: one list for all who ask.
+
+The stores and `idem.transaction()` read it. The codes are the databases' own, so no driver is
+imported: PostgreSQL's SQLSTATE, MySQL's numbers, the names of SQLite's primary result codes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CLASSES: Final = ("22", "23")
+"""Data exceptions and integrity constraints, as the first part of an SQLSTATE."""
+
+_SQLSTATE: Final = 5
+"""Characters."""
+
+_OTHERWISE: Final = frozenset({
+    "23502",  # NOT NULL: nobody fills the column, whatever the value is
+    "23505",  # another row with this key: it may have come at the same moment
+})  # fmt: skip
+"""What these classes have that is no fault of the value."""
+
+REJECTED: Final[frozenset[str | int]] = frozenset({
+    "54000",  # PostgreSQL: beyond a limit of the server
+    "P0001",  # PostgreSQL: a trigger of the application's own says no (RAISE)
+    1118,     # a row larger than a page, or a part of the redo log, can hold
+    1153,     # larger than max_allowed_packet
+    1264,     # out of range
+    1292,     # not a time
+    1301,     # a part of it is larger than max_allowed_packet
+    1366,     # not a text of this character set
+    1406,     # too long
+    1441,     # a time after the year 9999
+    1452,     # against a FOREIGN KEY of the application's own
+    1644,     # a trigger of the application's own says no (SIGNAL)
+    3819,     # MySQL: against a CHECK of the application's own
+    4025,     # MariaDB: the same
+    "SQLITE_CONSTRAINT",  # against a CHECK, or a trigger's RAISE, of the application's own
+    "SQLITE_MISMATCH",
+    "SQLITE_TOOBIG",
+})  # fmt: skip
+
+_TOO_LARGE: Final = "invalid memory alloc request size"
+"""What PostgreSQL says, as an internal error and in English always, of a value that it cannot hold
+in one piece."""
+
+
+def rejects_value(code: str | int | None) -> bool:
+    """Whether a code means that the value can never be stored."""
+    if isinstance(code, str) and len(code) == _SQLSTATE and code.startswith(_CLASSES):
+        return code not in _OTHERWISE
+    return code in REJECTED
+
+
+def is_too_large(text: str) -> bool:
+    """Whether PostgreSQL's words mean the same."""
+    return _TOO_LARGE in text
