@@ -20,11 +20,18 @@ from semel.stores.sql.mysql.errors import (
     may_repeat,
     translate,
 )
+from semel.stores.sql.mysql.session import lock_wait
 from semel.stores.sql.verbs import Reply, Statement
 
 LARGEST_MESSAGE: Final = Statement("SELECT @@max_allowed_packet", (), writes=False)
 """Asked after a connection was lost: a server hangs up on a larger message, often without a word,
 and would do so each time that it is sent."""
+
+MOMENT: Final = 0.05
+"""Seconds. Less cannot be kept to, and none at all means "do not wait" to a socket."""
+
+_HARDLY_ANY: Final = 0.1
+"""The part of its time after which a call is still as good as at its beginning."""
 
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.1
@@ -43,11 +50,22 @@ class Effort:
         self._pause = _FIRST_PAUSE
         self._reconnected = False
         self._verdict: Exception | None = None
+        # The server answers that a record is locked after this time. Who did not wait for that
+        # answer could not tell a locked record from a server that is away.
+        self._least = min(timeout, (lock_wait(timeout) if patient else 1) + 0.5)
 
     @property
     def remaining(self) -> float:
         """Seconds that are left."""
         return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def statement_time(self) -> float:
+        """Seconds that the next statement may take: what remains, or the wait for a lock."""
+        left = self.remaining
+        if left > self.timeout * (1 - _HARDLY_ANY):
+            return self.timeout  # the same for most, so that the driver need not be told each time
+        return max(left, self._least)
 
     def pause_after(self, error: Exception) -> float:
         """Tell how long to wait before the statement is sent again, or raise what the error means.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -20,7 +21,7 @@ from semel.stores.forking import follow_forks
 from semel.stores.loops import only_loop
 from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.batches import Bulk
-from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, Effort, message_size
+from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, MOMENT, Effort, message_size
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.prepared import PreparedStatements
@@ -62,7 +63,6 @@ class Pool:
         """They lend an idle connection when this pool cannot open one of its own."""
         self.patient = patient
         self._connect = connect
-        self._timeout = timeout
         self._settings = settings(timeout, patient=patient)
         self._size = size
         self._closed = False
@@ -80,6 +80,7 @@ class Pool:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} is closed")
         self._loop = only_loop(self._loop, self.place)
+        end = time.monotonic() + patience
         try:
             async with asyncio.timeout(patience):
                 await self._seats.acquire()
@@ -90,7 +91,7 @@ class Pool:
         try:
             with contextlib.suppress(IndexError):
                 return self._idle.pop()  # the last one used: the others may grow old and go
-            return await self._open()
+            return await self._open(end - time.monotonic())
         except BaseException:
             self._seats.release()
             raise
@@ -126,8 +127,8 @@ class Pool:
             with contextlib.suppress(Exception):  # broken already
                 await self._idle.pop().ensure_closed()
 
-    async def _open(self) -> Connection:
-        async with asyncio.timeout(self._timeout):
+    async def _open(self, patience: float) -> Connection:
+        async with asyncio.timeout(max(patience, MOMENT)):
             connection = await self._connect()
             try:
                 await connection.cursor(Cursor).execute(self._settings)
@@ -188,7 +189,7 @@ class _Line:
         if self._connection is None:
             self._connection = await self._take()
         try:
-            async with asyncio.timeout(self._effort.timeout):
+            async with asyncio.timeout(self._effort.statement_time):
                 if isinstance(statement, Bulk):
                     return await self._pool.prepared.send(self._connection, statement)
                 return await send(self._connection, statement)
@@ -197,8 +198,9 @@ class _Line:
                 self._size_lost = message_size(self._connection, statement)
             if code_of(error) is None or is_lost(error):
                 self.drop()  # cancelled or lost: what comes next on it may be an old answer
-            if is_lost(error):
-                self._lender.close_idle()  # a server that went away took all of them along
+            if is_lost(error):  # a server that went away took all of them along
+                self._lender.close_idle()
+                self._pool.close_idle()
             raise
 
     async def _take(self) -> Connection:

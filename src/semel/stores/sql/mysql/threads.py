@@ -17,7 +17,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.places import Place, Places
 from semel.stores.sql.mysql.addresses import Address
-from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, Effort, message_size
+from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, MOMENT, Effort, message_size
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.session import MULTI_STATEMENTS, driver_arguments, settings
@@ -29,16 +29,32 @@ Connection: TypeAlias = "PyMySQLConnection[Cursor]"
 Connect: TypeAlias = Callable[[], Connection]
 
 
+class OwnConnection(PyMySQLConnection):
+    """One to an address: nothing on it takes longer than the call has time."""
+
+    _allowed = 0.0
+
+    def connect_within(self, seconds: float) -> None:
+        """Connect."""
+        self.connect_timeout = seconds
+        self.allow(seconds)
+        self.connect()
+
+    def allow(self, seconds: float) -> None:
+        """Let the next statement take so long."""
+        if self._allowed != seconds:
+            self._allowed = self._read_timeout = self._write_timeout = seconds
+
+
 def connector(address: Address, timeout: float) -> Connect:
-    """Give the function that opens a connection to an address."""
+    """Give the function that makes a connection to an address, which is not connected yet."""
     arguments = driver_arguments(address, timeout) | {
-        "read_timeout": timeout,
-        "write_timeout": timeout,
+        "defer_connect": True,
         # Said aloud: by itself PyMySQL reads all certificates of the machine for each connection,
         # to try a TLS that checks none of them.
         "ssl_disabled": address.tls is None,
     }
-    return lambda: PyMySQLConnection(**arguments)
+    return lambda: OwnConnection(**arguments)
 
 
 class Pool:
@@ -75,6 +91,7 @@ class Pool:
         """Give a connection that nobody else uses."""
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} is closed")
+        end = time.monotonic() + patience
         try:
             seat = self._seats.get(timeout=patience)
         except Empty:
@@ -83,7 +100,7 @@ class Pool:
             ) from None
         try:
             # The last one used: the others may grow old and go.
-            connection = _last(self._idle) or self._open()
+            connection = _last(self._idle) or self._open(end - time.monotonic())
         except BaseException:
             self._seats.give(seat)
             raise
@@ -125,9 +142,11 @@ class Pool:
         self._closed = True
         self.close_idle()
 
-    def _open(self) -> Connection:
+    def _open(self, patience: float) -> Connection:
         connection = self._connect()
         try:
+            if isinstance(connection, OwnConnection):  # not one that the application opened
+                connection.connect_within(max(patience, MOMENT))
             connection.cursor(Cursor).execute(self._settings)
         except BaseException:
             _close(connection)
@@ -184,14 +203,17 @@ class _Line:
         if self._connection is None:
             self._connection = self._take()
         try:
+            if isinstance(self._connection, OwnConnection):
+                self._connection.allow(self._effort.statement_time)
             return send(self._connection, statement)
         except BaseException as error:
             if is_lost(error):
                 self._size_lost = message_size(self._connection, statement)
             if code_of(error) is None or is_lost(error):
                 self.drop()  # interrupted or lost: what comes next on it may be an old answer
-            if is_lost(error):
-                self._lender.close_idle()  # a server that went away took all of them along
+            if is_lost(error):  # a server that went away took all of them along
+                self._lender.close_idle()
+                self._pool.close_idle()
             raise
 
     def _take(self) -> Connection:

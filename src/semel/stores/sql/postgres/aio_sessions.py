@@ -5,6 +5,7 @@ Sessions raise psycopg's errors, whatever their driver: `errors` and `patience` 
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +19,7 @@ from semel.stores.sql.postgres.connections import (
     is_idle,
     limits,
 )
+from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.verbs import Reply, Statement
@@ -109,9 +111,13 @@ class OwnAsyncPsycopgSession(AsyncPsycopgSession):
 
 async def connect_psycopg(settings: Settings, patience: Patience) -> OwnAsyncPsycopgSession:
     """Open a connection, with settings of our own."""
-    connection = await AsyncBoundedConnection.connect(
-        settings.conninfo, autocommit=True, prepare_threshold=settings.prepare_threshold
-    )
+    try:
+        async with asyncio.timeout(patience.left):
+            connection = await AsyncBoundedConnection.connect(
+                settings.conninfo, autocommit=True, prepare_threshold=settings.prepare_threshold
+            )
+    except TimeoutError:
+        raise TimeIsUp("the server has not answered") from None
     connection.deadline = patience.deadline
     if settings.own_session:
         try:

@@ -7,18 +7,22 @@ the call is looked at.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Generator
 from math import ceil
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import psycopg
-from psycopg.abc import PQGen
+from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready
 
 from semel.stores.sql.postgres.errors import TimeIsUp
 
+R = TypeVar("R")
 V = TypeVar("V")
+Y = TypeVar("Y")
 
 LOCK_SHARE, STATEMENT_SHARE = 0.8, 0.9
 """Which part of the call's time each wait of the server may take. Each ends before the next one
@@ -43,11 +47,38 @@ small, it would read all of it for each batch, until statistics are taken of wha
 Only `counts`, which has to read everything, takes half as long again by an index."""
 
 
+class _Limit(Protocol):
+    deadline: float
+    """Of the monotonic clock."""
+
+
+class _Connecting(threading.local):
+    """How long this thread may wait for the connection that psycopg makes for it."""
+
+    deadline = float("inf")
+
+
+_connecting: Final = _Connecting()
+
+
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection for threads, whose waits end at `deadline` (of the monotonic clock)."""
 
     deadline = float("inf")
     idle_since = float("inf")
+
+    @classmethod
+    def connect_until(cls, deadline: float, conninfo: str, **options: Any) -> Self:
+        """Connect; libpq's own limit counts whole seconds, of which it takes two at least."""
+        _connecting.deadline = deadline
+        try:
+            return cls.connect(conninfo, **options)
+        finally:
+            _connecting.deadline = float("inf")
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "") -> PQGenConn[Self]:
+        return _bounded(super()._connect_gen(conninfo), _connecting)
 
     def wait(self, gen: PQGen[V], *args: Any, **options: Any) -> V:
         """See the base class."""
@@ -65,12 +96,12 @@ class AsyncBoundedConnection(psycopg.AsyncConnection[Any]):
         return await super().wait(_bounded(gen, self), *args, **options)
 
 
-def _bounded(gen: PQGen[V], connection: BoundedConnection | AsyncBoundedConnection) -> PQGen[V]:
+def _bounded(gen: Generator[Y, R, V], limit: _Limit) -> Generator[Y, R, V]:
     try:
         wanted = next(gen)
         while True:
             ready = yield wanted
-            if ready == Ready.NONE and time.monotonic() >= connection.deadline:
+            if ready == Ready.NONE and time.monotonic() >= limit.deadline:
                 raise TimeIsUp("the server has not answered")
             wanted = gen.send(ready)
     except StopIteration as end:

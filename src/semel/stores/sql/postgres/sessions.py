@@ -109,8 +109,11 @@ class OwnPsycopgSession(PsycopgSession):
 
 def connect(settings: Settings, patience: Patience) -> OwnPsycopgSession:
     """Open a connection, with settings of our own."""
-    connection = BoundedConnection.connect(
-        settings.conninfo, autocommit=True, prepare_threshold=settings.prepare_threshold
+    connection = BoundedConnection.connect_until(
+        patience.deadline,
+        settings.conninfo,
+        autocommit=True,
+        prepare_threshold=settings.prepare_threshold,
     )
     connection.deadline = patience.deadline
     if settings.own_session:
