@@ -6,22 +6,26 @@ from adapters.django_project import MIDDLEWARE, apost, post, project, state
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
+import gc
 import logging
 import os
 import signal
+import threading
 import time
 import unittest
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.checks import run_checks
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.http import Http404, HttpResponse, StreamingHttpResponse
-from django.test import TestCase, override_settings
+from django.test import RequestFactory, TestCase, override_settings
 
 from semel import AsyncIdempotency, Idempotency, Policy, current_attempt
 from semel.adapters.django import Idempotent, idempotent
 from semel.core.records import State
+from semel.stores.sql.sqlite import SQLiteStore
+from semel.stores.tiered import AsyncTieredStore, TieredStore
 from transactions.kinds import django_alias
 
 PATIENCE = 60.0
@@ -40,6 +44,8 @@ class Shop:
     def __init__(self, dialect, url, records):
         self.alias, self.records = django_alias(dialect, url), records
         self.connection = connections[self.alias]
+        # One dictionary: of a URL that was used before, there are two.
+        connections.databases[self.alias] = self.connection.settings_dict
         self.connection.settings_dict["ATOMIC_REQUESTS"] = True
         self.runs = 0
         self.run("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
@@ -319,6 +325,146 @@ def test_a_connection_that_is_closed_in_its_transaction_has_rolled_it_back(shop,
     assert shop.orders() == 0
 
 
+HOLD = Policy(abandoned="hold", not_done=[DatabaseError])
+
+
+@pytest.fixture
+def remote(postgres_url, sqlite_url):
+    shop = Shop("postgresql", postgres_url, sqlite_url)
+    yield shop
+    shop.connection.settings_dict["ATOMIC_REQUESTS"] = False
+    shop.connection.close()
+
+
+@pytest.mark.parametrize("policy", [HOLD, Policy()])
+def test_a_commit_whose_answer_is_lost_is_unknown_where_the_policy_holds(
+    remote, monkeypatch, policy
+):
+    really, cut = remote.connection._commit, []
+
+    def committed_and_cut():
+        really()
+        if not cut:
+            cut.append(True)
+            remote.run("SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(60)")
+
+    @idempotent(policy=policy)
+    def pay(request):
+        remote.order()
+        return HttpResponse("paid", status=201)
+
+    with remote.serving(pay):
+        monkeypatch.setattr(remote.connection, "_commit", committed_and_cut)
+        assert post().status_code == 500
+        assert cut
+        again = post()
+    if policy is HOLD:
+        assert again.json()["code"] == "outcome_unknown"
+        assert (remote.orders(), remote.runs) == (1, 1)
+    else:  # as documented: atomic= decides it in the database
+        assert again.status_code == 201
+        assert (remote.orders(), remote.runs) == (2, 2)
+
+
+def test_a_rollback_after_the_commit_of_another_database_is_unknown_where_the_policy_holds(
+    shop, tmp_path
+):
+    other = Shop("sqlite", f"sqlite:///{tmp_path / 'other.db'}", shop.records)
+    other.connection.settings_dict["ATOMIC_REQUESTS"] = False
+    shop.connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+    @idempotent(policy=HOLD)
+    def pay(request):
+        shop.order()
+        other.order(999)  # no such parent: the database says so at the commit
+        return HttpResponse("paid", status=201)
+
+    def around(request):
+        with transaction.atomic(using=other.alias), transaction.atomic(using=shop.alias):
+            return pay(request)
+
+    with shop.serving(around):
+        assert post().status_code == 500
+        assert post().json()["code"] == "outcome_unknown"
+    assert (shop.orders(), other.orders(), shop.runs) == (1, 0, 1)
+    other.connection.close()
+
+
+def test_a_rollback_that_is_certain_frees_the_key_as_the_policy_says(shop):
+    @idempotent(policy=HOLD)
+    def pay(request):
+        shop.order(999 if shop.runs == 0 else "NULL")
+        return HttpResponse("paid", status=201)
+
+    with shop.serving(pay):
+        assert [post().status_code for _ in range(2)] == [500, 201]
+    assert (shop.orders(), shop.runs) == (1, 2)
+
+
+def test_the_garbage_collector_ends_no_attempt_by_itself(shop):
+    told = []
+
+    def hook(event):
+        told.append(threading.get_ident())
+
+    def answer_only(request):
+        return HttpResponse("paid", status=201)
+
+    with Idempotency(shop.records, hooks=[hook]) as idem:
+        view = Idempotent(idem, policy=Policy(lease=1))(answer_only)
+
+        def leave_open():
+            # As a thread that ends inside its transaction, with all that is in it.
+            transaction.atomic(using=shop.alias).__enter__()
+            headers = {"Idempotency-Key": "k"}
+            request = RequestFactory().post("/pay/", b"", "text/plain", headers=headers)
+            assert view(request).status_code == 201
+            connections[shop.alias].connection.close()
+
+        gc.collect()
+        gc.disable()
+        try:
+            thread = threading.Thread(target=leave_open)
+            thread.start()
+            thread.join()
+            assert shop.state() is State.PROCESSING
+            told.clear()
+            gc.collect()  # at any line of any thread, also where the engine holds a lock
+            assert threading.get_ident() not in told
+        finally:
+            gc.enable()
+        with project(shop.records, {"pay": idempotent(paying(shop))}):
+            end = time.monotonic() + PATIENCE
+            while (answer := post()).status_code == 409 and time.monotonic() < end:
+                time.sleep(0.05)
+        assert answer.status_code == 201
+        assert "Idempotent-Replayed" not in answer
+    assert shop.orders() == 1
+
+
+@pytest.mark.parametrize("by", ["the settings", "a middleware"])
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_transaction_without_a_block_is_refused(shop, caplog, by, connected):
+    logging.disable(logging.NOTSET)
+    shop.connection.settings_dict["ATOMIC_REQUESTS"] = False
+    if by == "the settings":
+        shop.connection.settings_dict["AUTOCOMMIT"] = False
+        shop.connection.close()
+        if connected:
+            shop.connection.connect()
+    else:
+        shop.connection.set_autocommit(False)
+    try:
+        with shop.serving(idempotent(paying(shop))):
+            answer = post()
+    finally:
+        shop.connection.settings_dict["AUTOCOMMIT"] = True
+        shop.connection.close()
+    assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_error")
+    assert "autocommit switched off" in caplog.text
+    assert shop.runs == 0
+
+
 def test_a_plain_view_under_asgi_is_recorded_after_the_commit_too(shop):
     @idempotent
     def pay(request):
@@ -452,6 +598,30 @@ async def test_an_async_view_in_a_testcase_on_one_file_is_refused_at_once(one_fi
         async with AsyncIdempotency(one_file.records) as idem:
             with project("memory://", {"pay": Idempotent(idem)(pay)}):
                 assert (await apost()).json()["code"] == "idempotency_error"
+
+
+def test_records_behind_a_tier_in_the_same_file_are_found(one_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    behind = SQLiteStore(os.path.relpath(one_file.connection.settings_dict["NAME"]))
+    monkeypatch.chdir("/")
+    store = TieredStore("redis://127.0.0.1:1/", behind)  # it is not asked
+    with (
+        Idempotency(store) as idem,
+        project("memory://", {"pay": Idempotent(idem)(paying(one_file))}),
+    ):
+        assert post().json()["code"] == "idempotency_error"
+    assert one_file.runs == 0
+    store.close()
+    behind.close()
+
+
+async def test_records_on_a_server_are_in_no_file():
+    url = "postgresql://127.0.0.1:1/none"
+    store = TieredStore("redis://127.0.0.1:1/", url)
+    astore = AsyncTieredStore("redis://127.0.0.1:1/", url)
+    assert (store.path, astore.path) == (None, None)
+    store.close()
+    await astore.close()
 
 
 def test_records_in_memory_are_in_no_file(one_file):

@@ -181,15 +181,10 @@ def test_a_request_is_remembered_with_its_root_path():
         assert some.find("POST", "/api/pay") is None
 
 
-def test_a_pattern_that_matches_no_request_by_the_hundredth_is_logged_once(caplog):
-    some = routing(
-        include=["/pay", "/api/*", "/never"],
-        exclude=[re.compile("/log.n"), "/api/login"],
-        routes=[Route("/coupons", wait=1), Route("/api/pay", wait=1)],
-    )
-    some.find("GET", "/api/login")
+def test_a_pattern_of_include_that_matches_no_request_by_the_hundredth_is_logged_once(caplog):
+    some = routing(include=["/pay", re.compile("/api/.*"), "/never", re.compile("/no.e")])
     some.find("POST", "/v1/pay", "/v1")
-    for number in range(97):
+    for number in range(98):
         some.find("POST", "/api/pay" if number % 2 else "/health")
     assert not caplog.text
     for _ in range(200):
@@ -197,9 +192,35 @@ def test_a_pattern_that_matches_no_request_by_the_hundredth_is_logged_once(caplo
     told = [record.getMessage() for record in caplog.records]
     assert [line.partition(" matched none of the first 100 requests")[0] for line in told] == [
         "include: the pattern '/never'",
-        "exclude: the pattern '/log.n'",
-        "routes: the pattern '/coupons'",
+        "include: the pattern '/no.e'",
     ]
+
+
+def test_rare_routes_and_rare_exclusions_are_not_logged(caplog):
+    some = routing(exclude=["/admin/*"], routes=[Route("/coupons", wait=1)])
+    for _ in range(300):
+        some.find("POST", "/pay")
+    assert not caplog.text
+
+
+def test_only_requests_with_a_protected_method_count_as_the_first_hundred(caplog):
+    some = routing(include=["/pay"], routes=[Route("/orders", methods=["PUT"])])
+    for _ in range(300):
+        some.find("GET", "/health")
+    assert some._known  # they are remembered all the same
+    for method in ("post", "PUT", "PATCH"):
+        for _ in range(33):
+            some.find(method, "/health")
+    assert not caplog.text
+    some.find("POST", "/health")
+    assert "the pattern '/pay' matched none" in caplog.text
+
+
+def test_a_root_of_any_length_is_not_remembered():
+    many = routing()
+    for number in range(10):
+        assert many.find("POST", "/pay", f"/{number}" + "x" * 10_000) is not None
+    assert not many._known
 
 
 def test_patterns_that_have_all_matched_are_watched_no_more(caplog):

@@ -17,7 +17,7 @@ from semel.http.rulebook import Rulebook
 Matcher: TypeAlias = Callable[[str], object]
 
 WATCHED: Final = 100
-"""Requests after which a pattern that matched none of them is told of."""
+"""A pattern of `include` that matched none of this many first requests is logged."""
 _REMEMBERED: Final = 1024
 """Paths whose rules are remembered; an application may have endlessly many."""
 _LONGEST: Final = 256
@@ -42,20 +42,28 @@ class Routing:
     ) -> None:
         known_options(options, (*DoorOptions.__annotations__, "include", "exclude", "routes"))
         self._unmatched: dict[str, Matcher] = {}
-        """Patterns that matched nothing so far, while the first requests are watched."""
+        """Patterns of `include` that matched nothing so far, while the first requests are watched.
+
+        Only those: what they name is unprotected if they are wrong. A path that is excluded, or has
+        options of its own, may just be rare.
+        """
         self._watched = count(1)
-        self._include = None if include is None else self._matchers("include", include)
-        self._exclude = self._matchers("exclude", exclude)
+        self._include = None if include is None else _matchers("include", include)
+        if self._include is not None:
+            self._unmatched = dict(zip(map(_written, include or ()), self._include, strict=True))
+        self._exclude = _matchers("exclude", exclude)
         for route in routes:
             if not isinstance(route, Route):
                 raise ConfigError(f"routes must be Route objects, not {type(route).__name__}")
         self._rulebooks: list[tuple[Matcher, Rulebook]] = [
             (matcher, Rulebook(chosen({**options, **route.options}), resolved, key_pattern))
             for route, matcher in zip(
-                routes, self._matchers("routes", [route.pattern for route in routes]), strict=True
+                routes, _matchers("routes", [route.pattern for route in routes]), strict=True
             )
         ]
         self._default = Rulebook(chosen(options), resolved, key_pattern)
+        books = [self._default, *(book for _, book in self._rulebooks)]
+        self._methods = frozenset(method for book in books for method in book.choices.methods)
         self._known: dict[tuple[str, str, str], Rulebook | None] = {}
 
     def find(self, method: str, path: str, root: str = "") -> Rulebook | None:
@@ -69,9 +77,9 @@ class Routing:
         except KeyError:
             paths = _views(root.rstrip("/"), path)
             rulebook = self._find(method.upper(), paths)
-        if self._unmatched:
+        if self._unmatched and method.upper() in self._methods:
             self._watch(paths)  # each of the first requests: none is remembered yet
-        elif len(self._known) < _REMEMBERED and len(method) + len(path) <= _LONGEST:
+        elif len(self._known) < _REMEMBERED and len(method) + len(path) + len(root) <= _LONGEST:
             self._known[method, path, root] = rulebook
         return rulebook
 
@@ -94,22 +102,22 @@ class Routing:
             unmatched, self._unmatched = self._unmatched, {}
             for name in unmatched:
                 logger.warning(
-                    "%s matched none of the first %d requests; a pattern is compared with the "
-                    "whole path, and with the path below each mount (root_path, SCRIPT_NAME)",
+                    "include: the pattern %r matched none of the first %d requests with a method "
+                    "that is protected; a pattern is compared with the whole path, and with the "
+                    "path below each mount (root_path, SCRIPT_NAME)",
                     name,
                     WATCHED,
                 )
 
-    def _matchers(self, option: str, patterns: Sequence[PathPattern]) -> list[Matcher]:
-        if isinstance(patterns, str):
-            raise ConfigError(f"{option} must be a sequence of patterns, not the text {patterns!r}")
-        matchers = []
-        for pattern in patterns:
-            matcher = path_matcher(pattern)
-            matchers.append(matcher)
-            written = pattern if isinstance(pattern, str) else pattern.pattern
-            self._unmatched[f"{option}: the pattern {written!r}"] = matcher
-        return matchers
+
+def _matchers(option: str, patterns: Sequence[PathPattern]) -> list[Matcher]:
+    if isinstance(patterns, str):
+        raise ConfigError(f"{option} must be a sequence of patterns, not the text {patterns!r}")
+    return [path_matcher(pattern) for pattern in patterns]
+
+
+def _written(pattern: PathPattern) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern
 
 
 def _views(root: str, path: str) -> tuple[str, ...]:

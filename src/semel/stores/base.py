@@ -186,6 +186,16 @@ class Partitioned(Protocol):
 
 
 @runtime_checkable
+class OnFile(Protocol):
+    """A store whose records may be in a file of this machine."""
+
+    @property
+    def path(self) -> str | None:
+        """The absolute path of that file; None = there is none."""
+        ...
+
+
+@runtime_checkable
 class Scannable(Protocol):
     """What the command line, the reconciler and the dashboard read."""
 

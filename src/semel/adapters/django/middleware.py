@@ -165,7 +165,7 @@ class IdempotencyMiddleware:
 
     def _passed(self, begun: _Request, request: Any, response: Any) -> Any:
         """Log once if Django never calls this middleware's `process_view`."""
-        was_called = getattr(request, "resolver_match", None) and response.status_code < 300  # noqa: PLR2004 - done
+        was_called = request.resolver_match and response.status_code < 300  # noqa: PLR2004 - done
         if was_called and not begun.seen and not self._told_hidden:
             self._told_hidden = True
             logger.error(

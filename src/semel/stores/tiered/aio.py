@@ -24,7 +24,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import AsyncNotifying, AsyncStore, AsyncWatch, Counts, Page
+from semel.stores.base import AsyncNotifying, AsyncStore, AsyncWatch, Counts, OnFile, Page
 from semel.stores.redis import AsyncRedisStore
 from semel.stores.redis import open_async_store as open_redis
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_async_store
@@ -84,6 +84,11 @@ class AsyncTieredStore:
 
     def __repr__(self) -> str:
         return f"<AsyncTieredStore in front of {self._behind!r}>"
+
+    @property
+    def path(self) -> str | None:
+        """See `OnFile.path`: the records are in the store behind."""
+        return self._behind.path if isinstance(self._behind, OnFile) else None
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the front answers if it may, else SQL."""

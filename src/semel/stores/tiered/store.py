@@ -24,7 +24,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.base import Counts, Creating, Notifying, Page, Store, Watch
+from semel.stores.base import Counts, Creating, Notifying, OnFile, Page, Store, Watch
 from semel.stores.redis import RedisStore
 from semel.stores.redis import open_store as open_redis
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_store
@@ -84,6 +84,11 @@ class TieredStore:
 
     def __repr__(self) -> str:
         return f"<TieredStore in front of {self._behind!r}>"
+
+    @property
+    def path(self) -> str | None:
+        """See `OnFile.path`: the records are in the store behind."""
+        return self._behind.path if isinstance(self._behind, OnFile) else None
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the front answers if it may, else SQL."""
