@@ -151,6 +151,19 @@ async def test_an_endpoint_may_read_the_body_by_itself(engine):
     assert codes([other, differs, large, model]) == [200, 422, 413, 413]
 
 
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": "/",
+    "raw_path": b"/",
+    "root_path": "",
+    "query_string": b"",
+    "headers": [(b"idempotency-key", b"k")],
+    "http_version": "1.1",
+}
+"""A request with a key, as a server tells it."""
+
+
 async def test_a_request_that_ends_too_early_is_not_run(engine):
     app, runs = FastAPI(), []
 
@@ -168,19 +181,48 @@ async def test_a_request_that_ends_too_early_is_not_run(engine):
     async def send(message):
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/",
-        "raw_path": b"/",
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"idempotency-key", b"k")],
-        "http_version": "1.1",
-    }
-    await app(scope, receive, send)
+    await app({**SCOPE}, receive, send)
     assert sent[0]["status"] == 400
     assert runs == []
+
+
+async def test_of_endless_messages_without_content_only_some_are_read(engine):
+    app, read, statuses = FastAPI(), [], []
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def pay() -> None:
+        raise AssertionError("it must not run")
+
+    async def receive():
+        read.append(1)
+        return {"type": "http.request", "body": b"", "more_body": len(read) < 100_000}
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    await app({**SCOPE}, receive, send)
+    assert statuses[0] == 413
+    assert len(read) < 2000
+
+
+async def test_messages_without_content_between_others_are_no_reason_to_refuse(engine):
+    app, bodies, left = FastAPI(), [], iter(range(4000, -1, -1))
+
+    @app.post("/")
+    @Idempotent(engine)
+    async def pay(request: Request) -> None:
+        bodies.append(await request.body())
+
+    async def receive():
+        number = next(left)
+        return {"type": "http.request", "body": b"x" * (number % 2), "more_body": number > 0}
+
+    async def send(message):
+        pass
+
+    await app({**SCOPE}, receive, send)
+    assert bodies == [b"x" * 2000]
 
 
 async def test_14_forms_are_compared_by_their_parts(engine):

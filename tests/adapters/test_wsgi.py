@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tracemalloc
 from wsgiref.util import FileWrapper, setup_testing_defaults
 from wsgiref.validate import validator
 
@@ -533,6 +534,31 @@ def test_of_an_endless_body_only_a_little_more_than_the_cap_is_read(idem):
     told = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True, "wsgi.input": endless}
     assert post(door, **told).status == 413
     assert endless.given == 100_001
+
+
+def test_a_body_in_tiny_chunks_needs_the_memory_of_its_bytes(idem):
+    """As werkzeug's server gives it: what a read returns is one chunk of the client's."""
+
+    class Chunks(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(min(size, 2))
+
+    told = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True}
+    body, source, lengths = b"xy" * 100_000, None, []
+
+    def app(environ, start_response):
+        lengths.append(len(environ["wsgi.input"].read()))
+        return echo({**environ, "wsgi.input": io.BytesIO()}, start_response)
+
+    source = Chunks(body)
+    tracemalloc.start()
+    try:
+        post(IdempotencyMiddleware(app, idem), **told, **{"wsgi.input": source})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert lengths == [len(body)]
+    assert peak < 10 * len(body)
 
 
 @pytest.mark.parametrize(

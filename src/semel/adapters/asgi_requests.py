@@ -26,6 +26,9 @@ _UNBUFFERABLE: Final = frozenset(
 )
 """Ways to answer that would go past us."""
 
+_EMPTY_AT_MOST: Final = 1000
+"""Messages without content that are read of a body without any."""
+
 
 def request_of(scope: Scope) -> Request:
     """Show a request to the rules."""
@@ -46,6 +49,15 @@ async def send_answer(send: Send, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
+def most_empty(size: int) -> int:
+    """Say how many messages without content may come with this many bytes of a body.
+
+    Some layers send one beside each that has content. A client that sends nothing else (a frame of
+    HTTP/2 may be empty) would never reach a limit of bytes.
+    """
+    return _EMPTY_AT_MOST + size
+
+
 class ClientGone(Exception):
     """The client went away before its request was whole: nothing runs, nobody can be answered."""
 
@@ -59,17 +71,18 @@ class Body(Struct, eq=False):
 
     async def read(self) -> bytes:
         """Read it whole; more than the limit is refused as soon as it is there."""
-        gathered, more = (
-            bytearray(),
-            True,
-        )  # not a list: a client may send a byte at a time, or none
+        gathered = bytearray()  # not a list: a client may send a byte at a time, or none
+        empty, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
             more = message.get("more_body", False)
-            if len(gathered) + len(chunk) > self._limit:
+            if not chunk:
+                empty += 1
+            size = len(gathered)
+            if size + len(chunk) > self._limit or empty > most_empty(size):
                 raise Refusal("body_too_large")
             if not more and not gathered:  # most are one message, which need not be copied
                 self._content = bytes(chunk)

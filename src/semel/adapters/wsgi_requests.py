@@ -110,14 +110,14 @@ class Body:
         return content
 
     def _up_to(self, wanted: int) -> bytes:
-        source, chunks = self._environ["wsgi.input"], []
-        while wanted:
-            chunk = source.read(min(_CHUNK, wanted))
+        source, content = self._environ["wsgi.input"], bytearray()
+        while len(content) < wanted:
+            # Some servers give one chunk of the client's at a time, however small.
+            chunk = source.read(min(_CHUNK, wanted - len(content)))
             if not chunk:
                 break
-            chunks.append(chunk)
-            wanted -= len(chunk)
-        return b"".join(chunks)
+            content += chunk
+        return bytes(content)
 
     def _length(self) -> int | None:
         """The bytes to read; None = until the server says that it is all."""

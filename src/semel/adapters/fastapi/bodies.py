@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from semel.adapters.asgi_requests import most_empty
 from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.http import messages
 from semel.http.rulebook import Refusal
@@ -43,7 +44,20 @@ class Body:
         return body
 
     async def _streamed(self) -> bytes:
-        content = bytearray()  # not a list: a client may send one byte at a time
+        content, empty = bytearray(), 0  # not a list: a client may send one byte at a time
+        receive = self._request._receive
+
+        async def counted() -> Any:
+            """Receive for Starlette's stream, which keeps messages without content to itself."""
+            nonlocal empty
+            message = await receive()
+            if not message.get("body"):
+                empty += 1
+                if empty > most_empty(len(content)):
+                    raise Refusal("body_too_large")
+            return message
+
+        self._request._receive = counted
         try:
             async for chunk in self._request.stream():
                 content += chunk
@@ -51,6 +65,8 @@ class Body:
                     raise Refusal("body_too_large")
         except ClientDisconnect:
             raise Refusal("body_incomplete") from None
+        finally:
+            self._request._receive = receive
         return bytes(content)
 
     async def _form_bytes(self) -> bytes:
