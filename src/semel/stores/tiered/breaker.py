@@ -43,7 +43,7 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether a call may begin now."""
-        with self._lock:
+        with self._lock.lock:
             if self._next is None:
                 return True
             if now < self._next:
@@ -57,7 +57,7 @@ class Breaker:
         outage = next((each for each in errors if not isinstance(each, _OF_ONE_KEY)), None)
         if outage is None and self._next is None:
             return
-        with self._lock:
+        with self._lock.lock:
             was_open = self._next is not None
             if was_open and began < self._tried:
                 return  # it began before the outage was known, and tells nothing new

@@ -46,7 +46,7 @@ class Notes:
 
     def sent(self, ask: ClaimRequest) -> None:
         """A claim is about to be sent."""
-        with self._lock:
+        with self._lock.lock:
             self._notes.setdefault((ask.identity, ask.owner), None)
             if len(self._notes) > self._limit:
                 del self._notes[next(iter(self._notes))]
@@ -63,7 +63,7 @@ class Notes:
             exact = claimed.number == 1 or ask.fingerprint is not None
             copied = look if exact else None
             note = Note(claimed.fence, claimed.number, ask.fingerprint, ask.lease, copied)
-        with self._lock:
+        with self._lock.lock:
             self._notes[ask.identity, ask.owner] = note
         return had_it
 
@@ -73,5 +73,5 @@ class Notes:
 
     def take(self, identity: Identity, owner: bytes) -> Note | None:
         """Give the note of a claim that was given, and remove it."""
-        with self._lock:
+        with self._lock.lock:
             return self._notes.pop((identity, owner), None)

@@ -83,12 +83,12 @@ class Tier:
     @contextmanager
     def asking_sql(self, identity: Identity) -> Iterator[None]:
         """Somebody waits for the record: the front is not asked of it for so long."""
-        with self._lock:
+        with self._lock.lock:
             self._waiting[identity] += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self._lock.lock:
                 self._waiting[identity] -= 1
                 if not self._waiting[identity]:
                     del self._waiting[identity]
