@@ -297,7 +297,7 @@ def may_run_twice(step: Step) -> bool:
     return code.co_name in ("finished", "result")
 
 
-def strike_everywhere(
+def strike_everywhere(  # noqa: PLR0917 - each test says all of it
     idem: Idempotency,
     scenario: type[Scenario],
     kind: type[BaseException],
