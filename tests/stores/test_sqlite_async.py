@@ -96,10 +96,27 @@ async def test_a_cancelled_caller_is_freed_and_its_claim_is_carried_out(path):
     await store.close()
 
 
+SHORT = 1.0
+"""The timeout of a store that has to lose patience; a call that nothing stops takes far less."""
+
+
+async def patient(path, *steps) -> None:
+    """Take the first steps, which make the file, with a store that does not lose patience."""
+    store = AsyncSQLiteStore(path)
+    await store.counts()
+    for step in steps:
+        await step(store)
+    await store.close()
+
+
 async def test_a_locked_file_is_reported_in_time_and_replays_are_still_served(path):
-    store = AsyncSQLiteStore(path, timeout=0.2)
-    await store.claim(ask(1))
-    await store.complete(identity(1), ask(1).owner, RESULT, 60.0)
+    await patient(
+        path,
+        lambda store: store.claim(ask(1)),
+        lambda store: store.complete(identity(1), ask(1).owner, RESULT, 60.0),
+    )
+    store = AsyncSQLiteStore(path, timeout=SHORT)
+    await store.counts()
     with write_lock(path):
         with pytest.raises(StoreUnavailable, match="is locked by another process"):
             await store.claim(ask(2))
@@ -108,24 +125,28 @@ async def test_a_locked_file_is_reported_in_time_and_replays_are_still_served(pa
 
 
 async def test_a_caller_does_not_wait_for_ever_for_a_writer_that_hangs(path):
-    store = AsyncSQLiteStore(path, timeout=0.1)
+    await patient(path)
+    store = AsyncSQLiteStore(path, timeout=SHORT)
     await store.counts()
     session = store._executor._session
-    with session._lock, pytest.raises(StoreUnavailable, match=r"within 0.2 s; nothing was done"):
+    with session._lock, pytest.raises(StoreUnavailable, match="within 2 s; nothing was done"):
         await store.claim(ask(1))
     assert await store.get(identity(1)) is None
     await store.close()
 
 
 async def test_a_caller_out_of_patience_during_the_commit_is_told_that_it_may_count(path):
-    committing, go_on = threading.Event(), threading.Event()
+    claiming, committing, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def trace(sql):
-        if sql == "COMMIT":
+        if sql == "COMMIT" and claiming.is_set():
             committing.set()
             go_on.wait(20.0)
 
-    store = AsyncSQLiteStore(path, timeout=0.1, trace=trace)
+    await patient(path)
+    store = AsyncSQLiteStore(path, timeout=SHORT, trace=trace)
+    await store.counts()
+    claiming.set()
     with pytest.raises(StoreUnavailable, match="may still be committed"):
         await store.claim(ask(1))
     assert committing.is_set()
