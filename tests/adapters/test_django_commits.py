@@ -643,6 +643,21 @@ def test_the_check_names_atomic_requests(shop):
         assert f"ATOMIC_REQUESTS of {shop.alias!r}" in message.msg
 
 
+def test_the_check_names_atomic_requests_before_the_file_is_there(shop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setitem(shop.connection.settings_dict, "NAME", str(tmp_path / "later.db"))
+    for records, told in (
+        ("sqlite:///later.db", "semel.W003"),
+        (f"sqlite:///{tmp_path}/link/later.db", "semel.W003"),
+        ("sqlite:///records.db", "semel.I001"),
+    ):
+        with override_settings(SEMEL={"URL": records}):
+            (message,) = run_checks(tags=["semel"])
+        assert message.id == told
+    assert not (tmp_path / "later.db").exists(), "a check makes no file"
+
+
 def test_the_check_says_nothing_of_atomic_requests_where_the_settings_are_wrong(shop):
     with override_settings(SEMEL={"URL": "nonsense://"}):
         (message,) = run_checks(tags=["semel"])

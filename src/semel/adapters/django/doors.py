@@ -146,8 +146,8 @@ def shares_file(engine: Idempotency | AsyncIdempotency, connection: Any) -> bool
         return False
     try:
         return Path(store.path).samefile(connection.settings_dict["NAME"])
-    except OSError:  # one of them is no file, or not yet
-        return False
+    except OSError:  # not there yet: `manage.py check` also runs before the first `migrate`
+        return Path(store.path).resolve() == Path(connection.settings_dict["NAME"]).resolve()
 
 
 # --- on threads ----------------------------------------------------------------------------------
