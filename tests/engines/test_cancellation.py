@@ -426,3 +426,50 @@ def test_a_loop_torn_down_under_a_running_call_is_like_a_crash(recwarn):
     gc.collect()
     assert not recwarn.list
     assert asyncio.run(idem._store.get(idem._identity("k", "default"))).state is State.PROCESSING
+
+
+@pytest.mark.parametrize("step", ["complete", "fail"])
+async def test_a_step_in_the_background_that_is_cancelled_leaves_no_lease_that_is_renewed(step):
+    store = Hanging(AsyncMemoryStore())
+    async with AsyncIdempotency(store, policy=Policy(lease=1)) as idem:
+        started = asyncio.Event()
+
+        async def work():
+            started.set()
+            if step == "fail":
+                await asyncio.sleep(FOR_EVER)
+
+        store.hang(step, applied="no")
+        call = asyncio.create_task(idem.execute("k", work))
+        await started.wait()
+        if step == "complete":
+            await until(lambda: store.asked(step) == 1)
+            store.hang(step, applied="no")  # the step that does it again, too
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        del call
+        await until(lambda: store.asked(step) == (2 if step == "complete" else 1))
+        for task in tuple(idem._tasks):
+            task.cancel()
+        del task
+        await until(lambda: not idem._tasks)
+        gc.collect()
+        assert await idem.execute("k", completed, policy=IMPATIENT) == "again"
+
+
+async def completed():
+    return "again"
+
+
+async def test_a_coroutine_that_an_async_function_returns_is_not_kept():
+    inner = completed()
+
+    async def work():
+        return inner
+
+    async with AsyncIdempotency("memory://") as idem:
+        assert await idem.execute("k", work) is inner
+        inner.close()
+        record = await idem.peek("k")
+        assert record.state is State.SUCCEEDED

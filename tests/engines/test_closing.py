@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -376,3 +378,62 @@ def test_a_signal_handler_may_close_the_engine_whose_claim_it_interrupts(
     assert closed == [1]
     with Idempotency(sqlite_url) as again:
         assert again.execute("k", lambda: "paid", policy=Policy(concurrent="reject")) == "paid"
+
+
+# --- attempts that are never left ---------------------------------------------------------------
+
+NEVER_LEFT = """
+import {imports}
+from semel import Idempotency
+
+idem = Idempotency("memory://")
+idem._store.close = lambda: print("closed")
+
+def enter(close=lambda: idem.close(timeout=0.2)):
+    global context
+    context = idem.attempt("k")
+    context.__enter__()
+    close()
+
+{run}
+print("left")
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "run"),
+    [
+        ("threading", "enter()"),
+        ("threading", "one = threading.Thread(target=enter); one.start(); one.join()"),
+        (
+            "threading, time",
+            """threading.Thread(target=lambda: (enter(), time.sleep(3600)), daemon=True).start()
+while not hasattr(idem, "_closing"): time.sleep(0.01)""",
+        ),
+        ("atexit", "atexit.register(idem.close, timeout=0.2); enter(close=lambda: None)"),
+    ],
+    ids=["main thread", "thread that ends", "daemon thread", "atexit"],
+)
+def test_an_attempt_that_is_never_left_does_not_keep_the_process_alive(imports, run):
+    script = NEVER_LEFT.format(imports=imports, run=run)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert sorted(ended.stdout.split()) == ["closed", "left"], ended.stderr
+
+
+def test_closing_inside_a_function_when_no_thread_can_be_started_closes_there(monkeypatch):
+    idem = Idempotency("memory://")
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    def work():
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        idem.close(timeout=0)
+        monkeypatch.undo()
+        return "paid"
+
+    assert idem.execute("k", work) == "paid"
+    with pytest.raises(StoreUnavailable):
+        idem.execute("k", never)

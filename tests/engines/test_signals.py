@@ -294,7 +294,7 @@ def may_run_twice(step: Step) -> bool:
         return event == "call" or line == min(
             number for _, _, number in code.co_lines() if number and number > code.co_firstlineno
         )
-    return code.co_name in ("finished", "result")
+    return code.co_name == "result"
 
 
 def strike_everywhere(  # noqa: PLR0917 - each test says all of it

@@ -42,6 +42,9 @@ KIND = {"asynchronous", "_asynchronous"}
 ONLY_ASYNC = {"mark_coroutine_function", "heed", "cancellations", "Home"}
 """Calls that have no meaning for plain functions: threads cannot be cancelled, and have no loop."""
 
+AWAITED = "finished"
+"""What it is called with has to be awaited; a plain function has given its value already."""
+
 HOME = "_home"
 """The loop of an asynchronous engine."""
 
@@ -105,6 +108,8 @@ class Plain(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node):
+        if isinstance(node.func, ast.Name) and node.func.id == AWAITED:
+            return self.visit(node.args[0])
         node.args = [one for one in node.args if getattr(one, "attr", None) != HOME]
         return self.generic_visit(node)
 

@@ -262,3 +262,15 @@ def test_a_call_left_behind_by_a_loop_ends_quietly():
     left = loop.run_until_complete(begin())
     loop.close()
     left.close()
+
+
+def test_a_claim_whose_giving_back_always_fails_is_not_renewed_for_ever(memory_world):
+    engine, other = memory_world.engine(), memory_world.engine()
+    engine.store.inject("claim", LoseReply())
+    refused = Refuse(TypeError("fail() got an unexpected keyword argument"))
+    engine.store.inject("fail", refused, times=MANY)
+    with pytest.raises(StoreUnavailable):
+        engine.execute("k", never, policy=Policy(lease=300))
+    wait_until(lambda: engine.store.fired("fail") >= DOUBT_ROUNDS - 1)
+    wait_given_back(engine)
+    assert other.execute("k", lambda: "runs", policy=Policy(wait_timeout=60)) == "runs"

@@ -8,9 +8,10 @@ import math
 import sys
 import time
 from _thread import get_ident
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from functools import partial
 from types import CoroutineType
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from semel._mirror.seats import (
@@ -26,6 +27,9 @@ from semel._mirror.seats import (
 )
 from semel.errors import ConfigError
 
+if TYPE_CHECKING:
+    from semel.core.leases import Lease
+
 T = TypeVar("T")
 
 sleep = asyncio.sleep
@@ -38,9 +42,15 @@ Seat: TypeAlias = "asyncio.Future[Given | None]"
 
 
 def background(
-    tasks: set[asyncio.Task[Any]], step: Callable[[], Coroutine[Any, Any, object]]
+    tasks: set[asyncio.Task[Any]],
+    step: Callable[[], Coroutine[Any, Any, object]],
+    lease: Lease | None = None,
 ) -> None:
-    """Do this to the end, after its caller is gone; `tasks` keeps it alive until then."""
+    """Do this, which ends the attempt of this lease, after its caller is gone.
+
+    `tasks` keeps it alive until then. If it is cancelled or fails, the lease is no longer handed
+    over: the timer ends it.
+    """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -48,11 +58,27 @@ def background(
     task = loop.create_task(step())
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+    if lease is not None:
+        lease.handed_over = True
+        task.add_done_callback(partial(_take_back, lease))
 
 
-def aside(step: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[Any]:
+def _take_back(lease: Lease, task: asyncio.Task[Any]) -> None:
+    if task.cancelled() or task.exception() is not None:
+        lease.handed_over = False
+
+
+def aside(
+    step: Callable[[], Coroutine[Any, Any, object]],
+    otherwise: Callable[[], Coroutine[Any, Any, object]],
+) -> asyncio.Task[Any]:
     """Do this beside the caller, who keeps the task."""
     return asyncio.get_running_loop().create_task(step())
+
+
+def can_go_on(leases: Collection[Lease]) -> bool:
+    """Tell whether one of these attempts may still end: on a loop that runs, any may."""
+    return bool(leases)
 
 
 Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
@@ -86,6 +112,11 @@ def finished(given: Awaitable[T]) -> Awaitable[T]:
     if isinstance(given, CoroutineType) or inspect.isawaitable(given):
         return given
     return ready(cast("T", given))
+
+
+def unawaited(value: T) -> T:
+    """Return a coroutine that an async function gave instead of awaiting it: it cannot be kept."""
+    return value
 
 
 async def ready(value: T) -> T:

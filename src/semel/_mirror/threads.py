@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from semel._mirror.seats import (
     AFTER_TROUBLE,
@@ -23,6 +23,9 @@ from semel._mirror.seats import (
 )
 from semel.errors import ConfigError
 
+if TYPE_CHECKING:
+    from semel.core.leases import Lease
+
 T = TypeVar("T")
 
 sleep = time.sleep
@@ -31,16 +34,45 @@ LOOK = 1.0
 """Seconds after which a thread that shares an execution looks whether it is still led."""
 
 
-def background(tasks: set[Any], step: Callable[[], object]) -> None:
-    """Do this to the end; a thread does it at once."""
+def background(tasks: set[Any], step: Callable[[], object], lease: Lease | None = None) -> None:
+    """Do this, which ends the attempt of this lease; a thread does it at once."""
     step()
+    if lease is not None:
+        lease.handed_over = True
 
 
-def aside(step: Callable[[], object]) -> threading.Thread:
-    """Do this beside the caller. The process does not end before it is done."""
-    thread = threading.Thread(target=step, name="semel-closing")
-    thread.start()
+def aside(step: Callable[[], object], otherwise: Callable[[], object]) -> threading.Thread:
+    """Do this beside the caller. The process does not end before it is done.
+
+    `otherwise` is called if no thread can be started, or if the process would not wait for it: in
+    a function that `atexit` calls.
+    """
+    caller = threading.current_thread()  # makes a foreign thread known to `can_go_on`
+    thread = threading.Thread(target=step, name="semel-closing", daemon=False)
+    try:
+        if caller.is_alive():
+            thread.start()
+        else:
+            otherwise()
+    except (RuntimeError, MemoryError):
+        otherwise()
     return thread
+
+
+def can_go_on(leases: Collection[Lease]) -> bool:
+    """Tell whether one of these attempts may still be ended by its thread.
+
+    At the end of the process only threads that it waits for go on.
+    """
+    if not leases:
+        return False
+    ending = not threading.main_thread().is_alive()
+    alive = {
+        thread.ident
+        for thread in threading.enumerate()
+        if thread.is_alive() and not (ending and thread.daemon)
+    }
+    return any(lease.thread in alive for lease in leases)
 
 
 def drain(tasks: set[Any], timeout: float) -> None:
@@ -48,16 +80,19 @@ def drain(tasks: set[Any], timeout: float) -> None:
 
 
 def finished(value: T) -> T:
+    """Refuse a coroutine."""
+    return unawaited(value) if isinstance(value, CoroutineType) else value
+
+
+def unawaited(given: CoroutineType[Any, Any, Any]) -> NoReturn:
     """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
-    if isinstance(value, CoroutineType):
-        refusal = ConfigError(
-            "the function gave a coroutine instead of a value: await it there, "
-            "or use an AsyncIdempotency"
-        )
-        refusal.nothing_ran = getcoroutinestate(value) == CORO_CREATED
-        value.close()
-        raise refusal
-    return value
+    refusal = ConfigError(
+        "the function gave a coroutine instead of a value: await it there, "
+        "or use an AsyncIdempotency"
+    )
+    refusal.nothing_ran = getcoroutinestate(given) == CORO_CREATED
+    given.close()
+    raise refusal
 
 
 def ready(value: T) -> T:

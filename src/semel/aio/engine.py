@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from semel._mirror.tasks import aside, drain, sleep
+from semel._mirror.tasks import aside, can_go_on, drain, sleep
 from semel.aio.marks import AsyncMarks
 from semel.aio.once import AsyncOnce, AsyncOnceDecorator
 from semel.aio.transactions import AsyncTransactionRunner
@@ -180,13 +180,15 @@ class AsyncIdempotency(AsyncTransactionRunner):
         claims = self._claiming_here()
         if own or claims:
             # Waiting here would hold up the very function, or claim, that is waited for.
-            self._closing = aside(partial(self._close, own, claims, end))
+            self._closing = aside(
+                partial(self._close, own, claims, end), partial(self._close, (), (), end)
+            )
         else:
             await self._close((), (), end)
 
     async def _close(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
-        """Close after these attempts, however long they take, and after the others until `end`."""
-        while self._leases.running(own) or self._leases.claims(claims):
+        """Close after these attempts, while they can go on, and after the others until `end`."""
+        while can_go_on(self._leases.running(own)) or self._leases.claims(claims):
             await sleep(0.01)
         while monotonic() < end and (self._leases.running() or self._leases.claims()):
             await sleep(0.01)

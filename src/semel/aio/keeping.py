@@ -21,7 +21,7 @@ from semel._mirror.tasks import (
 )
 from semel.core.leases import GIVING_BACK, Lease
 from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
-from semel.engine.answers import Answers
+from semel.engine.answers import OUTAGES, Answers
 from semel.engine.call import (
     GIVEN_BACK,
     UNWANTED_TTL,
@@ -200,7 +200,10 @@ class AsyncKeeper(Answers[AsyncStore]):
             self._announce(
                 events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
             )
-            self._remind(self._timer, self._leases.doubt(ask, monotonic()))
+            # What no outage explains may fail for ever: each try begins the lease anew.
+            outage = isinstance(error, OUTAGES)
+            again = self._leases.doubt if outage else self._leases.not_found
+            self._remind(self._timer, again(ask, monotonic()))
             return False
         if isinstance(answer, Busy) and answer.owner is None:
             # An open transaction has the record, and the claim may still wait there for its end.

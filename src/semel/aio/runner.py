@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
+from types import CoroutineType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -27,6 +28,7 @@ from semel._mirror.tasks import (
     heed,
     ready,
     sleep,
+    unawaited,
 )
 from semel.aio.keeping import AsyncKeeper
 from semel.attempts import Attempt
@@ -71,6 +73,9 @@ class AsyncRunner(AsyncKeeper):
                     return attempt
                 with attempt:
                     value = await finished(fn(*args, **kwargs))
+                    if isinstance(value, CoroutineType):
+                        given, value = value, UNSET
+                        value = unawaited(given)
                 attempt.result = await self._succeeded(call, attempt, value)
             except BaseException as error:
                 if attempt is not None and value is UNSET:
@@ -220,8 +225,7 @@ class AsyncRunner(AsyncKeeper):
             if not isinstance(interruption, IdempotencyError):
                 # By `partial`: a closure would cost every call a cell for each of these values.
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again))
-                lease.handed_over = True
+                background(self._tasks, partial(self._quietly, again), lease)
             raise
         heed(before)
         if kept.interruption is not None:
@@ -237,15 +241,13 @@ class AsyncRunner(AsyncKeeper):
         recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, recording)
-            lease.handed_over = True
+            background(self._tasks, recording, lease)
             return
         before = cancellations(self._home)
         try:
             await recording()
         except BaseException:  # interrupted, for a recording raises nothing by itself
-            background(self._tasks, recording)
-            lease.handed_over = True
+            background(self._tasks, recording, lease)
             raise
         heed(before)
 
@@ -272,11 +274,11 @@ class AsyncRunner(AsyncKeeper):
             self._not_claiming(call, ask)
         elif lease is not None and lease in self._leases and lease.ends_here:
             if attempt is None or value is UNSET:
-                background(self._tasks, partial(self._record_failure, call, lease, error))
+                recording = partial(self._record_failure, call, lease, error)
+                background(self._tasks, recording, lease)
             else:
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again))
-            lease.handed_over = True
+                background(self._tasks, partial(self._quietly, again), lease)
         if lease is None or not lease.handed_over:
             self._pass_on(call)
 

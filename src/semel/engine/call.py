@@ -33,6 +33,9 @@ MOST_CLAIMS = 3
 RENEWAL_LOOK = 0.005
 """Seconds between two looks whether a renewal that is on its way has been answered."""
 
+UNWANTED_LEASE = 2.0
+"""Seconds after which a claim that nobody wants is free if its giving back fails half-way."""
+
 UNWANTED_TTL = 300.0
 """How long it is remembered that a claim which nobody wanted was given back."""
 
@@ -106,7 +109,8 @@ def unwanted(ask: ClaimRequest) -> ClaimRequest:
     end is lost, the key must not stay held.
     """
     # No attempt at all: a record that no attempt counts in yet belongs to somebody, too.
-    return replace(ask, hold=False, replace=False, max_attempts=0)
+    lease = min(ask.lease, UNWANTED_LEASE)
+    return replace(ask, lease=lease, hold=False, replace=False, max_attempts=0)
 
 
 GIVEN_BACK = encode_failure(InterruptedError("nobody waited for this claim any more"))

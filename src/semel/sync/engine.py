@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from semel._mirror.threads import aside, drain, sleep
+from semel._mirror.threads import aside, can_go_on, drain, sleep
 from semel.attempts import Attempt, Outcome
 from semel.core.codec import returned_by
 from semel.core.leases import Lease
@@ -177,13 +177,15 @@ class Idempotency(TransactionRunner):
         claims = self._claiming_here()
         if own or claims:
             # Waiting here would hold up the very function, or claim, that is waited for.
-            self._closing = aside(partial(self._close, own, claims, end))
+            self._closing = aside(
+                partial(self._close, own, claims, end), partial(self._close, (), (), end)
+            )
         else:
             self._close((), (), end)
 
     def _close(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
-        """Close after these attempts, however long they take, and after the others until `end`."""
-        while self._leases.running(own) or self._leases.claims(claims):
+        """Close after these attempts, while they can go on, and after the others until `end`."""
+        while can_go_on(self._leases.running(own)) or self._leases.claims(claims):
             sleep(0.01)
         while monotonic() < end and (self._leases.running() or self._leases.claims()):
             sleep(0.01)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
+from types import CoroutineType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -21,9 +22,9 @@ from semel._mirror.seats import LATE, NoTimer
 from semel._mirror.threads import (
     Polling,
     background,
-    finished,
     ready,
     sleep,
+    unawaited,
 )
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
@@ -65,7 +66,10 @@ class Runner(Keeper):
                 if attempt.replayed:
                     return attempt
                 with attempt:
-                    value = finished(fn(*args, **kwargs))
+                    value = fn(*args, **kwargs)
+                    if isinstance(value, CoroutineType):
+                        given, value = value, UNSET
+                        value = unawaited(given)
                 attempt.result = self._succeeded(call, attempt, value)
             except BaseException as error:
                 if attempt is not None and value is UNSET:
@@ -207,8 +211,7 @@ class Runner(Keeper):
             if not isinstance(interruption, IdempotencyError):
                 # By `partial`: a closure would cost every call a cell for each of these values.
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again))
-                lease.handed_over = True
+                background(self._tasks, partial(self._quietly, again), lease)
             raise
         if kept.interruption is not None:
             # The result is saved; now the interruption may reach the caller.
@@ -223,14 +226,12 @@ class Runner(Keeper):
         recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, recording)
-            lease.handed_over = True
+            background(self._tasks, recording, lease)
             return
         try:
             recording()
         except BaseException:  # interrupted, for a recording raises nothing by itself
-            background(self._tasks, recording)
-            lease.handed_over = True
+            background(self._tasks, recording, lease)
             raise
 
     def _settle(
@@ -256,11 +257,11 @@ class Runner(Keeper):
             self._not_claiming(call, ask)
         elif lease is not None and lease in self._leases and lease.ends_here:
             if attempt is None or value is UNSET:
-                background(self._tasks, partial(self._record_failure, call, lease, error))
+                recording = partial(self._record_failure, call, lease, error)
+                background(self._tasks, recording, lease)
             else:
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again))
-            lease.handed_over = True
+                background(self._tasks, partial(self._quietly, again), lease)
         if lease is None or not lease.handed_over:
             self._pass_on(call)
 
