@@ -187,7 +187,7 @@ class ResultOmitted(Event, frozen=True, kw_only=True):
 
 
 class ResultNotStored(Event, frozen=True, kw_only=True):
-    """Done, but the store could not be told yet; it is tried again in the background."""
+    """Done, but not stored yet; it is tried again in the background, unless `error` says not."""
 
     level = logging.ERROR
     error: str

@@ -200,3 +200,17 @@ def test_a_refreshed_mark_is_learned_anew(idem):
     idem._kind.finish(idem.engine.marks.refresh, "k", ttl=500)
     assert idem.execute("k", never) == 1
     assert asked(idem) == 2
+
+
+def test_what_one_engine_forgets_no_engine_on_the_same_store_answers_from_its_cache(memory_world):
+    idem = memory_world.engine(cache=2)
+    other = memory_world.engine_on(idem.store, cache=2)
+    assert [idem.execute("k", lambda: 1), other.execute("k", never), other.execute("k", never)] == [
+        1,
+        1,
+        1,
+    ]
+    assert asked(other) == 2, "the other engine has it in its cache"
+    idem.forget("k")
+    assert other.execute("k", lambda: 2) == 2
+    assert idem.execute("k", never) == 2

@@ -9,13 +9,14 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from engines.facade import PATIENCE, Effect, never, until, wait_until
+from engines.facade import MANY, PATIENCE, Effect, never, until, wait_until
 from semel import (
     AsyncIdempotency,
     LeaseLost,
     OutcomeUnknown,
     Policy,
     StoreUnavailable,
+    ValueRejected,
     current_attempt,
     events,
     testing,
@@ -314,3 +315,26 @@ def test_a_renewal_that_hangs_while_an_attempt_is_parked_is_made_good_later(memo
     wait_until(lambda: engine.peek("k").abandoned)
     with pytest.raises(OutcomeUnknown):
         other.execute("k", never)
+
+
+def test_an_end_that_the_store_rejects_even_without_the_result_is_given_up(memory_world):
+    idem = memory_world.engine()
+    idem.store.inject("complete", Refuse(ValueRejected("a trigger says no")), times=MANY)
+    assert idem.execute("k", lambda: "paid", policy=Policy(lease=60)) == "paid"
+    assert idem.commands("complete") == 2, "with its result, and without"
+    (told,) = idem.told(events.ResultNotStored)
+    assert "not tried again" in told.error
+    assert not len(idem.engine._leases), "nothing is renewed any more"
+
+
+def test_a_late_end_that_the_store_rejects_even_without_the_result_is_given_up(
+    memory_world, monkeypatch
+):
+    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", -1.0)
+    idem = memory_world.engine()
+    idem.store.inject("complete", Refuse())
+    idem.store.inject("complete", Refuse(ValueRejected("a trigger says no")), times=MANY)
+    assert idem.execute("k", lambda: "paid", policy=Policy(lease=60)) == "paid"
+    assert len(idem.told(events.ResultNotStored)) == 1
+    wait_until(lambda: not len(idem.engine._leases))
+    assert "not tried again" in idem.told(events.ResultNotStored)[-1].error

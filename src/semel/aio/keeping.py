@@ -30,7 +30,7 @@ from semel.engine.call import (
     unwanted,
 )
 from semel.engine.setup import Opening
-from semel.errors import StoreError
+from semel.errors import StoreError, ValueRejected
 from semel.stores.base import AsyncBatching, AsyncStore, Partitioned
 from semel.stores.registry import open_async_store
 
@@ -175,6 +175,9 @@ class AsyncKeeper(Answers[AsyncStore]):
                 lease.unsaved = replace(ask, result=smaller)
                 return await self._save_late(lease, lease.unsaved)
             self._store_failed(lease, "complete", error)
+            if isinstance(error, ValueRejected):
+                self._rejected_for_good(lease, error)
+                return True
             self._leases.put_off(lease, monotonic())
             return False
         self._saved_late(lease, saved=saved)

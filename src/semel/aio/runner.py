@@ -47,7 +47,7 @@ from semel.engine.call import (
     pauses,
 )
 from semel.engine.setup import CLOSED
-from semel.errors import IdempotencyError, StoreError, StoreUnavailable
+from semel.errors import IdempotencyError, StoreError, StoreUnavailable, ValueRejected
 from semel.events import logger
 from semel.stores.base import AsyncNotifying, AsyncWatch
 
@@ -310,6 +310,10 @@ class AsyncRunner(AsyncKeeper):
                 result = smaller
             elif error is not None:
                 self._store_failed(lease, "complete", error)
+                if isinstance(error, ValueRejected):
+                    self._rejected_for_good(lease, error)
+                    self._pass_on(call)
+                    return
                 pause = patience.pause(monotonic())
                 if pause is None:
                     self._not_stored(call, lease, result, error)

@@ -24,16 +24,23 @@ class FinishedCache:
         self._size = size
         self._longest = longest
         self._lock = Lock()
-        self._entries: OrderedDict[Identity, tuple[bytes | None, Finished, float]] = OrderedDict()
+        self._entries: OrderedDict[Identity, tuple[bytes | None, Finished, float, int]] = (
+            OrderedDict()
+        )
 
-    def get(self, identity: Identity, fingerprint: bytes | None, now: float) -> Finished | None:
-        """Give a finished operation that this payload may be answered with."""
+    def get(
+        self, identity: Identity, fingerprint: bytes | None, now: float, generation: int = 0
+    ) -> Finished | None:
+        """Give a finished operation that this payload may be answered with.
+
+        The generation of an identity changes when it is forgotten, by any engine on the store.
+        """
         with self._lock:
             entry = self._entries.get(identity)
             if entry is None:
                 return None
-            known, finished, until = entry
-            if until <= now:
+            known, finished, until, remembered = entry
+            if until <= now or remembered != generation:
                 del self._entries[identity]
                 return None
             if known != fingerprint:
@@ -42,7 +49,12 @@ class FinishedCache:
             return finished
 
     def add(
-        self, identity: Identity, fingerprint: bytes | None, finished: Finished, now: float
+        self,
+        identity: Identity,
+        fingerprint: bytes | None,
+        finished: Finished,
+        now: float,
+        generation: int = 0,
     ) -> None:
         """Remember a finished operation for as long as its record is kept."""
         with self._lock:
@@ -50,6 +62,7 @@ class FinishedCache:
                 fingerprint,
                 finished,
                 now + min(finished.remaining, self._longest),
+                generation,
             )
             self._entries.move_to_end(identity)
             if len(self._entries) > self._size:

@@ -239,6 +239,18 @@ class Answers(Setup[S]):
         # Without the error's text, which names the server: duplicates may be anybody's.
         return omitted(f"the store refused its {len(result.data)} bytes")
 
+    def _rejected_for_good(self, lease: Lease, error: Exception) -> None:
+        """The store rejects the end of the attempt even without its result: do not try again."""
+        self._leases.drop(lease)
+        self._announce(
+            events.ResultNotStored(
+                identity=lease.identity,
+                number=lease.number,
+                error=f"{error}. It is rejected even without the result and not tried again: when "
+                "the lease ends, the key counts as abandoned",
+            )
+        )
+
     def _not_stored(self, call: Call, lease: Lease, result: Encoded, error: Exception) -> None:
         """The store cannot be told: the timer goes on renewing and saving."""
         lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
@@ -347,7 +359,7 @@ class Answers(Setup[S]):
         """Ask the local cache."""
         if self._cache is None or call.rules.replace:
             return None
-        return self._cache.get(call.identity, call.fingerprint, monotonic())
+        return self._cache.get(call.identity, call.fingerprint, monotonic(), call.generation)
 
     def _forgotten(self, identity: Identity) -> None:
         """Do not return results from before this `forget` to later calls."""
@@ -360,7 +372,4 @@ class Answers(Setup[S]):
         if call.rules.replace:
             cache.drop(call.identity)
             return
-        cache.add(call.identity, call.fingerprint, finished, monotonic())
-        # Looked at after it was added: who forgets it drops it after that was noted.
-        if self._flights.forgets.generation(call.identity) != call.generation:
-            cache.drop(call.identity)
+        cache.add(call.identity, call.fingerprint, finished, monotonic(), call.generation)

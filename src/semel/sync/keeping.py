@@ -29,7 +29,7 @@ from semel.engine.call import (
     unwanted,
 )
 from semel.engine.setup import Opening
-from semel.errors import StoreError
+from semel.errors import StoreError, ValueRejected
 from semel.stores.base import Batching, Partitioned, Store
 from semel.stores.registry import open_store
 
@@ -173,6 +173,9 @@ class Keeper(Answers[Store]):
                 lease.unsaved = replace(ask, result=smaller)
                 return self._save_late(lease, lease.unsaved)
             self._store_failed(lease, "complete", error)
+            if isinstance(error, ValueRejected):
+                self._rejected_for_good(lease, error)
+                return True
             self._leases.put_off(lease, monotonic())
             return False
         self._saved_late(lease, saved=saved)

@@ -42,7 +42,7 @@ from semel.engine.call import (
     pauses,
 )
 from semel.engine.setup import CLOSED
-from semel.errors import IdempotencyError, StoreError, StoreUnavailable
+from semel.errors import IdempotencyError, StoreError, StoreUnavailable, ValueRejected
 from semel.events import logger
 from semel.stores.base import Notifying, Watch
 from semel.sync.keeping import Keeper
@@ -293,6 +293,10 @@ class Runner(Keeper):
                 result = smaller
             elif error is not None:
                 self._store_failed(lease, "complete", error)
+                if isinstance(error, ValueRejected):
+                    self._rejected_for_good(lease, error)
+                    self._pass_on(call)
+                    return
                 pause = patience.pause(monotonic())
                 if pause is None:
                     self._not_stored(call, lease, result, error)

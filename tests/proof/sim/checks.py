@@ -49,6 +49,7 @@ def check(world: World) -> None:
         _fences_are_unique(world, runs)
         _holds_are_kept(world, runs)
     for run in world.runs:
+        _engine_was_open(world, run)
         if run.protected:
             _outcome_is_stored(world, run)
             _loss_was_announced_in_time(world, run)
@@ -242,7 +243,12 @@ def _nothing_after_a_success(world: World, runs: list[Run]) -> None:
 def _fences_are_unique(world: World, runs: list[Run]) -> None:
     fences = [run.fence for run in runs]
     # Without a record a fence is made of time, and here a forget and two claims may take none.
-    if len(set(fences)) != len(fences) and not world.forgotten:
+    removed = {
+        action.key
+        for action in world.plan.actions
+        if isinstance(action, Repair) and action.what in {"forget", "delete"}
+    }
+    if len(set(fences)) != len(fences) and runs[0].key not in removed:
         world.violation("fence repeated", f"{runs[0].key}: {fences}")
 
 
@@ -258,6 +264,12 @@ def _holds_are_kept(world: World, runs: list[Run]) -> None:
         known = first.owner in ledger.completed or ledger.failed.get(first.owner) is True
         if first.key != MIXED or not known:
             world.violation("hold broken", f"{second.value} ran after {first.value}")
+
+
+def _engine_was_open(world: World, run: Run) -> None:
+    closed = world.closed.get(run.caller.call.engine)
+    if closed is not None and run.start > closed:
+        world.violation("ran when closed", f"{run.value} began after its engine was closed")
 
 
 def _outcome_is_stored(world: World, run: Run) -> None:

@@ -134,7 +134,7 @@ class World:
         self.runs: list[Run] = []
         self.events: list[Announced] = []
         self.jumps: list[float] = []
-        self.closed: set[int] = set()
+        self.closed: dict[int, float] = {}
         self.forgotten: list[tuple[int, str, float]] = []
         """By which engine, which key, and when that engine said so."""
         self.ledger = Ledger(self.loop, self.log)
@@ -251,7 +251,7 @@ class World:
         self.log("outage", action.seconds)
 
     def _close(self, action: Close) -> None:
-        self.closed.add(action.engine)
+        self.closed.setdefault(action.engine, self.loop.now)
         self._beside(action.engine, self.engines[action.engine].close(action.timeout))
 
     def _repair(self, action: Repair) -> None:
