@@ -335,6 +335,7 @@ def strike_everywhere(  # noqa: PLR0917 - each test says all of it
 
 # What strikes while Python closes a generator is dropped by Python itself, and told by a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.fault(44)
 @pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_struck_at_any_step_a_call_leaves_nothing_behind(idem, scenario, kind):
