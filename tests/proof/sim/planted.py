@@ -86,9 +86,9 @@ def _cache_before_saving(self: AsyncRunner, call: Any, attempt: Any, value: Any)
     return kept
 
 
-def _any_payload(self: FinishedCache, identity: Any, _: object, now: float) -> Any:
+def _any_payload(self: FinishedCache, identity: Any, _: object, now: float, generation: int) -> Any:
     entry = self._entries.get(identity)
-    return None if entry is None or entry[2] <= now else entry[1]
+    return None if entry is None or entry[2] <= now or entry[3] != generation else entry[1]
 
 
 @dataclass(frozen=True)
