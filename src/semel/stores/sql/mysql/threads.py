@@ -41,14 +41,14 @@ class OwnConnection(PyMySQLConnection):
         self.connect()
 
     def allow(self, seconds: float) -> None:
-        """Let the next statement take so long."""
+        """Let the next statement take this time."""
         if self._allowed != seconds:
             self._allowed = self._read_timeout = self._write_timeout = seconds
 
 
 def connector(address: Address, timeout: float) -> Connect:
     """Give the function that makes a connection to an address, which is not connected yet."""
-    arguments = driver_arguments(address, timeout) | {
+    arguments: dict[str, Any] = driver_arguments(address, timeout) | {
         "defer_connect": True,
         # Said aloud: by itself PyMySQL reads all certificates of the machine for each connection,
         # to try a TLS that checks none of them.
@@ -69,7 +69,7 @@ class Pool:
         *,
         patient: bool = True,
     ) -> None:
-        """`patient`: whether a statement waits for a lock, and is sent again if in vain."""
+        """`patient`: whether a statement waits for a lock, and is sent again if it does not get it."""
         self.place = place
         self.spares: Sequence[Pool] = ()
         """They lend an idle connection when this pool cannot open one of its own."""
