@@ -554,7 +554,7 @@ def test_the_middlewares_paths_hold_below_a_script_name(sqlite_url, pattern):
 
 
 def in_chunks(body, length="", *, terminated=True, kind="text/plain"):
-    """What a server tells of a body that its client sent in chunks."""
+    """What a server says about a body that its client sent in chunks."""
     told = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": length, "CONTENT_TYPE": kind}
     told["HTTP_TRANSFER_ENCODING"] = "chunked"
     if terminated:

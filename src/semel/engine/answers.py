@@ -82,7 +82,7 @@ class Answers(Setup[S]):
             if self._closed:  # After `add`: `close` sets it first, and then looks at the leases.
                 raise NoTimer(f"{CLOSED}; nothing ran")  # noqa: TRY301 - its lease is dropped below
             self._timer.due(lease.due)
-            # Renewals may hang for longer than the lease: the watch tells of its loss in time.
+            # Renewals may hang for longer than the lease: the watch reports its loss in time.
             self._watch.due(lease.danger)
             if claimed.takeover:
                 self._announce(events.TakenOver(identity=call.identity, number=claimed.number))

@@ -95,7 +95,7 @@ def check_middleware(**_: Any) -> Sequence[checks.CheckMessage]:
 def _imported(name: str) -> Any:
     try:
         return import_string(name)
-    except ImportError:  # Django tells of it when it makes the middlewares
+    except ImportError:  # Django reports it when it loads the middleware
         return None
 
 

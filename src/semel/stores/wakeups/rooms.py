@@ -143,7 +143,7 @@ class Rooms(Generic[S]):
     def leave(self, seat: S) -> None:
         """Give up a seat, if it was given; may come twice.
 
-        The subscription stays for a while: whoever leaves is in a hurry.
+        The subscription stays for a while: a caller that leaves is in a hurry.
         """
         room = self._rooms.get(seat.channel)
         if room is None:

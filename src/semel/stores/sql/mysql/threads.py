@@ -69,7 +69,7 @@ class Pool:
         *,
         patient: bool = True,
     ) -> None:
-        """`patient`: whether a statement waits for a lock, and is sent again if it does not get it."""
+        """`patient`: whether a statement waits for a lock, and is sent again after that."""
         self.place = place
         self.spares: Sequence[Pool] = ()
         """They lend an idle connection when this pool cannot open one of its own."""

@@ -49,7 +49,7 @@ _NOT_THE_CONNECTION: Final = (
 )
 _GOING_DOWN: Final = (sql.AdminShutdown, sql.CrashShutdown, sql.CannotConnectNow)
 _CROWDED: Final = sql.TooManyConnections
-"""Only asyncpg gives the code: libpq tells of a refused connection in words."""
+"""Only asyncpg gives the code: libpq describes a refused connection in words."""
 BECAME_REPLICA: Final = sql.ReadOnlySqlTransaction
 """After a failover, a connection may be left with the server that is no longer the primary."""
 
