@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import psycopg
-import pymysql
 import pytest
 
 from semel.errors import StoreUnavailable
@@ -79,7 +78,8 @@ def mysql_pool(kind: Any, url: str) -> Any:
 
 def test_a_thread_connects_to_mysql_no_longer_than_its_call_may_take(silent_port):
     pool = mysql_pool(threads, f"mysql://semel:secret@127.0.0.1:{silent_port}/semel")
-    with soon(), pytest.raises(pymysql.err.OperationalError):
+    # By its words: where another test has loaded the driver again, its classes are others.
+    with soon(), pytest.raises(Exception, match="timed out"):
         pool.take(MOMENT)
 
 

@@ -226,7 +226,7 @@ def test_what_is_kept_for_no_time_is_forgotten_by_a_front_that_is_out_of_use_too
 def test_a_forked_child_finds_the_breaker_and_the_notes_unlocked(redis_url, sqlite_url):
     tiers = Tiers("threads", redis_url, sqlite_url)
     succeed(tiers, ANNA, RED)
-    locks = [tiers.store._tier._notes._lock, tiers.store._front._breaker._lock]
+    locks = [tiers.store._tier._notes._lock.lock, tiers.store._front._breaker._lock.lock]
     busy = threading.Event()
 
     def work() -> None:

@@ -59,8 +59,7 @@ class AsyncKeeper(Answers[AsyncStore]):
         if isinstance(self._store, Partitioned):
             # A server that hangs must not delay renewals on the others.
             for server, at in self._leases.place(self._store.server_of).items():
-                if server is not None:
-                    again = min(again, self._remind(self._timer_of(server), at))
+                again = min(again, self._remind(self._timer_of(server), at))
         await self._serve(None)
         if GIVING_BACK in self._timers:
             return min(again, self._leases.next_renewal())
