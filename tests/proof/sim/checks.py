@@ -437,7 +437,9 @@ def _loss_is_true(world: World, owner: bytes, at: float) -> None:
     ledger, granted = world.ledger, world.ledger.granted[owner]
     if ledger.replaced.get(owner, float("inf")) <= at + EPS or world.plan.network.batches:
         return  # (what the members of a batch got is not known before all of them have answered)
-    until = _lease_end(world, owner, at) or granted.at + granted.lease
+    # Before that moment: a process that resumes may notice the loss in the very moment in which its
+    # renewal is answered.
+    until = _lease_end(world, owner, at - EPS) or granted.at + granted.lease
     if at < until - 0.1 * granted.lease - EPS:
         kind = "LostLease after its end" if ledger.ended(owner) else "false LostLease"
         world.violation(kind, f"{ledger.name(owner)} has its lease until {until:.3f}")
