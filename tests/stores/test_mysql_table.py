@@ -443,6 +443,9 @@ def test_pymysql_counts_what_an_insert_did_by_its_flags(mysql_url, server):
         client.close()
 
 
+# A socket that an earlier test left to the garbage collector is collected here.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(
     mysql_url, server, asked

@@ -141,7 +141,8 @@ class Seat:
 
     def wait(self, seconds: float) -> Given | None:
         """Sleep until something is given or the time runs out."""
-        self._gate.acquire(timeout=seconds)
+        if self.given is None:
+            self._gate.acquire(timeout=seconds)
         return self.given
 
 
@@ -162,7 +163,8 @@ class Flights:
                 while (given := seat.wait(max(0.0, min(LOOK, end - time.monotonic())))) is None:
                     if time.monotonic() >= end and seats.leave(place, seat):
                         return LATE
-                    if seats.is_orphaned(place, caller, seat) and not seat.done():
+                    # Or it is just being shared: then this seat's turn has not come yet.
+                    if seats.is_orphaned(place, caller, seat) and seat.wait(LOOK) is None:
                         break
                 else:
                     return given
