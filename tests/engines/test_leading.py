@@ -111,3 +111,9 @@ async def test_a_task_leads_when_its_leader_was_interrupted_without_saying_so(
         flights.share("place", FINISHED)
         assert await second is FINISHED
     await until(lambda: flights._looking is None)  # nobody waits: nobody looks
+
+
+def test_what_a_thread_was_given_is_there_however_often_it_looks():
+    seat = threads.Seat()
+    seat.give(LEAD)
+    assert [seat.wait(PATIENCE), seat.wait(PATIENCE)] == [LEAD, LEAD]
