@@ -47,42 +47,63 @@ class LeavingLeader(Seats[object]):
     def lead(self, place, caller):
         leads = super().lead(place, caller)
         if not leads:
-            self.end(place)
+            self.end(place, FINISHED)
         return leads
 
 
 def test_who_sits_down_as_the_leader_leaves_leads():
     seats = LeavingLeader()
     assert seats.lead("place", ME)
-    assert seats.take_lead("place", ME, object) is None
+    assert seats.take_lead("place", ME, lambda _: object()) is None
 
 
 def test_a_seat_in_a_row_that_is_gone_by_then_is_none():
     seats: Seats[object] = Seats()
     assert seats.lead("place", ME)
 
-    def sit_down_slowly() -> object:
-        assert seats.end("place") == ()  # the leader has seen nobody
+    def sit_down_slowly(_) -> object:
+        assert seats.end("place", FINISHED) == ()  # the leader has seen nobody
         return object()
 
     assert seats.take_lead("place", OTHER, sit_down_slowly) is None
     assert not seats.lead("place", ME)
 
 
-@pytest.mark.parametrize("how", ["gone", "silent"])
-def test_a_thread_leads_when_its_leader_was_interrupted_without_saying_so(monkeypatch, how):
+def test_a_thread_leads_when_its_leader_was_interrupted_without_saying_so(monkeypatch):
     monkeypatch.setattr(threads, "LOOK", 0.01)
     flights, leader, given = threads.Flights(Seats()), Caller(), []
     assert flights.lead("place", leader)
     follower = threading.Thread(target=lambda: given.append(flights.join("place", OTHER, None)))
     follower.start()
     wait_until(lambda: len(flights._seats._waiting["place"]) == 1)
-    if how == "gone":
-        del leader
-    else:
-        flights._seats.end("place")  # and interrupted before it told anybody
+    del leader
     follower.join(PATIENCE)
     assert given == [LEAD]
+
+
+@pytest.mark.parametrize("looks", ["often", "at the wrong moment"])
+def test_a_thread_that_was_not_woken_finds_the_answer(monkeypatch, looks):
+    """As the last one of many does, or after an exception that struck the leader meanwhile."""
+    monkeypatch.setattr(threads, "LOOK", 0.01)
+    seats: Seats[threads.Seat] = Seats()
+    flights, given = threads.Flights(seats), []
+    ended = threading.Event()
+    is_orphaned = seats.is_orphaned
+
+    def after_the_end(*seat):
+        assert ended.wait(PATIENCE)
+        return is_orphaned(*seat)
+
+    if looks == "at the wrong moment":
+        monkeypatch.setattr(seats, "is_orphaned", after_the_end)
+    assert flights.lead("place", ME)
+    follower = threading.Thread(target=lambda: given.append(flights.join("place", OTHER, None)))
+    follower.start()
+    wait_until(lambda: len(seats._waiting["place"]) == 1)
+    assert len(seats.end("place", FINISHED)) == 1  # and nobody is woken
+    ended.set()
+    follower.join(PATIENCE)
+    assert given == [FINISHED]
 
 
 @pytest.mark.parametrize("patience", [None, PATIENCE])
@@ -105,15 +126,9 @@ async def test_a_task_leads_when_its_leader_was_interrupted_without_saying_so(
     if how == "gone":
         del leader
     else:
-        flights._seats.end("place")  # and interrupted before it told anybody
+        flights._seats.end("place", FINISHED)  # and interrupted before it told anybody
     async with asyncio.timeout(PATIENCE):
         assert await first is LEAD
         flights.share("place", FINISHED)
         assert await second is FINISHED
     await until(lambda: flights._looking is None)  # nobody waits: nobody looks
-
-
-def test_what_a_thread_was_given_is_there_however_often_it_looks():
-    seat = threads.Seat()
-    seat.give(LEAD)
-    assert [seat.wait(PATIENCE), seat.wait(PATIENCE)] == [LEAD, LEAD]

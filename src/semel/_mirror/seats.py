@@ -83,8 +83,9 @@ class Row(dict[W, "ReferenceType[Any]"]):
     step, even while it says that it ends. A call that is gone leads nothing and waits for nothing.
     """
 
-    __slots__ = ("leader",)
+    __slots__ = ("answer", "leader")
     leader: ReferenceType[Any]
+    answer: Answer | None
 
 
 class Seats(Generic[W]):
@@ -99,9 +100,10 @@ class Seats(Generic[W]):
         """Lead when nobody does."""
         fresh: Row[W] = Row()
         fresh.leader = ref(caller)
+        fresh.answer = None
         return self._waiting.setdefault(place, fresh) is fresh  # one step: needs no lock
 
-    def take_lead(self, place: Hashable, caller: object, seat: Callable[[], W]) -> W | None:
+    def take_lead(self, place: Hashable, caller: object, seat: Callable[[Row[W]], W]) -> W | None:
         """Lead when nobody does (None), else take a seat."""
         with self._lock:
             while not self.lead(place, caller):
@@ -112,7 +114,7 @@ class Seats(Generic[W]):
                     # Its call ended without saying so, or passed the lead on to this one.
                     row.leader = ref(caller)
                     return None
-                mine = seat()
+                mine = seat(row)
                 row[mine] = ref(caller)
                 if self._waiting.get(place) is row:
                     return mine
@@ -129,14 +131,24 @@ class Seats(Generic[W]):
                 row.pop(seat, None)
             return True
 
-    def end(self, place: Hashable) -> Iterable[W]:
-        """Nobody leads any more; gives those who waited."""
+    def end(self, place: Hashable, answer: Answer) -> Iterable[W]:
+        """Remove the row of this execution, and return those who wait in it for this answer.
+
+        The answer is in the row before the row is gone: a call that finds its row gone finds the
+        answer, even if it is the last of a thousand to be woken, or if the leader is interrupted.
+        """
+        row = self._waiting.get(place)
+        if row is None:
+            return ()
+        row.answer = answer
         # One step (of a Python with its global lock): mostly nobody waits, and no lock is needed.
-        row = self._waiting.pop(place, None)
+        self._waiting.pop(place, None)
         if not row:
             return ()
         with self._lock:  # whoever is just taking a seat sees that the row is gone
-            return tuple(row)
+            waiting = tuple(row)
+            row.clear()  # a seat may know its row: they would keep each other alive
+            return waiting
 
     def next_leader(self, place: Hashable, caller: object) -> W | None:
         """Take the first call that waits out of the row, if this one leads.
@@ -164,8 +176,9 @@ class Seats(Generic[W]):
     def seat_of(self, place: Hashable, caller: object) -> W | None:
         """Find the seat of a call that waits."""
         with self._lock:
-            row = self._waiting.get(place, Row[W]())
-            return next((seat for seat, who in row.items() if who() is caller), None)
+            row = self._waiting.get(place)
+            waiting = () if row is None else row.items()
+            return next((seat for seat, who in waiting if who() is caller), None)
 
 
 _of_stores: WeakKeyDictionary[object, Any] = WeakKeyDictionary()

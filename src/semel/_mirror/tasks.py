@@ -192,8 +192,8 @@ class Flights:
         """Wait for the leader's answer; lead when there is none any more."""
         end = None if timeout is None else time.monotonic() + timeout
         seats = self._seats
-        future = asyncio.get_running_loop().create_future
-        while (seat := seats.take_lead(place, caller, future)) is not None:
+        loop = asyncio.get_running_loop()
+        while (seat := seats.take_lead(place, caller, lambda _: loop.create_future())) is not None:
             try:
                 given = await self._wait(place, caller, seat, end)
             except BaseException:
@@ -236,7 +236,7 @@ class Flights:
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end(place):
+        for seat in self._seats.end(place, answer):
             if not seat.done():
                 seat.set_result(answer)
 

@@ -17,6 +17,7 @@ from semel._mirror.seats import (
     Answer,
     Given,
     NoTimer,
+    Row,
     Seats,
     logger,
     one_for,
@@ -121,10 +122,11 @@ class Polling:
 class Seat:
     """Where one thread waits for the execution it shares."""
 
-    __slots__ = ("_gate", "given")
+    __slots__ = ("_gate", "_given", "_row")
 
-    def __init__(self) -> None:
-        self.given: Given | None = None
+    def __init__(self, row: Row[Seat]) -> None:
+        self._row = row
+        self._given: Given | None = None
         # Not an Event: an exception raised inside `Event.wait` may leave its lock held, and the
         # thread that sets it would wait for ever.
         self._gate = threading.Lock()
@@ -132,18 +134,21 @@ class Seat:
 
     def done(self) -> bool:
         """Tell whether something is given already."""
-        return self.given is not None
+        return self._given is not None
 
     def give(self, given: Given) -> None:
         """Wake the waiting thread with this."""
-        self.given = given
+        self._given = given
         self._gate.release()
 
     def wait(self, seconds: float) -> Given | None:
         """Sleep until something is given or the time runs out."""
-        if self.given is None:
-            self._gate.acquire(timeout=seconds)
-        return self.given
+        self._gate.acquire(timeout=seconds)
+        return self.given()
+
+    def given(self) -> Given | None:
+        """Return what was given to this seat, or to its row."""
+        return self._given or self._row.answer
 
 
 class Flights:
@@ -163,10 +168,10 @@ class Flights:
                 while (given := seat.wait(max(0.0, min(LOOK, end - time.monotonic())))) is None:
                     if time.monotonic() >= end and seats.leave(place, seat):
                         return LATE
-                    # Or it is just being shared: then this seat's turn has not come yet.
-                    if seats.is_orphaned(place, caller, seat) and seat.wait(LOOK) is None:
+                    if seats.is_orphaned(place, caller, seat):
+                        given = seat.given()  # perhaps an answer came since the last look
                         break
-                else:
+                if given is not None:
                     return given
         except BaseException:
             self.pass_on(place, caller)
@@ -175,7 +180,7 @@ class Flights:
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end(place):
+        for seat in self._seats.end(place, answer):
             seat.give(answer)
 
     def pass_on(self, place: Hashable, caller: object) -> None:
