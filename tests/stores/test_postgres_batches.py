@@ -9,6 +9,7 @@ import asyncpg
 import psycopg
 import pytest
 
+from engines.facade import until
 from semel import AsyncIdempotency, Idempotency
 from semel.core.records import (
     Busy,
@@ -24,6 +25,7 @@ from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.together import lock_number
 from semel.stores.sql.verbs import Reply, Statement
+from semel.stores.wakeups.rooms import Hearing
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction
 from stores.sqlite_helpers import RESULT, ask, finish, identity
@@ -353,7 +355,8 @@ def test_own_columns_are_filled_by_a_batch_too(postgres_url, kind):
 async def test_tasks_that_wait_for_a_key_are_noted_although_they_ask_in_a_batch(postgres_url):
     store = AsyncPostgresStore(postgres_url)
     await store.claim(ask("k"))
-    with store.watch(identity("k")):
+    with store.watch(identity("k")) as watch:
+        await until(lambda: watch.hearing is Hearing.YES)  # else the waiter asks again later
         await asyncio.gather(
             store.claim(ask("first")), store.claim(ask("k", b"waiter------")), store.claim(ask("x"))
         )
