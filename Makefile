@@ -25,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram constraints clean soak-transactions simulate fuzz-http
+.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -75,6 +75,7 @@ check: lint types layers  ## everything that is checked without running it
 lint: $(READY)  ## style
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
+	$(VENV)/bin/python scripts/generate_sync.py --check
 
 types: $(READY)  ## mypy and pyright
 	$(RUN) mypy
@@ -96,6 +97,12 @@ bench-purge: servers  ## measure how long claims wait during a purge
 
 bench-web-memory: servers  ## measure the memory of 200 requests of a megabyte at once
 	$(RUN) benchmarks.web_memory
+
+generate: $(READY)  ## write the code for threads again, from the code for tasks
+	$(VENV)/bin/python scripts/generate_sync.py
+
+walk: servers  ## show which files a call on Redis and a request to FastAPI on PostgreSQL pass through
+	PYTHONPATH=tests $(RUN) scripts.walk
 
 diagram: $(READY)  ## draw the states anew after a change of the table in semel.core.judge
 	$(VENV)/bin/python scripts/diagram.py

@@ -1,7 +1,4 @@
-"""The engine for asyncio: execute once per key, replay the result to every duplicate.
-
-Twin of `semel.sync.engine`: the same names in the same order, with the waiting awaited.
-"""
+"""The engine for asyncio: execute once per key, replay the result to every duplicate."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ CONSUMING = Policy(concurrent="reject")
 class AsyncIdempotency(AsyncTransactionRunner):
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
-    It takes a store URL, a store object, or nothing (then the settings decide), and belongs to
-    the first event loop that uses it.
+    It takes a store URL, a store object, or nothing (then the settings decide).
+    It belongs to the first event loop that uses it.
     """
 
     async def execute(

@@ -1,7 +1,4 @@
-"""What keeps an attempt while its caller is busy or gone: leases renewed, results saved late.
-
-Twin of `semel.sync.keeping`: the same names in the same order, with the waiting awaited.
-"""
+"""What keeps an attempt while its caller is busy or gone: leases renewed, results saved late."""
 
 from __future__ import annotations
 

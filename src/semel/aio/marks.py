@@ -1,7 +1,4 @@
-"""Marks: the plain "was it done?" on the same records that the engine keeps.
-
-Twin of `semel.sync.marks`: the same names in the same order, with the waiting awaited.
-"""
+"""Marks: the plain "was it done?" on the same records that the engine keeps."""
 
 from __future__ import annotations
 

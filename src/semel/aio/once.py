@@ -1,7 +1,4 @@
-"""Async functions that run once per key.
-
-Twin of `semel.sync.once`: the same names in the same order, with the waiting awaited.
-"""
+"""Async functions that run once per key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The way of one call on asyncio: claim, run, save.
 
-Twin of `semel.sync.runner`: the same names in the same order, with the waiting awaited.
-An interrupted step is done again in the background, because every verb is safe to send twice;
-so nothing needs a task of its own while nothing goes wrong.
+An interrupted step is done again in the background, because every verb is safe to send twice.
 """
 
 from __future__ import annotations

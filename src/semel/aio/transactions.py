@@ -1,7 +1,6 @@
 """Transactional mode in a task: the record is written in the caller's own transaction.
 
-Twin of `semel.sync.transactions`: the same names in the same order, awaited. Nothing here commits
-or rolls back more than a savepoint.
+Nothing here commits or rolls back more than a savepoint.
 """
 
 from __future__ import annotations

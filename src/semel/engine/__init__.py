@@ -1,4 +1,4 @@
 """What both engines share: everything about a call that needs no waiting.
 
-`semel.sync` and `semel.aio` add the waiting; they are twins over these classes and the pure core.
+`semel.aio` adds the waiting to these classes and the pure core; `semel.sync` is generated from it.
 """

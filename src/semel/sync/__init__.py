@@ -1,3 +1,4 @@
+# Generated from aio/__init__.py by `make generate`: change that file instead.
 """The engine for threads."""
 
 from semel.sync.engine import AttemptContext, Idempotency

@@ -1,7 +1,5 @@
-"""The engine for threads: execute once per key, replay the result to every duplicate.
-
-Twin of `semel.aio.engine`: the same names in the same order, with the waiting done by the thread.
-"""
+# Generated from aio/engine.py by `make generate`: change that file instead.
+"""The engine for threads: execute once per key, replay the result to every duplicate."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ CONSUMING = Policy(concurrent="reject")
 class Idempotency(TransactionRunner):
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
-    It takes a store URL, a store object, or nothing (then the settings decide), and may be
-    used by any number of threads.
+    It takes a store URL, a store object, or nothing (then the settings decide).
+    Any number of threads may use it.
     """
 
     def execute(
@@ -95,7 +93,7 @@ class Idempotency(TransactionRunner):
         retention = None if ttl is None else Policy(ttl=ttl)
         rules = self._rules(scope, CONSUMING, retention, policy)
         call = self._call(key, scope, payload, rules, keeps_value=False)
-        return not (self._run(call, fn)).replayed
+        return not self._run(call, fn).replayed
 
     @overload
     def once(self, function: Callable[P, R], /) -> Once[P, R]: ...
@@ -146,7 +144,7 @@ class Idempotency(TransactionRunner):
         cursor: str | None = None
         while True:
             page = self._store.scan(scope=scope, prefix=prefix, state=state, cursor=cursor)
-            for record in page.records:  # noqa: UP028 - as its twin, which cannot `yield from`
+            for record in page.records:
                 yield record
             cursor = page.cursor
             if cursor is None:

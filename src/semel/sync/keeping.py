@@ -1,7 +1,5 @@
-"""What keeps an attempt while its caller is busy or gone: leases renewed, results saved late.
-
-Twin of `semel.aio.keeping`: the same names in the same order, with the waiting done by the thread.
-"""
+# Generated from aio/keeping.py by `make generate`: change that file instead.
+"""What keeps an attempt while its caller is busy or gone: leases renewed, results saved late."""
 
 from __future__ import annotations
 

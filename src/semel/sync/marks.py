@@ -1,7 +1,5 @@
-"""Marks: the plain "was it done?" on the same records that the engine keeps.
-
-Twin of `semel.aio.marks`: the same names in the same order, with the waiting done by the thread.
-"""
+# Generated from aio/marks.py by `make generate`: change that file instead.
+"""Marks: the plain "was it done?" on the same records that the engine keeps."""
 
 from __future__ import annotations
 

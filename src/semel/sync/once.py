@@ -1,7 +1,5 @@
-"""Functions that run once per key.
-
-Twin of `semel.aio.once`: the same names in the same order, with the waiting done by the thread.
-"""
+# Generated from aio/once.py by `make generate`: change that file instead.
+"""Functions that run once per key."""
 
 from __future__ import annotations
 
@@ -90,11 +88,15 @@ class Once(Generic[P, R]):
     ) -> Once[P, R]: ...
     @overload  # a method
     def __get__(
-        self: Callable[Concatenate[I, Q], R], instance: I, owner: type | None = None
+        self: Callable[Concatenate[I, Q], R],
+        instance: I,
+        owner: type | None = None,
     ) -> Once[Q, R]: ...
     @overload  # a class method
     def __get__(  # type: ignore[misc]  # it is no supertype of every Once: that is the point
-        self: Callable[Concatenate[type[I], Q], R], instance: I | None, owner: type[I]
+        self: Callable[Concatenate[type[I], Q], R],
+        instance: I | None,
+        owner: type[I],
     ) -> Once[Q, R]: ...
     @overload  # a static method
     def __get__(self, instance: object, owner: type | None = None) -> Once[P, R]: ...

@@ -1,6 +1,6 @@
+# Generated from aio/runner.py by `make generate`: change that file instead.
 """The way of one call on a thread: claim, run, save.
 
-Twin of `semel.aio.runner`: the same names in the same order, with the waiting done by the thread.
 An interrupted step is done again, because every verb is safe to send twice.
 """
 

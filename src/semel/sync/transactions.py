@@ -1,7 +1,7 @@
+# Generated from aio/transactions.py by `make generate`: change that file instead.
 """Transactional mode on a thread: the record is written in the caller's own transaction.
 
-Twin of `semel.aio.transactions`: the same names in the same order, with the waiting done by the
-thread. Nothing here commits or rolls back more than a savepoint.
+Nothing here commits or rolls back more than a savepoint.
 """
 
 from __future__ import annotations

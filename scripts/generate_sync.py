@@ -1,0 +1,242 @@
+"""Write the code for threads from the code for tasks.
+
+The async files are written by hand; what threads do is the same text without `async` and `await`.
+`make generate` writes the sync files again, and `make check` fails if that would change one byte
+(`--check`). The tables below are the whole difference between the two kinds: whatever exists in one
+of them only is named here.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "semel"
+
+GENERATED = {
+    f"aio/{name}.py": f"sync/{name}.py"
+    for name in ("__init__", "engine", "keeping", "marks", "once", "runner", "transactions")
+}
+"""The files that are written by hand, and those that are generated from them."""
+
+RENAMED = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "AbstractAsyncContextManager": "AbstractContextManager",
+    "StopAsyncIteration": "StopIteration",
+    "aclosing": "closing",
+    "aio": "sync",
+    "asynccontextmanager": "contextmanager",
+    "enter_async_context": "enter_context",
+    "open_async_store": "open_store",
+    "task": "thread",
+    "tasks": "threads",
+}
+"""Words that are others for threads. Beside these, AsyncX becomes X."""
+
+TEXTS = {
+    "It belongs to the first event loop that uses it.": "Any number of threads may use it.",
+    "on asyncio": "on a thread",
+    "for asyncio": "for threads",
+    "Async functions": "Functions",
+    "in a task": "on a thread",
+    "done again in the background": "done again",
+}
+"""Phrases of docstrings that are others for threads."""
+
+PROMISES = {"Awaitable", "Coroutine"}
+"""Types that wrap what an async call returns; it is the last of what their brackets hold."""
+
+KIND = {"asynchronous", "_asynchronous"}
+"""Names whose True or False says which kind it is."""
+
+ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "heed", "cancellations", "Home"}
+"""Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
+
+LOOP = "_home"
+"""The attribute that holds an engine's event loop: its checks and its use as an argument."""
+
+UNWRAPPED = {("aio/runner.py", "finished")}
+"""Functions that only tasks need around an argument, by file."""
+
+
+class Edit(NamedTuple):
+    """What to write instead of a part of the text."""
+
+    start: int
+    end: int
+    text: str = ""
+
+
+class Source:
+    """The text of one async file, and where its lines begin."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self._starts = [0]
+        for line in self.text.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def at(self, line: int, column: int) -> int:
+        """Return the position in the whole text."""
+        return self._starts[line - 1] + column
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
+        """Return where a part of the tree begins and ends."""
+        end = node.end_lineno or 0, node.end_col_offset or 0  # a parsed tree has them
+        return self.at(node.lineno, node.col_offset), self.at(*end)
+
+    def lines(self, node: ast.stmt) -> tuple[int, int]:
+        """Return the span of a statement's whole lines."""
+        return self.at(node.lineno, 0), self.at((node.end_lineno or 0) + 1, 0)
+
+
+def renamed(word: str) -> str:
+    """Return the word for threads."""
+    plain = RENAMED.get(word, word)
+    return re.sub(r"^(_*)Async(?=[A-Z])", r"\1", plain)
+
+
+def renamed_text(text: str) -> str:
+    """Return a docstring or a comment as it reads for threads."""
+    for phrase, other in TEXTS.items():
+        text = text.replace(phrase, other)
+    text = re.sub(r"\b(?:async|await) ", "", text)
+    return re.sub(r"\w+", lambda found: renamed(found[0]), text)
+
+
+def edits_of_words(source: Source) -> Iterator[Edit]:
+    """Rename words, and drop `async` and `await`."""
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        start, end = source.at(*token.start), source.at(*token.end)
+        if token.type == tokenize.NAME and token.string in {"async", "await"}:
+            yield Edit(start, end + 1)
+        elif token.type == tokenize.NAME:
+            yield Edit(start, end, renamed(token.string))
+        elif token.type in {tokenize.STRING, tokenize.COMMENT}:
+            yield Edit(start, end, renamed_text(token.string))
+
+
+def called(node: ast.AST) -> str | None:
+    """Return the plain name of what is called here."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name
+    return None
+
+
+def is_only_for_tasks(node: ast.AST) -> bool:
+    """Tell whether a statement has no meaning for threads."""
+    match node:
+        case ast.Expr(value=value) | ast.Assign(value=value):
+            match value:
+                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name))):
+                    return name == LOOP and isinstance(node, ast.Expr)
+            return called(value) in ONLY_TASKS
+    return False
+
+
+def edits_of_tree(source: Source) -> Iterator[Edit]:
+    """Drop what only tasks need, and what wraps the value of an async call."""
+    for node in ast.walk(ast.parse(source.text)):
+        if isinstance(node, ast.stmt) and is_only_for_tasks(node):
+            yield Edit(*source.lines(node))
+            continue
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in PROMISES:
+                last = inner.elts[-1] if isinstance(inner, ast.Tuple) else inner
+                yield from around(source, node, last)
+            case ast.Call(func=ast.Name(id=name), args=[inner]) if (source.name, name) in UNWRAPPED:
+                yield from around(source, node, inner)
+            case ast.Call(args=[*_, before, ast.Attribute(attr=name) as loop]) if name == LOOP:
+                yield Edit(source.span(before)[1], source.span(loop)[1])
+            case ast.Await():
+                yield from edits_of_brackets(source, node)
+            case ast.keyword(arg=name, value=ast.Constant(value=True) as value) if name in KIND:
+                yield Edit(*source.span(value), "False")
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Constant(value=True) as value
+            ) if name in KIND:
+                yield Edit(*source.span(value), "False")
+
+
+def around(source: Source, outer: ast.expr, inner: ast.expr) -> Iterator[Edit]:
+    """Drop what is written around an expression."""
+    yield Edit(source.span(outer)[0], source.span(inner)[0])
+    yield Edit(source.span(inner)[1], source.span(outer)[1])
+
+
+def edits_of_brackets(source: Source, node: ast.Await) -> Iterator[Edit]:
+    """Drop the brackets of `(await x)[0]` and `(await x).y`, which only `await` needs."""
+    start, end = source.span(node)
+    text = source.text
+    bracketed = text[start - 1] == "(" and text[end : end + 2] in {").", ")["}
+    if bracketed and not re.search(r"[\w\])]$", text[: start - 1]):
+        yield Edit(start - 1, start)
+        yield Edit(end, end + 1)
+
+
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """Apply the edits; the longest counts where they overlap."""
+    parts, position = [], 0
+    for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
+        if edit.start < position:
+            continue
+        parts += [text[position : edit.start], edit.text]
+        position = edit.end
+    return "".join([*parts, text[position:]])
+
+
+def generated(name: str) -> str:
+    """Return the code for threads that belongs to an async file."""
+    text = (PACKAGE / name).read_text(encoding="ascii")
+    note = f"# Generated from {name} by `make generate`: change that file instead.\n"
+    return note + for_threads(text, name)
+
+
+def for_threads(text: str, name: str) -> str:
+    """Return async code as it reads for threads, laid out as ruff does it."""
+    source = Source(name, text)
+    text = edited(source.text, [*edits_of_tree(source), *edits_of_words(source)])
+    target = str(PACKAGE / GENERATED[name])
+    for command in (["check", "--fix-only"], ["format"]):
+        text = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", target, "-"],
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+            cwd=ROOT,
+        ).stdout
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or tell which of them would change."""
+    changed = []
+    for name, target in GENERATED.items():
+        path, text = PACKAGE / target, generated(name)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            changed.append(target)
+            if "--check" not in arguments:
+                path.write_text(text, encoding="utf-8")
+    if "--check" in arguments and changed:
+        print("not as `make generate` writes it:", *changed)
+        return 1
+    print("written:", *(changed or ["nothing, all is as generated"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

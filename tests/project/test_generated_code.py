@@ -1,0 +1,95 @@
+"""The engine for threads is generated from the engine for tasks."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return runpy.run_path(str(PROJECT / "scripts" / "generate_sync.py"))
+
+
+def test_generating_again_changes_nothing(generator, capsys):
+    assert generator["main"](["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_change_by_hand_is_named(generator, capsys, monkeypatch):
+    main = generator["main"]
+    monkeypatch.setitem(main.__globals__, "generated", lambda name: f"something else: {name}")
+    assert main(["--check"]) == 1
+    assert "sync/runner.py" in capsys.readouterr().out
+
+
+def test_every_file_of_the_engine_for_tasks_is_generated_for_threads(generator):
+    source = PROJECT / "src" / "semel"
+    by_hand, generated = zip(*generator["GENERATED"].items(), strict=True)
+    assert {f"aio/{path.name}" for path in (source / "aio").glob("*.py")} <= set(by_hand)
+    assert {f"sync/{path.name}" for path in (source / "sync").glob("*.py")} <= set(generated)
+
+
+FOR_TASKS = '''"""A part for asyncio."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+from semel._mirror.tasks import heed, mark_coroutine_function, sleep
+
+
+class AsyncX:
+    """One of them.
+
+    It belongs to the first event loop that uses it.
+    """
+
+    def __init__(self) -> None:
+        self.plan = Plan(asynchronous=True)
+        self._home = Home()
+        self._flights = flights_of(self._store, self._home)
+        mark_coroutine_function(self)
+
+    async def __aenter__(
+        self, fn: Callable[[], Awaitable[int]], step: Callable[[], Coroutine[Any, Any, list[int]]]
+    ) -> AsyncIterator[int]:
+        """Say `async with AsyncX()`."""
+        self._home.check()  # its loop
+        async with self.lock:  # one AsyncLock
+            heed(before)
+            (await step()).sort()
+            await sleep((await step())[0])
+            return [await one async for one in finished(fn())]
+'''
+
+FOR_THREADS = '''"""A part for threads."""
+
+from collections.abc import Callable, Iterator
+
+from semel._mirror.threads import sleep
+
+
+class X:
+    """One of them.
+
+    Any number of threads may use it.
+    """
+
+    def __init__(self) -> None:
+        self.plan = Plan(asynchronous=False)
+        self._flights = flights_of(self._store)
+
+    def __enter__(self, fn: Callable[[], int], step: Callable[[], list[int]]) -> Iterator[int]:
+        """Say `with X()`."""
+        with self.lock:  # one Lock
+            step().sort()
+            sleep(step()[0])
+            return [one for one in fn()]
+'''
+
+
+def test_what_only_tasks_need_is_left_out(generator):
+    for_threads = generator["for_threads"]
+    assert for_threads(FOR_TASKS, "aio/runner.py") == FOR_THREADS
