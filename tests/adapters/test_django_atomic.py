@@ -95,19 +95,50 @@ def test_rows_and_record_are_committed_together(shop):
     assert state(shop.url) is State.SUCCEEDED
 
 
-def test_a_redirect_after_a_form_is_done_and_keeps_its_rows(shop):
-    with shop.serving(lambda: HttpResponseRedirect("/thanks")):
+class SeeOther(HttpResponseRedirect):
+    status_code = 303
+
+
+def to_thanks(status, headers):
+    return status < 300 or headers.get("location") == "/thanks"
+
+
+@pytest.mark.parametrize(
+    ("redirect", "stored"), [(SeeOther, [303]), (HttpResponseRedirect, to_thanks)]
+)
+def test_a_redirect_that_is_stored_keeps_its_rows(shop, redirect, stored):
+    with shop.serving(lambda: redirect("/thanks"), stored=stored):
         first, second = post(), post()
-    assert first.status_code == second.status_code == 302
+    assert first.status_code == second.status_code == redirect.status_code
     assert second["Location"] == "/thanks"
+    assert "Idempotent-Replayed" not in first
     assert second["Idempotent-Replayed"] == "true"
+    assert shop.orders() == 1
+    assert state(shop.url) is State.SUCCEEDED
+
+
+def test_a_redirect_to_a_login_page_rolls_back_and_the_next_request_runs(shop):
+    places = iter(["/login", "/thanks"])
+    with shop.serving(lambda: HttpResponseRedirect(next(places)), stored=to_thanks):
+        login = post()
+        assert (login["Location"], shop.orders()) == ("/login", 0)
+        assert state(shop.url) is None
+        assert [post()["Location"] for _ in range(2)] == ["/thanks", "/thanks"]
     assert shop.orders() == 1
 
 
-def test_an_application_may_say_that_a_redirect_is_not_done(shop):
-    with shop.serving(lambda: HttpResponseRedirect("/again"), stored=lambda status: status == 200):
-        assert [post().status_code, post().status_code] == [302, 302]
+@pytest.mark.parametrize("redirect", [SeeOther, HttpResponseRedirect])
+def test_by_default_a_redirect_rolls_back_and_the_log_says_so_once(shop, redirect, caplog):
+    logging.disable(logging.NOTSET)
+    with shop.serving(lambda: redirect("/thanks")):
+        statuses = [post().status_code for _ in range(3)]
+    assert statuses == [redirect.status_code] * 3
     assert shop.orders() == 0
+    assert state(shop.url) is None
+    (warning,) = [each.getMessage() for each in caplog.records if each.name == "semel"]
+    assert "'pay/' answered" in warning
+    assert "what it wrote was rolled back" in warning
+    assert "stored=[303]" in warning
 
 
 def test_an_exception_rolls_back_both(shop):

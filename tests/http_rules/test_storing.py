@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import pickle
+from http import HTTPStatus
 
 import msgspec
 import pytest
 
-from semel.errors import SerializationError
+from semel.errors import ConfigError, SerializationError
 from semel.http.storing import (
     AnswerCodec,
     Stored,
+    StoredRule,
     is_event_stream,
     keeping,
     kept_lines,
@@ -16,6 +18,20 @@ from semel.http.storing import (
     replay,
     unpacked,
 )
+
+
+class Uninspected:
+    """A function that shows no signature, as some that are written in C."""
+
+    __signature__ = "none"
+
+    def __init__(self, statuses):
+        self._statuses = statuses
+
+    def __call__(self, *given):
+        (status,) = given
+        return status in self._statuses
+
 
 ANSWER = Stored(201, ((b"x-a", b"1"), (b"x-a", b"2, 3")), b"\x00body")
 
@@ -37,8 +53,8 @@ def test_only_2xx_is_stored_unless_the_application_says_more(status, kept):
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
 def test_answers_about_the_client_are_never_stored(status):
-    assert keeping(status, lambda _: True) == "forget"
-    assert keeping(status, lambda _: "unknown") == "forget"
+    assert keeping(status, StoredRule.of(lambda _: True)) == "forget"
+    assert keeping(status, StoredRule.of(lambda _: "unknown")) == "forget"
 
 
 @pytest.mark.parametrize(
@@ -51,16 +67,74 @@ def test_answers_about_the_client_are_never_stored(status):
     ],
 )
 def test_a_function_says_which_statuses_are_stored(chosen, status, kept):
-    assert keeping(status, lambda _: chosen) == kept
+    assert keeping(status, StoredRule.of(lambda _: chosen)) == kept
 
 
 def test_a_function_that_raises_is_told_of_and_leaves_the_default(caplog):
     def broken(status):
         raise KeyError(status)
 
-    assert keeping(200, broken) == "store"
-    assert keeping(404, broken) == "forget"
+    assert keeping(200, StoredRule.of(broken)) == "store"
+    assert keeping(404, StoredRule.of(broken)) == "forget"
     assert "statuses are stored" in caplog.text
+
+
+@pytest.mark.parametrize("stored", [303, [303, 404], {303, 404}, (HTTPStatus.SEE_OTHER,)])
+def test_statuses_that_are_named_are_stored_beside_2xx(stored):
+    rule = StoredRule.of(stored)
+    assert [keeping(status, rule) for status in (201, 303)] == ["store", "store"]
+    assert [keeping(status, rule) for status in (302, 307, 409)] == ["forget"] * 3
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        (302, "of the redirects only 303 can be named.*login page.*headers.get"),
+        ([303, 301], "stored=301: of the redirects only 303"),
+        ({307}, "stored=307"),
+        ([308], "stored=308"),
+        ([200, 303], "stored=200: every 2xx is stored"),
+        ([401], "stored=401: this status is never stored"),
+        ([429], "stored=429: this status is never stored"),
+        ([304], "stored=304: this is not the status of a complete answer"),
+        ([100], "stored=100: this is not the status"),
+        ([600], "stored=600: this is not the status"),
+        (["303"], r"statuses that are stored beside 2xx, such as \[303\].*got '303'"),
+        ("303", "got '303'"),
+        (True, "got True"),
+        (3.5, "got 3.5"),
+        (lambda: True, "function of the status, or of status and headers"),
+        (lambda status, headers, body: True, "function of the status, or of status and headers"),
+        (lambda status, *, headers: True, "function of the status, or of status and headers"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_its_reason(stored, told):
+    with pytest.raises(ConfigError, match=told):
+        StoredRule.of(stored)
+
+
+def test_a_function_gets_the_headers_if_it_wants_them():
+    def by_location(status, headers):
+        return (status, headers.get("Location"), headers.get("X-None")) == (302, "/thanks", None)
+
+    rule = StoredRule.of(by_location)
+    assert keeping(302, rule, [(b"location", b"/thanks")]) == "store"
+    assert keeping(302, rule, [(b"location", b"/login")]) == "forget"
+    assert keeping(302, rule) == "forget"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda status, more=None: more is None and status == 404,
+        lambda *given: given == (404,),
+        {404}.__contains__,
+        Uninspected({404}),
+    ],
+)
+def test_a_function_that_takes_the_status_alone_gets_no_more(function):
+    assert keeping(404, StoredRule.of(function)) == "store"
+    assert keeping(409, StoredRule.of(function)) == "forget"
 
 
 @pytest.mark.parametrize(

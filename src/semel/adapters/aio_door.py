@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from semel.adapters.logged import log_failure
+from semel.adapters.logged import log_failure, log_redirect
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -96,7 +96,7 @@ class AsyncDoor:
                 return book.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
-        return AsyncExchange(here.engine, book, call, attempt, here.large)
+        return AsyncExchange(here.engine, book, call, attempt, request.raw, here.large)
 
     def before_claim(self) -> None:
         """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
@@ -148,6 +148,8 @@ class AsyncExchange(Struct, eq=False):
     book: Rulebook
     _call: Call
     _attempt: Attempt
+    _raw: object
+    """The framework's own request, to name its route in the log."""
     _large: asyncio.Semaphore
     ended: bool = False
     raises: bool = False
@@ -161,9 +163,11 @@ class AsyncExchange(Struct, eq=False):
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        keeping = self.book.keeping(status)
+        keeping = self.book.keeping(status, lines)
         if keeping != "store":
             self._leave()
+            if keeping == "forget":
+                log_redirect(self.book, status, self._raw)
             outcome = None if keeping == "failure" else keeping
             undone = Undone(f"answered with {status}", outcome)
             await self._engine._failed(self._call, self._attempt, undone)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
+from semel.adapters.logged import log_redirect
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.call import Call
@@ -77,7 +78,7 @@ class Door:
                 return book.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
             return refused(book, error)
-        return self.exchange(self.engine, book, call, attempt, self._large)
+        return self.exchange(self.engine, book, call, attempt, request.raw, self._large)
 
     def before_claim(self) -> None:
         """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
@@ -100,6 +101,8 @@ class Exchange(Struct, eq=False):
     book: Rulebook
     _call: Call
     _attempt: Attempt
+    _raw: object
+    """The framework's own request, to name its route in the log."""
     _large: Places
     ended: bool = False
     raises: bool = False
@@ -113,9 +116,11 @@ class Exchange(Struct, eq=False):
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        keeping = self.book.keeping(status)
+        keeping = self.book.keeping(status, lines)
         if keeping != "store":
             self._leave()
+            if keeping == "forget":
+                log_redirect(self.book, status, self._raw)
             outcome = None if keeping == "failure" else keeping
             undone = Undone(f"answered with {status}", outcome)
             self._engine._failed(self._call, self._attempt, undone)

@@ -14,7 +14,7 @@ from semel.errors import ConfigError
 from semel.http import checking
 from semel.http.messages import Request
 from semel.http.problems import Wording, checked_wordings
-from semel.http.storing import StoredStatuses, is_success
+from semel.http.storing import StoredRule, StoredStatuses
 
 PathPattern: TypeAlias = str | re.Pattern[str]
 KeySource: TypeAlias = Literal["header", "query", "field", "function"]
@@ -46,7 +46,7 @@ class DoorOptions(TypedDict, total=False):
     secret: bytes | None
     policy: Policy | None
     wait: Duration
-    stored: StoredStatuses
+    stored: StoredStatuses | None
     never_stored: Sequence[str]
     replayed_header: str
     max_body: int
@@ -76,7 +76,7 @@ class Choices:
         secret: bytes | None = None,
         policy: Policy | None = None,
         wait: Duration = 0,
-        stored: StoredStatuses = is_success,
+        stored: StoredStatuses | None = None,
         never_stored: Sequence[str] = (),
         replayed_header: str = "Idempotent-Replayed",
         max_body: int = MIB,
@@ -99,7 +99,7 @@ class Choices:
         self.secret = checking.secret(secret)
         self.policy = checking.policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored = checking.function("stored", stored) or is_success
+        self.stored = StoredRule.of(stored)
         self.never_stored = frozenset(
             checking.header_name("never_stored", name).lower().encode()
             for name in checking.texts("never_stored", never_stored)

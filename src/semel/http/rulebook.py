@@ -33,11 +33,13 @@ from semel.http.options import CHANGING, Choices
 from semel.http.policies import rules_of
 from semel.http.problems import problem, problem_of
 from semel.http.storing import (
+    REDIRECTS,
     AnswerCodec,
     Keeping,
     Stored,
     keeping,
     kept_lines,
+    location_of,
     packed,
     replay,
     unpacked,
@@ -45,6 +47,9 @@ from semel.http.storing import (
 
 _ENVELOPE: Final = 1024 * 1024
 """Room for the header lines of a stored answer; the body has a limit of its own."""
+
+_LOGGED_ROUTES: Final = 50
+"""Routes whose redirects are logged; where only paths are known, there may be endlessly many."""
 
 _ANSWER_CODEC: Final = AnswerCodec()
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -93,6 +98,7 @@ class Rulebook:
         )
         self._unprotected = CHANGING - choices.methods
         self._told: set[tuple[str, str]] = set()
+        self._redirecting: dict[str, object] = {}
         # In lower case, as ASGI has names: layers around a door would not find it otherwise.
         self._marker = choices.replayed_header.lower().encode()
         self._forbidden = choices.never_stored | {self._marker}
@@ -201,21 +207,35 @@ class Rulebook:
                 "result_omitted",
                 self.choices.problems,
                 status=stored.status,
-                lines=((self._marker, b"true"),),
+                # Also without its body, an answer says where the result is: a redirect has to.
+                lines=(*location_of(stored.headers), (self._marker, b"true")),
             )
         return replay(stored, self._marker)
 
     # --- after the handler -------------------------------------------------------------------
 
-    def keeping(self, status: int) -> Keeping:
-        """Say what becomes of the key after an answer with this status."""
-        kept = keeping(status, self.choices.stored)
+    def keeping(self, status: int, lines: Iterable[HeaderLine] = ()) -> Keeping:
+        """Say what becomes of the key after an answer with this status and these header lines."""
+        kept = keeping(status, self.choices.stored, lines)
         if kept == "unknown" and not self.rules.hold:
             logger.warning(
                 'an outcome is "unknown" only under Policy(abandoned="hold"): '
                 "the next request with this key runs again"
             )
         return kept
+
+    def redirects(self, status: int, route: str) -> bool:
+        """Tell whether an answer that is not stored is a redirect that has to be logged.
+
+        Each route is logged once. A function that takes the headers has seen where the redirect
+        leads, and has decided that it is not stored.
+        """
+        if status not in REDIRECTS or self.choices.stored.sees_headers:
+            return False
+        if len(self._redirecting) >= _LOGGED_ROUTES:
+            return False
+        mine = object()  # of several threads at once, the one whose object is kept logs it
+        return self._redirecting.setdefault(route, mine) is mine
 
     def stored(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> bytes:
         """Give what is stored of an answer; a body of None was too large."""

@@ -1,28 +1,36 @@
 """What of an answer is stored, and what a replay is made of.
 
-2xx is stored by default, everything else runs again. Never stored, whatever a function says:
-answers about the client rather than the operation (`NEVER`), and header lines that are secret,
-that belong to one connection, or that the layers around us write anew (`_FORBIDDEN`).
+2xx is stored by default, everything else runs again; `stored=` adds statuses, or decides by a
+function (`StoredRule`). Never stored, whatever a function says: answers about the client rather
+than the operation (`NEVER`), and header lines that are secret, that belong to one connection, or
+that the layers around us write anew (`_FORBIDDEN`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from semel.core.codec import unbound
-from semel.errors import SerializationError
+from semel.errors import ConfigError, SerializationError
 from semel.events import logger
-from semel.http.messages import Answer, HeaderLine
+from semel.http import checking
+from semel.http.messages import Answer, HeaderLine, Headers
 
 Keeping: TypeAlias = Literal["store", "forget", "unknown", "failure"]
 """What becomes of the key: stored, free again, parked, or what the policy says of failures."""
 
-StoredStatuses: TypeAlias = Callable[[int], bool | Literal["unknown"]]
-"""Says of a status whether its answer is stored; "unknown" parks the key."""
+StoredChoice: TypeAlias = bool | Literal["unknown"]
+"""Whether an answer is stored; "unknown" parks the key."""
+
+StoredStatuses: TypeAlias = (
+    int | Collection[int] | Callable[[int], StoredChoice] | Callable[[int, Headers], StoredChoice]
+)
+"""What is stored: statuses beside 2xx, or a function of the status, or of status and headers."""
 
 NEVER: Final = frozenset({401, 403, 408, 425, 429})
 """Statuses that tell of the client's rights or of the moment, not of the operation."""
@@ -51,16 +59,99 @@ UNPROTECTED: Final[HeaderLine] = (b"idempotent-unprotected", b"stream")
 """Marks a live stream: a retry of it runs again."""
 
 SUCCESSES: Final = range(200, 300)
+REDIRECTS: Final = frozenset(range(300, 400)) - {304}
+SEE_OTHER: Final = 303
+"""The one redirect that means "done, and here is the result": a POST is never repeated by it."""
+_ERRORS: Final = range(400, 600)
 _FIRST_SERVER_ERROR: Final = 500
 
+_NEITHER: Final = (
+    "stored must be statuses that are stored beside 2xx, such as [303], or a function of the "
+    "status, or of status and headers; got {!r}"
+)
 
-def is_success(status: int) -> bool:
-    """The default: 2xx is stored."""
-    return status in SUCCESSES
+
+class StoredRule(msgspec.Struct, frozen=True):
+    """What `stored=` says: the statuses that it names beside 2xx, or what its function decides.
+
+    >>> StoredRule.of([303]).choice(303, ()), StoredRule.of([303]).choice(302, ())
+    (True, False)
+    """
+
+    statuses: frozenset[int]
+    function: Any = None
+    sees_headers: bool = False
+    """The function takes the headers, too: it has seen where a redirect leads."""
+
+    @classmethod
+    def of(cls, given: StoredStatuses | None) -> StoredRule:
+        """Check the option; what cannot be used is a ConfigError."""
+        if callable(given):
+            checking.function("stored", given)
+            return cls(frozenset(), given, _sees_headers(given))
+        named = (given,) if isinstance(given, int) else given or ()
+        if isinstance(named, str | bytes) or not isinstance(named, Iterable):
+            raise ConfigError(_NEITHER.format(given))
+        return cls(frozenset(map(_nameable, named)))
+
+    def choice(self, status: int, lines: Iterable[HeaderLine]) -> StoredChoice:
+        """Decide about one answer."""
+        if self.function is None:
+            return status in SUCCESSES or status in self.statuses
+        decided: StoredChoice = (
+            self.function(status, Headers(lines)) if self.sees_headers else self.function(status)
+        )
+        return decided
 
 
-def keeping(status: int, stored: StoredStatuses = is_success) -> Keeping:
-    """Say what becomes of the key after an answer with this status.
+def _sees_headers(function: Callable[..., Any]) -> bool:
+    """Tell whether a function wants the headers: it cannot be called with the status alone."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions that are written in C have none
+        return False
+    for arguments in ((200,), (200, Headers(()))):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) > 1
+    raise ConfigError("stored must be a function of the status, or of status and headers")
+
+
+def _nameable(status: object) -> int:
+    """Refuse statuses that cannot be named, each with its reason."""
+    if isinstance(status, bool) or not isinstance(status, int):
+        raise ConfigError(_NEITHER.format(status))
+    if status in SUCCESSES:
+        raise ConfigError(
+            f"stored={status}: every 2xx is stored, so name only what is stored beside it; "
+            "to store fewer, give a function of the status"
+        )
+    if status in NEVER:
+        raise ConfigError(
+            f"stored={status}: this status is never stored, as it says something about the caller "
+            "or the moment, not about the operation"
+        )
+    if status in REDIRECTS and status != SEE_OTHER:
+        raise ConfigError(
+            f"stored={status}: of the redirects only 303 can be named. With {status} the redirect "
+            "to a login page would be stored like the one that means done, and every retry would "
+            "get it. Answer with 303 (See Other) where the operation is done, or give a function "
+            "that looks where the redirect leads: stored=lambda status, headers: "
+            f"status < 300 or (status == {status} and headers.get('location') == '/thanks')"
+        )
+    if status != SEE_OTHER and status not in _ERRORS:
+        raise ConfigError(f"stored={status}: this is not the status of a complete answer")
+    return int(status)
+
+
+DEFAULT: Final = StoredRule(frozenset())
+"""2xx is stored."""
+
+
+def keeping(status: int, stored: StoredRule = DEFAULT, lines: Iterable[HeaderLine] = ()) -> Keeping:
+    """Say what becomes of the key after an answer with this status and these header lines.
 
     >>> keeping(201), keeping(404), keeping(500)
     ('store', 'forget', 'failure')
@@ -68,10 +159,10 @@ def keeping(status: int, stored: StoredStatuses = is_success) -> Keeping:
     if status in NEVER:
         return "forget"
     try:
-        choice = stored(status)
+        choice = stored.choice(status, lines)
     except Exception:  # noqa: BLE001 - the effect is done, and its answer must go out
         logger.exception("the function that says which statuses are stored raised for %d", status)
-        choice = is_success(status)
+        choice = status in SUCCESSES
     if choice == "unknown":
         return "unknown"
     if choice:
@@ -102,6 +193,11 @@ def kept_lines(
     if of_connection:
         kept = [line for line in kept if line[0].lower() not in of_connection]
     return tuple(kept)
+
+
+def location_of(lines: Iterable[HeaderLine]) -> list[HeaderLine]:
+    """Give the header line that says where the result is, if there is one."""
+    return [line for line in lines if line[0].lower() == b"location"]
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from django.db import transaction
 
@@ -19,15 +19,13 @@ from semel.adapters.aio_door import refused
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
 from semel.adapters.door import Door
+from semel.adapters.logged import log_redirect
 from semel.attempts import current_attempt
 from semel.engine.call import Call
 from semel.errors import ConfigError, IdempotencyError, StoreError
 from semel.http.rulebook import Refusal, Rulebook
-from semel.http.storing import is_event_stream, is_success
+from semel.http.storing import is_event_stream
 from semel.sync.transactions import TransactionContext
-
-_REDIRECTION: Final = 3
-"""The first digit of a redirect's status."""
 
 
 class _NotStored(Exception):
@@ -56,7 +54,7 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any],
                 return response_of(book.replay(attempt.result))
             try:
                 response = rendered(view(), request)
-                attempt.result = _stored(book, response)
+                attempt.result = _stored(book, request, response)
             except Exception as error:
                 failure = error
                 raise
@@ -88,21 +86,14 @@ def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyEr
     return error
 
 
-def _is_done(book: Rulebook, status: int) -> bool:
-    """Tell whether an answer is stored and its rows are committed.
-
-    A redirect is, unless the application says otherwise: after a form it is how a view says "done".
-    """
-    redirects = book.choices.stored is is_success and status // 100 == _REDIRECTION
-    return redirects or book.keeping(status) == "store"
-
-
-def _stored(book: Rulebook, response: Any) -> bytes:
+def _stored(book: Rulebook, request: Any, response: Any) -> bytes:
     """Give what is stored of a response, or roll back."""
     response.headers.pop(book.choices.replayed_header, None)
-    if not _is_done(book, response.status_code):
+    status, lines = response.status_code, lines_of(response)
+    if book.keeping(status, lines) != "store":
+        log_redirect(book, status, request, rolled_back=True)
         raise _NotStored(response)
-    if is_event_stream(lines_of(response)):
+    if is_event_stream(lines):
         # Its rows are committed, so it must not run again; it is only not kept.
-        return book.stored(response.status_code, lines_of(response), None)
+        return book.stored(status, lines, None)
     return book.stored(*read(response, book.max_response))

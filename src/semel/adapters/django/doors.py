@@ -160,9 +160,10 @@ class DjangoExchange(Exchange):
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer; one that was to be stored has failed if it is rolled back."""
-        answered = partial(super().answered, status, [*lines], body)
+        lines = [*lines]
+        answered = partial(super().answered, status, lines, body)
         instead: Answer | None = self._settle(
-            answered, partial(self._rolled_back, status, answered)
+            answered, partial(self._rolled_back, status, lines, answered)
         )
         return instead
 
@@ -176,9 +177,11 @@ class DjangoExchange(Exchange):
         raised = partial(super().raised, error)
         self._settle(raised, lambda _: raised())
 
-    def _rolled_back(self, status: int, answered: Callable[[], Any], in_doubt: bool) -> None:
+    def _rolled_back(
+        self, status: int, lines: list[HeaderLine], answered: Callable[[], Any], in_doubt: bool
+    ) -> None:
         # What a view raises rolls back its rows by itself, and is its answer all the same.
-        if self.raises or self.book.keeping(status) != "store":
+        if self.raises or self.book.keeping(status, lines) != "store":
             answered()
             return
         told = "the transaction around the view was rolled back"

@@ -160,13 +160,17 @@ class _Running:
 
     async def _refused(self, error: HTTPException) -> NoReturn:
         """Record an answer that is raised; the error goes on its way, past the dependencies."""
-        keeping = self._exchange.book.keeping(error.status_code)
+        lines = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in (error.headers or {}).items()
+        ]
+        keeping = self._exchange.book.keeping(error.status_code, lines)
         if keeping == "store":
             response = await response_of_error(self._request, error)
             if response is not None:
                 send_for_error(self._request, error, await self._recorded(response))
         elif keeping != "failure":
-            await self._exchange.answered(error.status_code, (), b"")
+            await self._exchange.answered(error.status_code, lines, b"")
         raise error
 
     async def _recorded(self, response: Response) -> Response:

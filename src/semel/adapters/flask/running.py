@@ -54,8 +54,9 @@ def answered(door: Door, book: Rulebook, view: Callable[[], Any]) -> Any:
 
 def _refused(exchange: Exchange, error: HTTPException) -> None:
     """Record an answer that was raised, as by `abort(404)`; it goes on its way as an error."""
-    status = error.get_response().status_code
-    keeping = exchange.book.keeping(status)
+    raised = error.get_response()
+    status, lines = raised.status_code, _lines(raised)
+    keeping = exchange.book.keeping(status, lines)
     if keeping == "store":
         # As the application's error handler words it, which is not asked a second time: the first
         # caller gets the answer that is stored.
@@ -66,7 +67,7 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
             response.make_sequence()  # read now: what is sent later must be recorded before
         request.environ[_HANDLED] = error, _recorded(exchange, response)
     elif keeping != "failure":  # else the policy is asked, about the error itself
-        exchange.answered(status, (), b"")
+        exchange.answered(status, lines, b"")
 
 
 def _handle_once(app: Flask) -> None:
@@ -144,5 +145,5 @@ def _response(answer: Answer) -> Response:
     return response
 
 
-def _lines(response: Response) -> list[HeaderLine]:
+def _lines(response: Any) -> list[HeaderLine]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
