@@ -18,6 +18,7 @@ import pytest
 
 from engines.facade import Effect, World, never
 from semel import ConfigError, Idempotency, StoreUnavailable, open_store
+from semel.stores.sql.sqlite import SQLiteStore
 from servers.mariadb import MariaDBServer
 from stores.mysql_given import database_of
 
@@ -169,6 +170,62 @@ def test_a_replaced_file_is_told_once_and_used_from_then_on(kind, sqlite_url, tm
         with pytest.raises(ConfigError, match="deleted or replaced"):
             engine.execute("k", never)
         assert engine.execute("k", never) == "from the backup"
+
+
+@fault(47)
+@pytest.mark.parametrize("replaced", [False, True], ids=["deleted", "replaced"])
+def test_a_log_that_was_deleted_or_replaced_is_a_clear_error_before_anything_is_written(
+    kind, sqlite_url, tmp_path, replaced
+):
+    log = tmp_path / "semel.db-wal"
+    with World(kind, sqlite_url) as world:
+        engine = world.engine()
+        assert engine.execute("k", Effect(1)) == 1
+        log.unlink()
+        if replaced:
+            log.touch()
+        with pytest.raises(ConfigError, match=r"semel\.db-wal was deleted or replaced"):
+            engine.execute("new", never)
+        assert engine.execute("new", Effect(2)) == 2  # the file was opened anew
+        assert world.engine().execute("new", never) == 2
+
+
+@fault(47)
+def test_the_log_of_a_file_that_is_reached_through_a_link_is_found(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "semel.db").touch()
+    (tmp_path / "semel.db").symlink_to(tmp_path / "real" / "semel.db")
+    with Idempotency(f"sqlite:///{tmp_path}/semel.db") as engine:
+        assert engine.execute("k", Effect(1)) == 1
+        (tmp_path / "real" / "semel.db-wal").unlink()
+        with pytest.raises(ConfigError, match=r"real/semel\.db-wal was deleted or replaced"):
+            engine.execute("new", never)
+
+
+@fault(47)
+def test_a_file_deleted_under_a_given_connection_is_a_clear_error(tmp_path):
+    path = tmp_path / "semel.db"
+    with (
+        contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as connection,
+        Idempotency(SQLiteStore(connection=connection)) as engine,
+    ):
+        assert engine.execute("k", Effect(1)) == 1
+        removed(path)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"deleted or replaced.*open a connection"):
+                engine.execute("k", never)
+        path.touch()
+        with pytest.raises(ConfigError, match="deleted or replaced"):
+            engine.execute("k", never)
+
+
+def test_a_given_connection_to_memory_has_no_file_that_could_be_lost():
+    with (
+        contextlib.closing(sqlite3.connect(":memory:", check_same_thread=False)) as connection,
+        Idempotency(SQLiteStore(connection=connection)) as engine,
+    ):
+        assert engine.execute("k", Effect(1)) == 1
+        assert engine.execute("k", never) == 1
 
 
 @fault(47)

@@ -3,7 +3,7 @@
 | # | expected |
 |---|---|
 | 12 forward | leases and retention end early, then a late owner is refused |
-| 12 back | the takeover comes late, and nothing runs twice |
+| 12 back | the takeover comes late, on SQLite by one lease at most; nothing runs twice |
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def test_after_a_jump_back_the_takeover_comes_late_and_nothing_runs_twice(store_
             clock.advance(31.0)  # longer than the lease, as the wall counts it
             with pytest.raises(ConcurrentRequest) as busy:
                 elsewhere(lambda: other.execute("k", lambda: "must not run", policy=REFUSING))
-            assert busy.value.retry_after > HOUR / 2  # until the clock is back where it was
+            if isinstance(store, MemoryStore):  # whose own clock is never set back
+                assert busy.value.retry_after > HOUR / 2  # until the clock is back where it was
+            else:
+                assert busy.value.retry_after == pytest.approx(30.0)  # the lease, from now on
             return "first"
 
         assert one.execute("k", jumping, policy=REFUSING) == "first"

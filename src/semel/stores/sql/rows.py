@@ -39,6 +39,8 @@ COLUMNS: Final = (
 
 Row: TypeAlias = tuple[Any, ...]
 
+RUNNING: Final = int(State.PROCESSING)
+
 MICROSECONDS = 1_000_000
 
 
@@ -113,7 +115,8 @@ def _read(row: Row, now: float) -> Record:
         superseded=_fingerprints(superseded),
         lease_until=None if lease_until is None else seconds(lease_until),
         expires_at=None if expires_at is None else seconds(expires_at),
-        outcome=None if codec is None else Encoded(codec, data),
+        # The SQLite store notes in a running record when it noticed that the clock was set back.
+        outcome=None if codec is None or state == RUNNING else Encoded(codec, data),
         retryable=bool(retryable),
     )
 

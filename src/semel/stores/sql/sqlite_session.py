@@ -45,6 +45,10 @@ class Source(Protocol):
         """Raise when the connection may not be used right now."""
         ...
 
+    def check_log(self) -> None:
+        """Raise when what is written now would be lost."""
+        ...
+
     def release(self, connection: sqlite3.Connection) -> None:
         """Take the connection back."""
         ...
@@ -136,12 +140,15 @@ class Session:
             )
         if self._connection is None:
             self._connection = self._source.connect()
+        self._guarded(self._source.check, self._connection)
+        return self._connection
+
+    def _guarded(self, check: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._source.check(self._connection)
+            check(*arguments)
         except ConfigError:
             self._release()  # the next call looks for the file anew
             raise
-        return self._connection
 
     def _release(self) -> None:
         if self._connection is not None:
@@ -175,6 +182,8 @@ class Session:
         return member.outcome is not PENDING
 
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+        # Only here: it costs as much as a tenth of a replay, which writes nothing.
+        self._guarded(self._source.check_log)
         together: list[Member] = []
         lost = self._transact(connection, jobs, together)
         if lost is not None and is_old_snapshot(lost):

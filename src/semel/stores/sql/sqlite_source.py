@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql import sqlite_table as schema
@@ -20,6 +20,9 @@ from semel.stores.sql.sqlite_errors import primary_code
 from semel.stores.sql.sqlite_table import SQLiteTable
 
 Trace = Callable[[str], object]
+
+FileId: TypeAlias = tuple[int, int]
+"""The device and the number of a file: what it is, whatever its name."""
 
 SYNCHRONOUS: Final = ("FULL", "NORMAL")
 
@@ -51,6 +54,7 @@ class FileSource:
         log_pages: int = LOG_PAGES,
     ) -> None:
         self.place = _checked(path)
+        self._log = f"{self.place}-wal"
         self.timeout = timeout
         if synchronous.upper() not in SYNCHRONOUS:
             raise ConfigError(f"synchronous must be FULL or NORMAL, not {synchronous!r}")
@@ -58,8 +62,10 @@ class FileSource:
         self._table = table
         self._trace = trace
         self._log_pages = log_pages
-        self._opened: tuple[int, int] | None = None
+        self._opened: FileId | None = None
         """The file that was opened last, whatever its name means by now."""
+        self._opened_log: FileId | None = None
+        """The same of its write-ahead log, which has the latest commits."""
 
     def for_upkeep(self) -> FileSource:
         """The same file, for work that can wait.
@@ -78,8 +84,8 @@ class FileSource:
 
     def connect(self) -> sqlite3.Connection:
         """Open the file in WAL mode, with the table in it."""
-        if self._opened is not None and self._file() is None:
-            raise self._lost()  # it would be made anew, and every record forgotten
+        if self._opened is not None and _file_id(self.place) is None:
+            raise _lost(self.place)  # it would be made anew, and every record forgotten
         connection = sqlite3.connect(
             self.place,
             timeout=self.timeout,
@@ -95,7 +101,10 @@ class FileSource:
             connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
             ensure_table(connection, self._table)
             connection.execute(f"PRAGMA busy_timeout = {ASK_AGAIN_MS}")
-            self._opened = self._file()
+            self._opened = _file_id(self.place)
+            # SQLite follows links, and has the log beside the file itself.
+            self._log = f"{Path(self.place).resolve()}-wal"
+            self._opened_log = _file_id(self._log)
         except BaseException:
             connection.close()
             raise
@@ -107,31 +116,23 @@ class FileSource:
 
         Nobody else sees what is written to a file that has lost its name.
         """
-        if self._file() != self._opened:
-            raise self._lost()
+        if _file_id(self.place) != self._opened:
+            raise _lost(self.place)
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+    def check_log(self) -> None:
+        """Refuse to write to a log that has lost its name, for the same reason."""
+        if _file_id(self._log) != self._opened_log:
+            raise ConfigError(
+                f"{self._log} was deleted or replaced while the SQLite database was open: records "
+                "of the latest calls may be lost. It is a part of the database: leave it alone, or "
+                "stop the programs that use the database first"
+            )
 
     def release(self, connection: sqlite3.Connection) -> None:
         """Close the connection."""
         connection.close()
-
-    def _file(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self.place)  # noqa: PTH116 - a Path takes three times as long, each call
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise StoreUnavailable(
-                f"the SQLite database {self.place} cannot be reached: {error.strerror}"
-            ) from error
-        return found.st_dev, found.st_ino
-
-    def _lost(self) -> ConfigError:
-        return ConfigError(
-            f"the SQLite database {self.place} was deleted or replaced while it was open: restore "
-            "it with its records; if they may be forgotten, `semel migrate` makes an empty one"
-        )
 
     def _expect_table(self, connection: sqlite3.Connection) -> None:
         if _version(connection, self._table) is None and not _has_table(connection, self._table):
@@ -174,6 +175,9 @@ class GivenSource:
         self._connection = connection
         self._table = table
         self._opened_by = os.getpid()
+        self._file = ""
+        """Where its database is, once it is known; nowhere for one in memory."""
+        self._found: FileId | None = None
 
     def connect(self) -> sqlite3.Connection:
         """Make sure that the table is there."""
@@ -181,18 +185,52 @@ class GivenSource:
             raise StoreUnavailable("an SQLite connection cannot be used after a fork")
         self.check(self._connection)
         ensure_table(self._connection, self._table)
+        if not self._file:
+            ((self._file,),) = _plain(self._connection).execute(schema.MAIN_FILE)
+            self._found = _file_id(self._file)
         return self._connection
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Refuse while the application's own transaction is open: ours would become part of it."""
+        """Refuse while the application's own transaction is open: ours would become part of it.
+
+        And refuse a file that lost its name since the connection was first used here.
+        """
+        if self._file and _file_id(self._file) != self._found:
+            raise ConfigError(
+                f"the SQLite database {self._file} was deleted or replaced while it was open: "
+                "nobody else sees what this connection writes; restore the file, open a connection "
+                "to it and make a new store with that"
+            )
         if connection.in_transaction:
             raise StoreError(
                 "the given connection has an open transaction; commit it or roll it back first, "
                 "or give the store a connection of its own"
             )
 
+    def check_log(self) -> None:
+        """Whether it has a log is up to the application."""
+
     def release(self, connection: sqlite3.Connection) -> None:
         """Leave it open: whoever opened a connection closes it."""
+
+
+def _file_id(path: str) -> FileId | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a Path takes three times as long, each call
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreUnavailable(
+            f"the SQLite database {path} cannot be reached: {error.strerror}"
+        ) from error
+    return found.st_dev, found.st_ino
+
+
+def _lost(place: str) -> ConfigError:
+    return ConfigError(
+        f"the SQLite database {place} was deleted or replaced while it was open: restore "
+        "it with its records; if they may be forgotten, `semel migrate` makes an empty one"
+    )
 
 
 def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from itertools import chain
 
+from msgspec.structs import replace
+
 from semel.core.records import CompleteRequest, Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import Counts, Page
@@ -39,12 +41,17 @@ SCHEMA_VERSION = 1
 VERSIONS = "semel_schema"
 """Remembers the schema version of each table: `user_version` is one number for a whole file."""
 
+NOTE = "clock set back, seen at "
+"""Begins the note in `codec` of a running record; microseconds follow."""
+
+_CODEC = COLUMNS.index("codec")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _LIST = ", ".join(COLUMNS)
 
 FIND_VERSIONS = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSIONS}'"  # noqa: S608 - a constant
 FIND_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 LIST_COLUMNS = "SELECT name FROM pragma_table_info(?)"
+MAIN_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 READ_VERSION = f"SELECT version FROM {VERSIONS} WHERE table_name = ?"  # noqa: S608 - the same
 WRITE_VERSION = f"INSERT INTO {VERSIONS} (table_name, version) VALUES (?, ?)"  # noqa: S608 - the same
 CREATE_VERSIONS = f"""
@@ -78,6 +85,7 @@ class SQLiteTable:
         self._complete = texts.complete(self.quoted)
         self._complete_many = {size: texts.complete_many(self.quoted, size) for size in SIZES}
         self._whose = {size: texts.whose(self.quoted, size) for size in SIZES}
+        self._note = f"UPDATE {self.quoted} SET codec = ? WHERE identity = ?"  # noqa: S608 - checked above
         self._delete = f"DELETE FROM {self.quoted} WHERE identity = ?"  # noqa: S608 - checked above
 
     def made(self) -> Verb[int]:
@@ -99,14 +107,33 @@ class SQLiteTable:
 
     def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
         """Read the record as stored, and the store's time once the answer is there."""
+        record, now, _ = yield from self.look(identity)
+        return record, now
+
+    # A clock that was set back: the lease of a record that was written "in the future" would last
+    # until the clock is there again. It ends when its own length has passed since somebody noticed.
+    # When that was is noted in the column `codec`, which a running record has no use for: whatever
+    # writes the record, a renewal above all, removes the note. The times themselves stay as they
+    # are, so that a clock that is set right again finds what it left.
+
+    def look(self, identity: Identity) -> Verb[tuple[Record | None, float, bool]]:
+        """`read`, and whether it should be noted that the clock is behind this record."""
         reply = yield Statement(self._read, (self._digest(identity),), writes=False)
         now = self.now()
         if not reply.rows:
-            return None, now
+            return None, now, False
         record = to_record(reply.rows[0], now)
         if record.identity != identity:
             raise StoreError("the digest of this key is taken by another key")
-        return record, now
+        if record.updated_at <= now or record.lease_until is None:
+            return record, now, False
+        since = _noted(reply.rows[0][_CODEC], now)
+        ends = (now if since is None else since) + (record.lease_until - record.updated_at)
+        return replace(record, lease_until=ends), now, since is None
+
+    def note(self, identity: Identity, now: float) -> Verb[None]:
+        """Note that the clock was seen to be behind this running record."""
+        yield Statement(self._note, (f"{NOTE}{stamp(now)}", self._digest(identity)), writes=True)
 
     def save(self, record: Record) -> Verb[None]:
         """Insert or overwrite the record."""
@@ -235,3 +262,11 @@ class SQLiteTable:
 
     def _digest(self, identity: Identity) -> bytearray:
         return bytearray(hashlib.sha256(self._salt + identity.encoded).digest()[:16])
+
+
+def _noted(codec: str | None, now: float) -> float | None:
+    """When the clock was first seen to be behind a record, unless it was set back once more."""
+    if codec is None:
+        return None
+    since = seconds(int(codec.removeprefix(NOTE)))
+    return since if since <= now else None

@@ -9,16 +9,21 @@ goes on meanwhile. With a statement for each, the lock is fought for at every on
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from semel.core import judge
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, Record
+from semel.core.records import Abandoned, Busy, Claim, ClaimRequest, CompleteRequest, Record
 from semel.stores.batching import ALONE, Alone
 from semel.stores.sql.sqlite_table import SQLiteTable
 from semel.stores.sql.verbs import Joint, Operation, Verb, Verbs
+
+log = logging.getLogger(__name__)
 
 UPDATES_MANY: Final = (3, 33)
 """The version of SQLite that learned to update from a list of values."""
@@ -27,12 +32,37 @@ LARGE: Final = 16_384
 """Bytes of a result that has a statement of its own: a list is copied before it is worked on."""
 
 
-class SQLiteVerbs(Verbs):
-    """The verbs of the store SPI on one table of SQLite."""
+class SQLiteLaw(Verbs):
+    """The verbs on one table of SQLite, whose clock is the machine's and may be set back."""
 
     def __init__(self, table: SQLiteTable) -> None:
         super().__init__(table)
         self._sqlite = table
+
+    def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
+        """Read, judge and write a claim; note that the clock is behind a running record."""
+        stored, now, to_note = yield from self._sqlite.look(ask.identity)
+        answer, record = judge.claim(stored, ask, now)
+        if record is not None:
+            yield from self._sqlite.save(record)
+        elif isinstance(answer, Busy) and to_note:
+            yield from self._sqlite.note(ask.identity, now)
+            log.warning(
+                "the clock of this machine was set back: a running record was written in the "
+                "future; its lease ends in %.1f s, counted from now, unless it is renewed",
+                answer.retry_after,
+            )
+        elif isinstance(answer, Abandoned) and stored is not None and stored.updated_at > now:
+            # Written as it is seen: a resolver looks for leases that have ended.
+            yield from self._sqlite.save(replace(stored, updated_at=now))
+        return answer
+
+
+class SQLiteVerbs(SQLiteLaw):
+    """The verbs of the store SPI, in few statements."""
+
+    def __init__(self, table: SQLiteTable) -> None:
+        super().__init__(table)
         self._many = sqlite3.sqlite_version_info >= UPDATES_MANY
         self._claim_together, self._complete_together = self._insert_all, self._update_all
 

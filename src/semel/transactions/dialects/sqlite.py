@@ -12,7 +12,8 @@ from semel.errors import ConfigError
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.sql.sqlite_source import FileSource, GivenSource
 from semel.stores.sql.sqlite_table import SQLiteTable
-from semel.stores.sql.verbs import Statement, Verb, Verbs
+from semel.stores.sql.sqlite_verbs import SQLiteLaw
+from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import command, question
 from semel.transactions.sqlite import SQLiteLink
 
@@ -35,7 +36,7 @@ class SQLiteRecords:
     has_lock = False  # there is one lock for the whole file
 
     def __init__(self, table: SQLiteTable, file: str) -> None:
-        self.verbs = Verbs(table)
+        self.verbs = SQLiteLaw(table)
         self._table = table
         self._file = file
 
