@@ -17,7 +17,6 @@ import gc
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -79,6 +78,14 @@ def url(request) -> str:
 
 
 LEASE = Policy(lease=3)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """Connections and places must return at once, not with the garbage that holds them."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -278,25 +285,15 @@ def later(scenario: Scenario) -> list[object]:
     return answers
 
 
-def wait_until_free(condition: Callable[[], object]) -> None:
-    """Wait for what returns by itself: at once, or with the garbage it is part of."""
-    for _ in range(40):
-        if condition():
-            return
-        time.sleep(0.05)
-    gc.collect()
-    wait_until(condition)
-
-
 def check_nothing_is_left(idem: Idempotency) -> None:
-    wait_until_free(lambda: not idem._leases._running)
+    wait_until(lambda: not idem._leases._running)
     assert not idem._flights._seats._waiting
     assert current_attempt() is None
     transport = getattr(idem._store, "_transport", None)
     if transport is not None:
-        wait_until_free(lambda: transport._gate._free.qsize() == transport._gate._places)
+        wait_until(lambda: transport._gate._free.qsize() == transport._gate._places)
         pool = transport._client.connection_pool
-        wait_until_free(lambda: len(pool._in_use_connections) == len(transport._wires._idle))
+        wait_until(lambda: len(pool._in_use_connections) == len(transport._wires._idle))
 
 
 def may_run_twice(step: Step) -> bool:
@@ -347,6 +344,7 @@ def strike_everywhere(  # noqa: PLR0917 - each test says all of it
 
 # What strikes while Python closes a generator is dropped by Python itself, and told by a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.fault(44)
 @pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -355,6 +353,7 @@ def test_struck_at_any_step_a_call_leaves_nothing_behind(idem, scenario, kind):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("scenario", [FirstRun, Replay])
 def test_struck_at_any_step_a_call_on_tiers_hangs_nobody(redis_url, sqlite_url, scenario):
     store = open_store(redis_url, behind=f"{sqlite_url}?synchronous=NORMAL")
@@ -433,6 +432,7 @@ def take_all(pool: Any) -> None:
 @pytest.mark.parametrize(
     ("database", "kind"), [(Postgres, TimeLimit), (MariaDB, KeyboardInterrupt)]
 )
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("scenario", [FirstRun, Replay, Raising, Connecting])
 def test_struck_at_any_line_a_call_keeps_no_connection(request, database, kind, scenario):
     server = database(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import redis
 
@@ -33,6 +35,24 @@ def test_a_connection_that_nobody_holds_any_more_goes_back_to_the_pool_closed(re
     del wire  # as if its thread had been interrupted between two steps
     assert not lost.is_connected
     assert wires.exchange([packed(("PING",))]) == [b"PONG"]
+    wires.close()
+    pool.close()
+
+
+def test_a_connection_on_which_the_server_answered_an_error_goes_back_without_the_collector(
+    redis_url,
+):
+    pool = redis.ConnectionPool.from_url(redis_url, max_connections=1)
+    wires = Wires(pool, keep=True)
+    gc.disable()
+    try:
+        (reply,) = wires.exchange([packed(("EVALSHA", "0" * 40, 0))])
+        assert isinstance(reply, redis.exceptions.NoScriptError)
+        del reply
+        wires._idle.pop()  # as if its thread had been interrupted between two steps
+        assert wires.exchange([packed(("PING",))]) == [b"PONG"]
+    finally:
+        gc.enable()
     wires.close()
     pool.close()
 

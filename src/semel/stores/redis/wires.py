@@ -191,4 +191,6 @@ def _reply(connection: Any) -> Reply | Exception:
     try:
         return connection.read_response(disable_decoding=True)
     except ResponseError as error:
-        return error
+        # Without its traceback: that would keep the frames of this exchange, and so its
+        # connection, until the garbage collector runs.
+        return error.with_traceback(None)
