@@ -17,14 +17,14 @@ from semel.http.rulebook import Rulebook
 Matcher: TypeAlias = Callable[[str], object]
 
 WATCHED: Final = 100
-"""A pattern of `include` that matched none of this many first requests is logged."""
+"""After this many requests, each pattern of `include` that has matched none of them is logged."""
 _REMEMBERED: Final = 1024
-"""Paths whose rules are remembered; an application may have endlessly many."""
+"""How many paths have their rules remembered; an application may have endlessly many."""
 _LONGEST: Final = 256
-"""Characters of a path that is remembered; a client may send one of any length."""
+"""The longest path that is remembered, in characters; a client may send one of any length."""
 
 _LAYERS: Final = 16
-"""Leading parts of a root that may be layers of their own; a proxy may let a client write it."""
+"""How many leading parts of a root may be layers; a proxy may let a client write the root."""
 
 
 class Routing:
