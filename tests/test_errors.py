@@ -19,6 +19,7 @@ MADE = [
     errors.ResultUnavailable("too large"),
     errors.RecordUnreadable("cut short"),
     errors.ConcurrentRequest(retry_after=2.5),
+    errors.TooManyWaiting(retry_after=2.5),
     errors.PayloadMismatch(superseded=True),
     errors.DuplicateRequest("only once"),
     errors.WaitTimeout("too late"),
@@ -52,6 +53,7 @@ SAID = {
     errors.StoreError: ("store_error", True, 503, "UNAVAILABLE"),
     errors.StoreFull: ("store_full", True, 503, "UNAVAILABLE"),
     errors.StoreUnavailable: ("store_unavailable", True, 503, "UNAVAILABLE"),
+    errors.TooManyWaiting: ("too_many_waiting", True, 409, "UNAVAILABLE"),
     errors.WaitTimeout: ("wait_timeout", True, 409, "DEADLINE_EXCEEDED"),
     # The answer stays the same until somebody changes the call, the settings or the record.
     errors.AttemptsExhausted: ("attempts_exhausted", False, 409, "FAILED_PRECONDITION"),

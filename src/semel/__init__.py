@@ -41,6 +41,7 @@ from semel.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    TooManyWaiting,
     ValueRejected,
     WaitTimeout,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "StoreFull",
     "StoreRefused",
     "StoreUnavailable",
+    "TooManyWaiting",
     "ValueRejected",
     "WaitTimeout",
     "__version__",

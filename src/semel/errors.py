@@ -4,6 +4,7 @@
     ├── ConfigError            a setting, URL, policy or decorator is wrong
     ├── InvalidKey             the key (or the expression that makes it) is not acceptable
     ├── ConcurrentRequest      the same key is running elsewhere and this caller does not wait
+    │   └── TooManyWaiting     it would wait, but `max_waiting` calls wait already
     ├── DuplicateRequest       the key was used before (guard mode)
     ├── NestedCall             the running attempt asked for its own key
     ├── PayloadMismatch        the same key came with another payload
@@ -81,6 +82,27 @@ class ConcurrentRequest(IdempotencyError):
     def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
         super().__init__(message or "this operation is running elsewhere; try again later")
         self.retry_after = retry_after
+
+
+class TooManyWaiting(ConcurrentRequest):
+    """The same key is running, and `max_waiting` calls of this engine wait already.
+
+    Nothing ran, and the caller may try again. HTTP and gRPC answer it as any `ConcurrentRequest`.
+    """
+
+    code = "too_many_waiting"
+
+    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(
+            message
+            or (
+                "this operation is running elsewhere, and max_waiting calls of this engine wait "
+                "already; try again later. If the pools have room for more waiting calls, raise "
+                "max_waiting (None: no bound); if calls should not wait at all, use "
+                'Policy(concurrent="reject")'
+            ),
+            retry_after=retry_after,
+        )
 
 
 class DuplicateRequest(IdempotencyError):

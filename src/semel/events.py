@@ -43,6 +43,7 @@ from semel.errors import (
     OutcomeUnknown,
     PayloadMismatch,
     PreviousFailure,
+    TooManyWaiting,
     WaitTimeout,
 )
 
@@ -217,6 +218,7 @@ Hook: TypeAlias = Callable[[Event], object]
 
 _REJECTIONS: dict[type[IdempotencyError], type[Event]] = {
     ConcurrentRequest: RejectedBusy,
+    TooManyWaiting: RejectedBusy,
     WaitTimeout: RejectedBusy,
     DuplicateRequest: RejectedDuplicate,
     PreviousFailure: RejectedFailure,

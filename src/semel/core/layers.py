@@ -28,7 +28,7 @@ POLICY_NAMES = tuple(name for name in Policy.__struct_fields__ if name != "not_d
 """The policy fields that can be written as text; `not_done` holds classes."""
 
 _DURATIONS = (*POSITIVE, "wait_timeout")
-_WHOLE_NUMBERS = ("max_attempts", "max_result_bytes")
+_WHOLE_NUMBERS = ("max_attempts", "max_result_bytes", "max_waiting")
 _SWITCHES = ("disabled", "payload_required")
 _MAY_BE_NONE = ("wait_timeout", "max_attempts")
 
@@ -215,6 +215,15 @@ def _key_pattern(value: object) -> str | None:
     return pattern
 
 
+def _max_waiting(value: object) -> int | None:
+    # TOML has no null, and a variable neither.
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError("must be a whole number of 0 or more, or none for no bound")
+    return value
+
+
 def _disabled(value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"must be true or false; a variable may say {', '.join((*_YES, *_NO))}")
@@ -232,6 +241,7 @@ _TOP: dict[str, Check] = {
     "url": _text_or_none,
     "prefix": _text,
     "key_pattern": _key_pattern,
+    "max_waiting": _max_waiting,
     "behind": _behind,
     "disabled": _disabled,
     "preset": _preset,

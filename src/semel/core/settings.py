@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.layers import PRESETS, Layer, LayerReader, own_variables
 from semel.core.policy import Policy
@@ -39,6 +39,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The store that decides, when the one at `url` is Redis and only stands in front."""
     prefix: str = "idem:"
     key_pattern: str | None = None
+    max_waiting: int | UnsetType | None = UNSET
+    """How many calls of an engine may wait at a time; None = no bound, UNSET = the default."""
     policy: Policy = Policy()
     scopes: dict[str, Policy] = {}
     environment: str = DEFAULT_ENVIRONMENT

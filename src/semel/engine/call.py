@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from random import random
+from weakref import WeakSet
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from semel.core.codec import encode_failure
@@ -29,6 +31,12 @@ SAVE_PATIENCE = 2.0
 
 MOST_CLAIMS = 3
 """How often one claim is sent when the answers come so late that its lease is used up."""
+
+WAITING_IN_TRANSACTION = 2
+"""How many calls may wait in their callers' transactions, unless `max_waiting` says so.
+
+With the one that they wait for they take three connections. The smallest pool that people have
+without a choice of their own (psycopg's) has four."""
 
 RENEWAL_LOOK = 0.005
 """Seconds between two looks whether a renewal that is on its way has been answered."""
@@ -76,6 +84,38 @@ class Call(Struct, eq=False, weakref=True):
             rules.replace,
             rules.max_attempts,
         )
+
+
+class WaitingCalls:
+    """Counts the calls of an engine that wait for another one, and bounds how many may.
+
+    The bound is for all keys together: waiting calls of any key take connections of the same pool.
+    """
+
+    def __init__(self, most: int | UnsetType | None) -> None:
+        self.in_transaction = WAITING_IN_TRANSACTION if most is UNSET else most
+        """The bound for calls that wait inside their caller's transaction; None = no bound."""
+        self.elsewhere = None if most is UNSET else most
+        """The bound for all other calls, which hold no connection while they wait."""
+        # Weakly, and by call: one whose end was interrupted must not count for ever.
+        self._calls: WeakSet[Call] = WeakSet()
+        # A signal handler may make a call while its thread holds the lock.
+        self._lock = threading.RLock()
+
+    def join(self, call: Call, most: int | None) -> bool:
+        """Count this call, once; False = so many wait already."""
+        if most is None:
+            return True
+        with self._lock:
+            if call not in self._calls and len(self._calls) >= most:
+                return False
+            self._calls.add(call)
+            return True
+
+    def leave(self, call: Call) -> None:
+        """Count this call no more, if it was counted."""
+        with self._lock:
+            self._calls.discard(call)
 
 
 def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:

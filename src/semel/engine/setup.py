@@ -27,7 +27,7 @@ from semel.core.records import Identity
 from semel.core.settings import CODE, Settings, load_settings
 from semel.core.switch import BYPASSED
 from semel.decorated import Unknown
-from semel.engine.call import Call
+from semel.engine.call import Call, WaitingCalls
 from semel.engine.given import check_options, checked_store, where_it_goes
 from semel.errors import ConfigError, NestedCall, StoreUnavailable
 from semel.transactions.inside import warn_inside
@@ -69,6 +69,7 @@ class Setup(ABC, Generic[S]):
         codecs: Sequence[Codec] = (),
         cache: int = 0,
         cache_ttl: Duration = 60.0,
+        max_waiting: int | UnsetType | None = UNSET,
         **unknown: Unpack[Unknown],
     ) -> None:
         if unknown:  # Python itself would name this class, which users do not know
@@ -79,7 +80,11 @@ class Setup(ABC, Generic[S]):
                 f"{where_it_goes(name, taken, opener)}"
             )
         check_options(policy, scopes, hooks, codecs, cache)
-        written: dict[str, Any] = {"prefix": prefix, "key_pattern": key_pattern}
+        written: dict[str, Any] = {
+            "prefix": prefix,
+            "key_pattern": key_pattern,
+            "max_waiting": max_waiting,
+        }
         if url_or_store is not None:
             written["url"] = url_or_store if isinstance(url_or_store, str) else None
         settings = load_settings(
@@ -93,6 +98,7 @@ class Setup(ABC, Generic[S]):
         self._rules_of: dict[tuple[object, ...], Rules] = {}
         self._known_scopes: set[str] = set()
         self._key_rules = KeyRules(settings.key_pattern)
+        self._max_waiting = settings.max_waiting
         self._disabled = settings.disabled
         if self._disabled:
             events.logger.warning("idempotency is switched off by the settings: every call runs")
@@ -126,6 +132,7 @@ class Setup(ABC, Generic[S]):
         self._owners = OwnerIds()
         self._leases = Leases()
         self._tasks: set[Any] = set()
+        self._waiting = WaitingCalls(self._max_waiting)
 
     def _after_fork(self) -> None:
         # The parent goes on using its connections: ours are left alone, unclosed, and not used.

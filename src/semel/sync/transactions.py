@@ -20,13 +20,14 @@ from semel.attempts import Attempt
 from semel.core.codec import returned_by
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
-from semel.core.records import Claimed, CompleteRequest, Finished
+from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine.call import Call, pauses
-from semel.errors import ConcurrentRequest, ConfigError, LeaseLost
+from semel.errors import ConcurrentRequest, ConfigError, LeaseLost, TooManyWaiting
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
 from semel.sync.runner import Runner
 from semel.transactions import claiming, refusals, troubles
+from semel.transactions.claiming import LOCKED
 from semel.transactions.dialects import Records
 from semel.transactions.families import link_to
 from semel.transactions.inside import TransactionAttempt
@@ -199,9 +200,8 @@ class TransactionContext:
     def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
-        self._bound = self._drive(claiming.prepare(self._records, call.rules))
         ask = call.ask(engine._owners.next())
-        answer = self._drive(claiming.claim(self._records, ask, call.rules))
+        answer = self._ask(ask)
         self._drive(self._records.restore(self._bound))
         self._bound = UNSET
         step = decide(answer, call.rules)
@@ -223,6 +223,49 @@ class TransactionContext:
                 engine._refuse(call, ConcurrentRequest(retry_after=retry_after))
             case _:
                 assert_never(step)
+
+    def _ask(self, ask: ClaimRequest) -> Claim:
+        """Ask for the record; wait for the transaction that has it, if one more call may wait."""
+        engine, call, records = self._engine, self._call, self._records
+        waits, most = call.rules.waits, engine._waiting.in_transaction
+        if not waits or most is None or not records.by_key:
+            self._prepare(wait=waits)
+            return self._asked(ask, wait=waits)
+        # First without a wait: only a call that has to wait is counted.
+        self._prepare(wait=False)
+        try:
+            if not records.rolls_back:  # known since it was prepared
+                answer = self._asked(ask, wait=False)
+                if answer is not LOCKED:
+                    return answer
+                if not engine._waiting.join(call, most):
+                    engine._refuse(call, TooManyWaiting(call.rules.message or ""))
+            self._prepare(wait=True)
+            return self._asked(ask, wait=True)
+        finally:
+            engine._waiting.leave(call)
+
+    def _prepare(self, *, wait: bool) -> None:
+        """Bound how long the session waits for locks; what the bound was is kept from the first."""
+        spent = monotonic() - self._began
+        before = self._drive(
+            claiming.prepare(self._records, self._call.rules, wait=wait, spent=spent)
+        )
+        if self._bound is UNSET:
+            self._bound = before
+
+    def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
+        """Ask once; who does not wait is told of an open transaction that has the record."""
+        try:
+            return self._drive(claiming.claim(self._records, ask, wait=wait))
+        except Exception as error:
+            if self._records.has_lock or not troubles.would_wait(error):
+                raise
+            if self._records.rolls_back:
+                raise troubles.repeat() from error
+            if wait:
+                raise
+            return LOCKED
 
     def _complete(self, attempt: Attempt) -> None:
         engine, call = self._engine, self._call

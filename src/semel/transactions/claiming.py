@@ -5,7 +5,7 @@ They do no I/O. Every decision is the law's (`semel.core.judge`), made by the ve
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -14,21 +14,29 @@ from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest, Co
 from semel.stores.sql.verbs import Verb
 from semel.transactions.dialects import Records
 
+LOCKED: Final = Busy(0.0)
+"""An open transaction has the record, and this caller does not wait for its end.
 
-def prepare(records: Records, rules: Rules) -> Verb[Any]:
-    """Bound the wait for the transaction of another one, and tell what the bound was."""
+Known by identity: a record that runs elsewhere under a lease is busy, too."""
+
+
+def prepare(records: Records, rules: Rules, *, wait: bool, spent: float = 0.0) -> Verb[Any]:
+    """Bound the wait for the transaction of another one, and tell what the bound was.
+
+    `spent` seconds of it have passed already.
+    """
     patience = rules.store_timeout if rules.wait_timeout is None else rules.wait_timeout
-    return records.prepare(patience, wait=rules.concurrent == "wait")
+    return records.prepare(max(0.0, patience - spent), wait=wait)
 
 
-def claim(records: Records, ask: ClaimRequest, rules: Rules) -> Verb[Claim]:
+def claim(records: Records, ask: ClaimRequest, *, wait: bool) -> Verb[Claim]:
     """Claim the record: held, and with its lease at once past.
 
     A transaction that is committed too early then leaves a record whose outcome is unknown, never
     a success. Before its commit nobody else sees the row.
     """
-    if not (yield from records.lock(ask.identity, wait=rules.concurrent == "wait")):
-        return Busy(0.0)
+    if not (yield from records.lock(ask.identity, wait=wait)):
+        return LOCKED
     parked = replace(ask, lease=0.0)
     answer = yield from records.verbs.claim(replace(parked, hold=True)).start()
     if isinstance(answer, Abandoned) and not ask.hold:

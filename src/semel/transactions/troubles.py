@@ -67,6 +67,11 @@ def repeat() -> RetryTransaction:
     )
 
 
+def would_wait(error: Exception) -> bool:
+    """Whether a claim found that an open transaction has its record, or waited too long for it."""
+    return not _IN_LINE.isdisjoint(_codes(error))
+
+
 def refuse_claim(error: Exception, *, has_lock: bool = False) -> NoReturn:
     """Raise what an error before the block means; `has_lock`: the record's own lock was held."""
     codes = set(_codes(error))

@@ -18,6 +18,16 @@ class Records(Protocol):
         ...
 
     @property
+    def by_key(self) -> bool:
+        """Whether who waits, waits for a transaction with the same key."""
+        ...
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a wait that is too long ends the caller's transaction; known once prepared."""
+        ...
+
+    @property
     def verbs(self) -> Dialect:
         """The verbs of the store, fit to run inside a transaction."""
         ...

@@ -20,7 +20,8 @@ from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import question
 
 _SESSION: Final = (
-    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet"
+    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
+    "@@innodb_rollback_on_timeout"
 )
 _BOUND: Final = "SET SESSION innodb_lock_wait_timeout = %s"
 
@@ -63,18 +64,21 @@ class MySQLRecords:
     """The records of one table."""
 
     has_lock = False  # the row is the lock
+    by_key = True
 
     def __init__(self, table: _LockingTable, database: str | None) -> None:
         self.verbs = MySQLVerbs(table)
         self._table = table
         self._database = database
         """The store's, if its URL has named it."""
+        self.rolls_back = False
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
         reply = yield question(_SESSION)
-        ((before, database, version, self._table.largest),) = reply.rows
+        ((before, database, version, self._table.largest, rolls_back),) = reply.rows
         self._check(database)
+        self.rolls_back = bool(rolls_back)
         least = 0 if "MariaDB" in version else 1
         bound = max(1, math.ceil(seconds)) if wait else least
         yield question(_BOUND, bound)

@@ -32,6 +32,9 @@ def records(store: PostgresStore | AsyncPostgresStore, table: str | None) -> Pos
 class PostgresRecords:
     """The records of one table."""
 
+    by_key = True
+    rolls_back = False
+
     def __init__(self, verbs: PostgresVerbs, table: str) -> None:
         self.verbs = verbs
         self.has_lock = False

@@ -34,6 +34,8 @@ class SQLiteRecords:
     """The records of one table."""
 
     has_lock = False  # there is one lock for the whole file
+    by_key = False
+    rolls_back = False
 
     def __init__(self, table: SQLiteTable, file: str) -> None:
         self.verbs = SQLiteLaw(table)
