@@ -2,9 +2,11 @@
 
 The Python blocks of a page become one script, in order, each line at its place: line 37 of a
 traceback is line 37 of the page. It runs in an empty folder, in a process of its own, where a
-warning is an error. Two things can be said about a block:
+warning is an error. Some things can be said about a block:
 
 - `<!-- no-run: reason -->` in the line above it: it is compiled, not run.
+- `<!-- file: name.py -->` in the line above it: it is a file of its own. The files of a page are
+  written into one folder, where pytest runs their tests.
 - `redis://localhost:6379` in it: a private Redis stands in.
 - `mysql://shop:secret@localhost/shop` in it: a private MariaDB stands in.
 - `postgresql://shop:secret@localhost/shop` in it: a private PostgreSQL stands in.
@@ -26,12 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCK = re.compile(
-    r"^(?:<!-- no-run: (?P<reason>.+) -->\n+)?(?P<indent> *)```python\b.*\n(?P<code>(?:.*\n)*?) *```$",
+    r"^(?:<!-- (?:no-run: (?P<reason>.+)|file: (?P<file>\S+)) -->\n+)?"
+    r"(?P<indent> *)```python\b.*\n(?P<code>(?:.*\n)*?) *```$",
     re.MULTILINE,
 )
 LOCAL_REDIS = re.compile(r"redis://localhost:6379\b")
 LOCAL_MYSQL = "mysql://shop:secret@localhost/shop"
 LOCAL_POSTGRES = "postgresql://shop:secret@localhost/shop"
+OF_PYTEST = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
 
 
 class Block(NamedTuple):
@@ -41,6 +45,7 @@ class Block(NamedTuple):
     """Where its first line of code stands on the page."""
     code: str
     runs: bool
+    file: str | None = None
 
 
 def blocks(text: str) -> list[Block]:
@@ -48,7 +53,8 @@ def blocks(text: str) -> list[Block]:
         Block(
             line=text.count("\n", 0, found.start("code")) + 1,
             code=re.sub(f"^{found['indent']}", "", found["code"], flags=re.MULTILINE),
-            runs=found["reason"] is None,
+            runs=found["reason"] is None and found["file"] is None,
+            file=found["file"],
         )
         for found in BLOCK.finditer(text)
     ]
@@ -102,6 +108,31 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
     assert "Exception ignored" not in done.stderr, f"{name(page)}:\n{done.stderr}"
 
 
+def files(page: Path) -> dict[str, str]:
+    """The files that a page shows, by their names."""
+    found = blocks(page.read_text(encoding="utf-8"))
+    return {block.file: block.code for block in found if block.file is not None}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if files(page)], ids=name)
+def test_the_tests_that_a_page_shows_pass(page, tmp_path):
+    shown = files(page)
+    plugins = 'pytest_plugins = ["semel.testing.pytest_plugin"]\n'
+    shown["conftest.py"] = shown.get("conftest.py", "") + plugins
+    for file, code in shown.items():
+        (tmp_path / file).write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-W", "error", "-q", *OF_PYTEST, "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    written = sum(code.count("def test_") for code in shown.values())
+    assert f"{written} passed" in done.stdout, f"{name(page)}:\n{done.stdout}{done.stderr}"
+
+
 def test_a_block_keeps_its_line_and_can_be_kept_from_running():
     page = """# Page
 
@@ -121,6 +152,11 @@ raise SystemExit
         second = 2
     ```
 
+<!-- file: test_it.py -->
+```python
+third = 3
+```
+
 ```text
 not Python
 ```
@@ -130,6 +166,7 @@ not Python
         Block(4, "first = 1\n", runs=True),
         Block(9, "raise SystemExit\n", runs=False),
         Block(15, "if first:\n    second = 2\n", runs=True),
+        Block(21, "third = 3\n", runs=False, file="test_it.py"),
     ]
     assert script(found).splitlines()[3] == "first = 1"
     assert script(found).splitlines()[14:] == ["if first:", "    second = 2"]

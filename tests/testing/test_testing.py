@@ -101,6 +101,36 @@ def test_a_users_tests_get_an_engine_of_their_own(tmp_path):
     assert "2 passed" in run.stdout, run.stdout
 
 
+@pytest.mark.parametrize("plugin", ["asyncio", "anyio"])
+def test_a_users_async_tests_get_an_engine_of_their_own(tmp_path, plugin):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["semel.testing.pytest_plugin"]\n')
+    (tmp_path / "test_user.py").write_text(
+        textwrap.dedent(
+            f"""
+            import pytest
+
+            pytestmark = pytest.mark.{plugin}
+            engines = []
+
+            @pytest.fixture
+            def anyio_backend():
+                return "asyncio"
+
+            async def pay():
+                return len(engines)
+
+            @pytest.mark.parametrize("number", [1, 2])
+            async def test_each(async_idempotency, number):
+                engines.append(async_idempotency)
+                for _ in range(2):
+                    assert await async_idempotency.execute("key", pay) == number
+            """
+        )
+    )
+    run = run_pytest(tmp_path, "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error")
+    assert "2 passed" in run.stdout, run.stdout
+
+
 def test_a_contract_without_a_store_says_what_is_missing(tmp_path):
     (tmp_path / "test_user.py").write_text(
         "from semel.testing import StoreContract\n\nclass TestMine(StoreContract): pass\n"

@@ -165,7 +165,8 @@ class Home:
                 self.settle(running)
         elif self.loop is not running:
             raise ConfigError(
-                "this AsyncIdempotency belongs to another event loop: make one for each loop"
+                "this AsyncIdempotency belongs to another event loop: make one for each loop, or, "
+                "in tests, use semel.testing.in_memory, which lets each test have its own"
             )
 
 

@@ -28,6 +28,10 @@ class FinishedCache:
             OrderedDict()
         )
 
+    def emptied(self) -> FinishedCache:
+        """Make another one of the same size, with nothing in it."""
+        return FinishedCache(self._size, self._longest)
+
     def get(
         self, identity: Identity, fingerprint: bytes | None, now: float, generation: int = 0
     ) -> Finished | None:

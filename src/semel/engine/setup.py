@@ -134,6 +134,24 @@ class Setup(ABC, Generic[S]):
         self._tasks: set[Any] = set()
         self._waiting = WaitingCalls(self._max_waiting)
 
+    def _switch(self, store: S) -> dict[str, Any]:
+        """Go on with another store, as an engine that has just been made; for tests.
+
+        Returns the state to go back to: everything that the engine knew of its own store.
+        """
+        store = checked_store(store, asynchronous=self._asynchronous)
+        if self._leases.running() or self._leases.claims():
+            raise ConfigError(
+                "this engine has calls that still run: its store can only be exchanged while none "
+                "does, as a call must not claim in one store and save in the other"
+            )
+        before = self.__dict__
+        cache = None if self._cache is None else self._cache.emptied()
+        fresh = {"_store": store, "_opening": None, "_closed": False, "_cache": cache}
+        self.__dict__ = {**before, **fresh}
+        self._reset()
+        return before
+
     def _after_fork(self) -> None:
         # The parent goes on using its connections: ours are left alone, unclosed, and not used.
         self._inherited = self._store

@@ -14,6 +14,7 @@ from semel.testing.clock import FakeClock
 from semel.testing.driver import StoreDriver
 from semel.testing.faults import Call, Delay, LoseReply, Refuse
 from semel.testing.faulty import AsyncFaultyStore, FaultyStore
+from semel.testing.switching import in_memory
 
 if TYPE_CHECKING:
     from semel.testing.contract import StoreContract
@@ -30,6 +31,7 @@ __all__ = [
     "StoreDriver",
     "bypass",
     "bypassed",
+    "in_memory",
 ]
 
 CONTRACT = "semel.testing.contract"

@@ -1,0 +1,160 @@
+"""Engines that use another store for a while: `with in_memory(idem): ...`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar, overload
+
+from semel.aio import AsyncIdempotency
+from semel.default import default_engine
+from semel.errors import ConfigError
+from semel.events import logger
+from semel.stores.base import AsyncStore, Store
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.sync import Idempotency
+
+S = TypeVar("S", bound="Store | AsyncStore")
+
+_LEFT_WITHIN: Final = 5.0
+"""Seconds for which the end of a block waits for calls that still run, as `close` does."""
+
+_lock = threading.RLock()
+_blocks: list[in_memory[Any]] = []
+"""The blocks that are open, of all engines; the newest is the last."""
+
+
+class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem):`
+    """Let an engine keep its records in memory, for a test: `with in_memory(idem): ...`.
+
+    Everything that uses the engine goes with it, in every thread: functions decorated at import
+    time, integrations, marks. The engine keeps its policies, hooks and codecs, and begins with no
+    records. When the block ends, also by an exception, the engine is what it was before: its own
+    store was not touched, and a `close()` inside the block did not close it. Blocks may be nested.
+
+    `engine`: an `Idempotency` or an `AsyncIdempotency`; without one, the default engine behind
+    `semel.once` and `semel.execute`.
+
+    `store`: the store to use in place of a new `MemoryStore` (`AsyncMemoryStore`), such as
+    `MemoryStore(clock=FakeClock())` or `FaultyStore(MemoryStore())`. The block returns the store.
+
+        idem = Idempotency("redis://localhost:6379/0")
+
+        @idem.once("charge:{order}")
+        def charge(order: str) -> str: ...
+
+        def test_an_order_is_charged_once():
+            with in_memory(idem):
+                assert charge.run("o1").replayed is False
+                assert charge.run("o1").replayed is True
+
+    An `AsyncIdempotency` belongs to the first event loop that uses it inside the block, whatever
+    loop it belonged to before. `async with` waits at the end for its calls; a plain `with`, in a
+    test or fixture that is not async, does not.
+
+    Begin and end a block while the engine is idle: a `ConfigError` says so if a call still runs
+    when it begins, and calls that still run when it ends are not recorded.
+    """
+
+    @overload
+    def __init__(
+        self: in_memory[MemoryStore], engine: Idempotency | None = None, store: None = None
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: in_memory[AsyncMemoryStore], engine: AsyncIdempotency, store: None = None
+    ) -> None: ...
+    @overload
+    def __init__(self, engine: Idempotency | AsyncIdempotency | None, store: S) -> None: ...
+    @overload
+    def __init__(
+        self, engine: Idempotency | AsyncIdempotency | None = None, *, store: S
+    ) -> None: ...
+    def __init__(self, engine: Any = None, store: Any = None) -> None:
+        if engine is not None and not isinstance(engine, Idempotency | AsyncIdempotency):
+            raise ConfigError(
+                f"in_memory needs an Idempotency or an AsyncIdempotency, not "
+                f"{type(engine).__name__}; give the integration an engine in place of a URL, and "
+                "pass that engine here"
+            )
+        self._given, self._store = engine, store
+        self._engine: Any = None
+        self._mine: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._process = 0
+
+    def __enter__(self) -> S:
+        with _lock:
+            if self._engine is not None:
+                raise ConfigError("this in_memory block is open already: make another one")
+            engine: Any = default_engine() if self._given is None else self._given
+            store = self._store
+            if store is None:
+                is_async = isinstance(engine, AsyncIdempotency)
+                store = AsyncMemoryStore() if is_async else MemoryStore()
+            self._before = engine._switch(store)
+            self._engine, self._mine, self._process = engine, vars(engine), os.getpid()
+            _blocks.append(self)
+        opened: S = store
+        return opened
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if isinstance(self._engine, Idempotency) and self._can_wait():
+                self._engine._close((), (), monotonic() + _LEFT_WITHIN)
+        finally:
+            self._end()
+
+    async def __aenter__(self) -> S:
+        if not isinstance(self._given, AsyncIdempotency):
+            raise ConfigError("an Idempotency needs `with in_memory(idem)`, without async")
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            loop = self._engine._home.loop
+            if loop is asyncio.get_running_loop() and self._can_wait():
+                await self._engine._close((), (), monotonic() + _LEFT_WITHIN)
+        finally:
+            self._end()
+
+    def _can_wait(self) -> bool:
+        """Take no more calls; True if those that run can be waited for from here."""
+        engine = self._engine
+        if vars(engine) is not self._mine:
+            return False  # another block is open inside this one: it was not ended in its turn
+        engine._closed = True
+        return not engine._held_here() and not engine._claiming_here()
+
+    def _end(self) -> None:
+        """Let the engine, or the block inside this one, go back to what was before."""
+        with _lock:
+            engine, self._engine = self._engine, None
+            _blocks.remove(self)
+            running = len(self._mine["_leases"])
+            if running:
+                logger.warning(
+                    "%d calls still ran when their in_memory block ended: their results are not "
+                    "recorded, and they raise LeaseLost. Let the calls of a test end before it",
+                    running,
+                )
+            inside = next((block for block in _blocks if block._before is self._mine), None)
+            if inside is not None:
+                inside._before, inside._process = self._before, self._process
+                return
+            engine.__dict__ = self._before
+        if self._process != os.getpid():
+            engine._after_fork()  # the connections belong to the parent
