@@ -23,6 +23,7 @@ from semel.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
+from semel.repair.decisions import Decision
 from semel.testing import Refuse
 
 KEY = "card-4242"
@@ -106,7 +107,7 @@ def rejected_duplicate(idem):
     idem.execute(KEY, lambda: "paid")
     with pytest.raises(DuplicateRequest):
         idem.execute(KEY, never, policy=Policy(duplicate="reject"))
-    return {}
+    return {"number": 1}
 
 
 def failing(idem, **policy):
@@ -137,7 +138,7 @@ def rejected_failure(idem):
     failing(idem, failure="final")
     with pytest.raises(PreviousFailure):
         idem.execute(KEY, never)
-    return {}
+    return {"number": 1}
 
 
 @announces(events.RejectedUnknown)
@@ -145,7 +146,7 @@ def rejected_unknown(idem):
     failing(idem, abandoned="hold")
     with pytest.raises(OutcomeUnknown):
         idem.execute(KEY, never)
-    return {}
+    return {"number": 1}
 
 
 @announces(events.RejectedExhausted)
@@ -153,7 +154,7 @@ def rejected_exhausted(idem):
     failing(idem)
     with pytest.raises(AttemptsExhausted):
         idem.execute(KEY, never, policy=Policy(max_attempts=1))
-    return {}
+    return {"number": 1}
 
 
 @announces(events.Mismatched)
@@ -258,7 +259,7 @@ def store_failed(idem):
     idem.store.inject("claim", Refuse())
     with pytest.raises(StoreUnavailable):
         idem.execute(KEY, never)
-    return {"verb": "claim", "number": 0}
+    return {"verb": "claim", "number": None}
 
 
 @announces(events.StoreFailed)
@@ -278,8 +279,8 @@ def store_failed_at_a_failure(idem):
 @announces(events.RanUnprotected)
 def ran_unprotected(idem):
     idem.store.inject("claim", Refuse())
-    assert idem.execute(KEY, lambda: "paid", policy=Policy(store_error="open")) == "paid"
-    return {}
+    outcome = idem.run(KEY, lambda: "paid", policy=Policy(store_error="open"))
+    return {"number": outcome.attempt.number}
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
@@ -294,15 +295,54 @@ def test_it_is_announced_and_logged_without_the_key_or_any_secret(world, situati
     for event in tuple(idem.events):
         assert SECRET not in repr(event)
 
-    (record, *_) = [r for r in caplog.records if r.semel["event"] == kind.__name__]
-    assert record.name == "semel"
-    assert record.levelno == kind.level
-    assert record.semel["scope"] == "default"
-    assert record.semel["key_digest"] == IDENTITY.digest.hex()
-    assert {name: record.semel[name] for name in fields if name in record.semel} == fields
-    assert f"{kind.__name__} scope=default key_digest={IDENTITY.digest.hex()}" in record.message
+    logged = [record for record in caplog.records if record.semel == as_logged(told)]
+    assert logged, "in the log as hooks hear of it"
+    assert {record.levelno for record in logged} == {kind.level}
+    assert 0 not in {event.number for event in tuple(idem.events)}, "the first attempt is 1"
     assert KEY not in caplog.text
     assert SECRET not in caplog.text
+
+
+def as_logged(event):
+    """The fields of an event's log record."""
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "identity"}
+    return {
+        "event": event.name,
+        "scope": event.scope,
+        "key_digest": event.identity.digest.hex(),
+        **fields,
+    }
+
+
+def kinds_below(kind):
+    for below in kind.__subclasses__():
+        yield below
+        yield from kinds_below(below)
+
+
+VALUES = {"number": 1, "seconds": 0.5, "size": 3, "waited": True, "at": 1.5, "fence": 7}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted({*kinds_below(events.Event)} - {Decision}, key=lambda kind: kind.__name__),
+    ids=lambda kind: kind.__name__,
+)
+@pytest.mark.parametrize("number", [1, None])
+def test_an_event_and_its_log_line_say_the_same(kind, number, caplog):
+    caplog.set_level(logging.DEBUG, logger="semel")
+    names = [name for name in kind.__struct_fields__ if name != "identity"]
+    fields = {name: VALUES.get(name, f"some-{name}") for name in names} | {"number": number}
+    event = kind(identity=IDENTITY, **fields)
+    events.log_event(event)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("semel", event.level)
+    assert record.semel == as_logged(event)
+    words = dict(word.split("=") for word in record.message.split()[1:])
+    assert record.message.split()[0] == event.name
+    assert words.pop("scope") == event.scope
+    assert words.pop("key_digest") == event.key_digest
+    assert words == {name: str(value) for name, value in fields.items() if value is not None}
 
 
 OF_ENGINES = {kind for kind in events.Event.__subclasses__() if kind.__module__ == events.__name__}
@@ -371,7 +411,7 @@ def test_every_refusal_has_its_event():
     }
     for error, kind in refusals.items():
         assert isinstance(error, IdempotencyError)
-        assert events.rejection(error, IDENTITY) == kind(identity=IDENTITY)
+        assert events.rejection(error, IDENTITY, 3) == kind(identity=IDENTITY, number=3)
 
 
 def test_events_are_frozen_values():

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.keys import derived
 from semel.core.records import Identity
-from semel.errors import DuplicateRequest, LeaseLost
+from semel.errors import DuplicateRequest, LeaseLost, about
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -67,9 +67,10 @@ class Attempt(Struct, eq=False):
     @result.setter
     def result(self, value: object) -> None:
         if self.replayed:
-            raise DuplicateRequest(
+            done = DuplicateRequest(
                 "this operation was done before: its result is kept and cannot be set again"
             )
+            raise about(done, self.identity)
         self._result = value
 
     @property
@@ -103,7 +104,8 @@ class Attempt(Struct, eq=False):
     def check(self) -> None:
         """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""
         if self.lost:
-            raise LeaseLost("the lease of this attempt was lost; another attempt may be running")
+            lost = LeaseLost("the lease of this attempt was lost; another attempt may be running")
+            raise about(lost, self.identity)
 
     def __enter__(self) -> None:
         """Become the current attempt of this context (for the engines)."""
@@ -124,7 +126,7 @@ class Attempt(Struct, eq=False):
             pass
 
     def __repr__(self) -> str:
-        return f"<Attempt {self.number} of {self.identity.digest.hex()} in {self.scope!r}>"
+        return f"<Attempt {self.number} of {self.identity.key_digest} in {self.scope!r}>"
 
 
 class Outcome(Generic[T]):

@@ -8,7 +8,7 @@
     ├── DuplicateRequest       the key was used before (guard mode)
     ├── NestedCall             the running attempt asked for its own key
     ├── PayloadMismatch        the same key came with another payload
-    ├── OutcomeUnknown         an attempt was abandoned and its record is held
+    ├── OutcomeUnknown         nobody knows whether an attempt took effect; its record is held
     ├── PreviousFailure        the key failed for good before
     ├── AttemptsExhausted      the key was tried as often as its policy allows
     ├── LeaseLost              another attempt replaced this one
@@ -24,12 +24,29 @@
         └── RecordUnreadable   a record is there but cannot be understood
 
 Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
-outside (`code`, `http_status`, `grpc_status`), so that every door answers alike.
+outside (`code`, `http_status`, `grpc_status`), so that every door answers alike. The error of a
+call names its operation: `scope` and `key_digest`.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from copy import copy
+from shlex import quote
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+
+
+class Operation(Protocol):
+    """What an error is about."""
+
+    @property
+    def scope(self) -> str:
+        """The kind of operation."""
+        ...
+
+    @property
+    def key_digest(self) -> str:
+        """Stands for scope and key."""
+        ...
 
 
 class IdempotencyError(Exception):
@@ -40,6 +57,21 @@ class IdempotencyError(Exception):
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
 
+    scope: str | None = None
+    """The kind of operation that it is about; None where no operation is known."""
+    key_digest: str | None = None
+    """Which operation, as in events, logs and `semel show`: the key itself may be a secret."""
+
+    @property
+    def text(self) -> str:
+        """The message alone, without the operation that `str` adds to it."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        if self.key_digest is None:
+            return self.text
+        return f"{self.text} [scope={self.scope} key_digest={self.key_digest}]"
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Pools of processes send errors as pickles, which would call __init__ with the message.
         return _remade, (type(self), self.args, self.__dict__)
@@ -49,6 +81,34 @@ def _remade(kind: type[IdempotencyError], args: tuple[Any, ...], state: dict[str
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
+
+
+E = TypeVar("E", bound=IdempotencyError)
+
+
+def about(error: E, operation: Operation) -> E:
+    """Return this error with its operation; one that names an operation already is unchanged.
+
+    It is a copy: stores give one error to many callers, and each caller names its own operation.
+    """
+    if error.key_digest is not None:
+        return error
+    own = copy(error)
+    own.scope, own.key_digest = operation.scope, operation.key_digest
+    own.__cause__, own.__context__ = error.__cause__, error.__context__
+    own.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        own.__notes__ = [*error.__notes__]
+    return own.with_traceback(error.__traceback__)
+
+
+def raise_about(error: IdempotencyError, operation: Operation) -> NoReturn:
+    """Raise this error, which is being handled, with its operation."""
+    own, context = about(error, operation), error.__context__
+    try:
+        raise own
+    finally:
+        own.__context__ = context  # not the error that it is a copy of
 
 
 class ConfigError(IdempotencyError, ValueError):
@@ -142,11 +202,23 @@ class PayloadMismatch(IdempotencyError):
 
 
 class OutcomeUnknown(IdempotencyError):
-    """An attempt was abandoned and its record is held until someone finds out what happened."""
+    """Nobody knows whether an attempt took effect: it raised, or its process stopped.
+
+    Its record is held until somebody finds out; the message has the command that decides.
+    """
 
     code = "outcome_unknown"
     http_status = 409
     grpc_status = "ABORTED"
+
+    def __str__(self) -> str:
+        if self.scope is None or self.key_digest is None:
+            return self.text
+        command = f"semel resolve --digest {quote(self.scope)} {self.key_digest}"
+        return (
+            f"{self.text}. Find out what happened, then run `{command} --succeeded JSON` or "
+            f"`{command} --failed TEXT` [scope={self.scope} key_digest={self.key_digest}]"
+        )
 
 
 class PreviousFailure(IdempotencyError):

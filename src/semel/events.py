@@ -55,8 +55,8 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     """How loud it is in a log."""
 
     identity: Identity
-    number: int = 0
-    """The attempt it happened to; 0 when there was none."""
+    number: int | None = None
+    """The attempt that it is about, from 1 on; None where there is none, or none is known."""
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def key_digest(self) -> str:
         """Stands for scope and key where the raw key, which may be a secret, has no business."""
-        return self.identity.digest.hex()
+        return self.identity.key_digest
 
 
 class Ran(Event, frozen=True, kw_only=True):
@@ -228,9 +228,9 @@ _REJECTIONS: dict[type[IdempotencyError], type[Event]] = {
 }
 
 
-def rejection(error: IdempotencyError, identity: Identity) -> Event:
-    """Give the event that tells of this refusal."""
-    return _REJECTIONS[type(error)](identity=identity)
+def rejection(error: IdempotencyError, identity: Identity, number: int | None = None) -> Event:
+    """Give the event that tells of this refusal; `number` is of the attempt in its way."""
+    return _REJECTIONS[type(error)](identity=identity, number=number)
 
 
 class Announcer:
@@ -260,21 +260,8 @@ logger = logging.getLogger("semel")
 
 def log_event(event: Event) -> None:
     """Write one structured log record; the raw key is never in it."""
-    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "identity"}
-    details = " ".join(f"{name}={value}" for name, value in fields.items())
-    logger.log(
-        event.level,
-        "%s scope=%s key_digest=%s %s",
-        event.name,
-        event.scope,
-        event.key_digest,
-        details,
-        extra={
-            "semel": {
-                "event": event.name,
-                "scope": event.scope,
-                "key_digest": event.key_digest,
-                **fields,
-            }
-        },
-    )
+    fields: dict[str, object] = {"scope": event.scope, "key_digest": event.key_digest}
+    fields |= {name: getattr(event, name) for name in event.__struct_fields__ if name != "identity"}
+    told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    extra = {"semel": {"event": event.name, **fields}}
+    logger.log(event.level, "%s %s", event.name, told, extra=extra)

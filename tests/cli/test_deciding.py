@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import re
+import shlex
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from semel import Idempotency, PreviousFailure, State
+from semel import Idempotency, OutcomeUnknown, Policy, PreviousFailure, State
 from semel.core.records import Encoded, Identity
 from semel.stores.registry import open_store
 
@@ -158,3 +160,52 @@ def test_a_wrong_outcome_is_refused_before_anything_is_touched(semel_sqlite, wor
     assert said.code == 2
     assert words[0].strip("-") in said.err or "--failed" in said.err
     assert semel_sqlite.get("order:1").abandoned
+
+
+# --- by the digest that errors and logs show -------------------------------------------------
+
+
+@pytest.fixture
+def held(semel) -> OutcomeUnknown:
+    """The error of a payment whose handler raised, beside many other records."""
+    for number in range(3):
+        semel.succeed(f"order:{number}", scope="payments")
+
+    def charge() -> None:
+        raise ConnectionError("the reply got lost")
+
+    with Idempotency(semel.url, policy=Policy.payment()) as engine:
+        with pytest.raises(ConnectionError):
+            engine.execute("order:9", charge, scope="payments", payload=1)
+        with pytest.raises(OutcomeUnknown) as unknown:
+            engine.execute("order:9", charge, scope="payments", payload=1)
+    return unknown.value
+
+
+@pytest.mark.parametrize("page", [500, 1])
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_command_that_an_error_names_decides(semel, held, page, which, monkeypatch):
+    monkeypatch.setattr("semel.cli.opening.PAGE", page)
+    named = re.findall(r"`semel ([^`]+)`", str(held))[which]
+    words = shlex.split(named.replace("JSON", "'[1]'").replace("TEXT", "declined"))
+    refused = semel.on_store(*words)
+    assert (refused.code, "--ttl" in refused.err) == (2, True), "its policy is not in the settings"
+    assert semel.on_store(*words, "--ttl", "3d").code == 0
+    assert semel.get("order:9", scope="payments").state is not State.PROCESSING
+
+
+def test_a_record_is_shown_and_removed_by_its_digest(semel, held):
+    words = ("--digest", held.scope, held.key_digest)
+    shown = semel.on_store("show", *words, "--json").data
+    assert (shown["key"], shown["key_digest"]) == ("order:9", held.key_digest)
+    assert semel.on_store("forget", *words).code == 0
+    assert semel.get("order:9", scope="payments") is None
+
+
+@pytest.mark.parametrize(
+    "words", [("show",), ("forget",), ("resolve", "--succeeded", "1", "--ttl", "3d")]
+)
+def test_a_digest_that_no_record_has_is_said(semel, words):
+    semel.succeed("order:1")
+    said = semel.on_store(words[0], "--digest", "orders", "0" * 32, *words[1:])
+    assert (said.code, "there is no such record" in said.err) == (1, True)

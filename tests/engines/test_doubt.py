@@ -21,7 +21,7 @@ from semel import (
     StoreUnavailable,
 )
 from semel import events as semel_events
-from semel.core.records import Busy, Claimed
+from semel.core.records import Busy, Claimed, Identity
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import AsyncFaultyStore, FaultyStore, LoseReply, Refuse
 
@@ -132,6 +132,7 @@ def test_a_coroutine_that_nobody_would_await_is_no_result():
             idem.execute("k", lambda: charge())  # noqa: PLW0108 - hides that it is async
         assert type(refusal.value) is ConfigError
         assert refusal.value.nothing_ran
+        assert refusal.value.key_digest == Identity("default", "k").digest.hex()
         assert not idem.marks.check("k")
         assert idem.execute("k", lambda: "charged") == "charged"
 

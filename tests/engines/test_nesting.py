@@ -9,6 +9,7 @@ import pytest
 
 from engines.facade import Effect, never, wait_until
 from semel import AsyncIdempotency, ConfigError, Idempotency, NestedCall, Policy, WaitTimeout
+from semel.core.records import Identity
 from semel.stores.memory import AsyncMemoryStore
 
 
@@ -121,8 +122,9 @@ def test_an_engine_belongs_to_the_first_loop_that_uses_it():
 
     assert asyncio.run(idem.execute("k", one)) == 1
     for door in (idem.execute, idem.run, idem.consume):
-        with pytest.raises(ConfigError, match="belongs to another event loop: make one for each"):
+        with pytest.raises(ConfigError, match="another event loop: make one for each") as refused:
             asyncio.run(door("k", one))
+        assert refused.value.key_digest == Identity("default", "k").digest.hex()
     with pytest.raises(ConfigError, match="belongs to another event loop"):
         asyncio.run(by_hand())
 

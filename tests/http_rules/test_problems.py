@@ -5,6 +5,7 @@ import json
 import pytest
 
 from semel import errors
+from semel.core.records import Identity
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.problems import PROBLEMS, checked_wordings, problem, problem_of
 
@@ -56,6 +57,13 @@ def test_the_message_of_a_policy_is_told():
         "duplicate_request",
         "paid already",
     )
+
+
+@pytest.mark.parametrize("kind", [errors.ConcurrentRequest, errors.DuplicateRequest])
+def test_a_client_is_told_neither_the_scope_nor_the_digest_of_a_key(kind):
+    identity = Identity("acme/payments", "k")
+    assert problem_of(errors.about(kind("paid already"), identity))[1] == "paid already"
+    assert problem_of(errors.about(kind(), identity))[1] is None
 
 
 def test_our_own_message_to_programmers_is_not_told_to_clients():

@@ -77,8 +77,9 @@ def test_a_held_attempt_needs_a_ttl_where_nobody_names_its_scope(world, policy, 
     workshop = unaware(world, policy=policy, scopes={"other": Policy.payment()})
     identity = workshop.abandon("a")
     before = workshop.record(identity)
-    with pytest.raises(ConfigError, match="ttl"):
+    with pytest.raises(ConfigError, match="ttl") as refused:
         decide(workshop, "a", resolution)
+    assert (refused.value.scope, refused.value.key_digest) == ("orders", identity.digest.hex())
     assert workshop.record(identity).owner == before.owner
     assert isinstance(decide(workshop, "a", resolution, ttl=600), Resolved)
 

@@ -25,10 +25,11 @@ from semel._mirror.seats import (
     logger,
     one_for,
 )
-from semel.errors import ConfigError
+from semel.errors import ConfigError, about
 
 if TYPE_CHECKING:
     from semel.core.leases import Lease
+    from semel.core.records import Identity
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ def finished(given: Awaitable[T]) -> Awaitable[T]:
     return ready(cast("T", given))
 
 
-def unawaited(value: T) -> T:
+def unawaited(value: T, _: Identity) -> T:
     """Return a coroutine that an async function gave instead of awaiting it: it cannot be kept."""
     return value
 
@@ -152,8 +153,11 @@ class Home:
         self.settle: Callable[[asyncio.AbstractEventLoop], None] | None = None
         """Told of the loop, when it is known."""
 
-    def check(self) -> None:
-        """Refuse to work on another loop: connections and waiters cannot follow."""
+    def check(self, identity: Identity | None = None) -> None:
+        """Refuse to work on another loop: connections and waiters cannot follow.
+
+        `identity` is what the caller asks for, if it asks for one operation.
+        """
         # A loop of asyncio's knows the thread that runs it now, and a thread runs one loop at a
         # time. (`get_running_loop` asks the system, until 3.12.)
         if getattr(self.loop, "_thread_id", None) == get_ident():
@@ -164,10 +168,11 @@ class Home:
             if self.settle is not None:
                 self.settle(running)
         elif self.loop is not running:
-            raise ConfigError(
+            foreign = ConfigError(
                 "this AsyncIdempotency belongs to another event loop: make one for each loop, or, "
                 "in tests, use semel.testing.in_memory, which lets each test have its own"
             )
+            raise foreign if identity is None else about(foreign, identity)
 
 
 class Flights:

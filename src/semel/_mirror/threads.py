@@ -22,10 +22,11 @@ from semel._mirror.seats import (
     logger,
     one_for,
 )
-from semel.errors import ConfigError
+from semel.errors import ConfigError, about
 
 if TYPE_CHECKING:
     from semel.core.leases import Lease
+    from semel.core.records import Identity
 
 T = TypeVar("T")
 
@@ -80,12 +81,12 @@ def drain(tasks: set[Any], timeout: float) -> None:
     """Threads leave nothing in the background."""
 
 
-def finished(value: T) -> T:
+def finished(value: T, identity: Identity) -> T:
     """Refuse a coroutine."""
-    return unawaited(value) if isinstance(value, CoroutineType) else value
+    return unawaited(value, identity) if isinstance(value, CoroutineType) else value
 
 
-def unawaited(given: CoroutineType[Any, Any, Any]) -> NoReturn:
+def unawaited(given: CoroutineType[Any, Any, Any], identity: Identity) -> NoReturn:
     """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
     refusal = ConfigError(
         "the function gave a coroutine instead of a value: await it there, "
@@ -93,7 +94,7 @@ def unawaited(given: CoroutineType[Any, Any, Any]) -> NoReturn:
     )
     refusal.nothing_ran = getcoroutinestate(given) == CORO_CREATED
     given.close()
-    raise refusal
+    raise about(refusal, identity)
 
 
 def ready(value: T) -> T:

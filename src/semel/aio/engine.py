@@ -22,7 +22,7 @@ from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
 from semel.decorated import KeySource, PayloadSource
 from semel.engine.call import Call
-from semel.errors import ConfigError
+from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.stores.base import AsyncScannable
 
 P = ParamSpec("P")
@@ -132,8 +132,12 @@ class AsyncIdempotency(AsyncTransactionRunner):
 
     async def peek(self, key: str, *, scope: str = "default") -> Record | None:
         """Read the record of a key, without changing anything."""
-        self._home.check()
-        return await self._store.get(self._identity(key, scope))
+        identity = self._identity(key, scope)
+        self._home.check(identity)
+        try:
+            return await self._store.get(identity)
+        except IdempotencyError as error:
+            raise_about(error, identity)
 
     async def records(
         self, *, scope: str | None = None, prefix: str = "", state: State | None = None
@@ -153,10 +157,12 @@ class AsyncIdempotency(AsyncTransactionRunner):
 
     async def forget(self, key: str, *, scope: str = "default") -> bool:
         """Remove the record of a key: the next call runs again. False when there was none."""
-        self._home.check()
         identity = self._identity(key, scope)
+        self._home.check(identity)
         try:
             return await self._store.forget(identity)
+        except IdempotencyError as error:
+            raise_about(error, identity)
         finally:
             self._forgotten(identity)
 

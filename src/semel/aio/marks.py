@@ -10,7 +10,15 @@ from msgspec import UNSET, UnsetType
 from semel.core.policy import Duration, Policy
 from semel.core.records import Identity, PutRequest, Record, State
 from semel.engine.call import stored_form
-from semel.errors import ConfigError, InvalidKey, ResultUnavailable, StoreError
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    InvalidKey,
+    ResultUnavailable,
+    StoreError,
+    about,
+    raise_about,
+)
 from semel.stores.base import AsyncBatching, AsyncScannable, AsyncStore
 from semel.stores.registry import open_async_store
 from semel.transactions.inside import warn_inside
@@ -61,7 +69,7 @@ class AsyncMarks:
     ) -> bool:
         """Mark as done with a result; False when it is done or running already."""
         ask = self._put(key, value, ttl, scope)
-        return await self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        return await self._put_one(ask)
 
     async def get_result(
         self,
@@ -75,14 +83,15 @@ class AsyncMarks:
         record = await self._get(key, scope)
         if record is None or not _done(record):
             if default is UNSET:
-                raise ResultUnavailable("this key is not marked as done")
+                missing = ResultUnavailable("this key is not marked as done")
+                raise about(missing, self._engine._identity(key, scope))
             return default
         return self._read(record, returns)
 
     async def delete(self, key: str, *, scope: str = "default") -> bool:
         """Remove the mark, whatever it says; False when there was none."""
         identity = self._engine._identity(key, scope)
-        return (await self._forget(self._store, [identity]))[0]
+        return (await self._forget([identity]))[0]
 
     async def ttl(self, key: str, *, scope: str = "default") -> float | None:
         """Give the seconds that a finished mark is still kept; None when there is none."""
@@ -97,6 +106,8 @@ class AsyncMarks:
         identity = engine._identity(key, scope)
         try:
             return await self._store.touch(identity, self._seconds(ttl, scope))
+        except IdempotencyError as error:
+            raise_about(error, identity)
         finally:
             engine._forgotten(identity)
 
@@ -152,10 +163,11 @@ class AsyncMarks:
         if isinstance(store, AsyncBatching):
             answers = await store.put_many(asks)
         else:
-            answers = [
-                await store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner) for ask in asks
-            ]
-        return {key: _or_raise(answer) for key, answer in zip(results, answers, strict=True)}
+            answers = [await self._put_one(ask) for ask in asks]
+        return {
+            key: _or_raise(answer, ask.identity)
+            for key, ask, answer in zip(results, asks, answers, strict=True)
+        }
 
     async def get_result_many(
         self, keys: Iterable[str], *, scope: str = "default", returns: type | None = None
@@ -172,7 +184,7 @@ class AsyncMarks:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
-        return dict(zip(wanted, await self._forget(self._store, identities), strict=True))
+        return dict(zip(wanted, await self._forget(identities), strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
@@ -186,7 +198,16 @@ class AsyncMarks:
 
     async def _get(self, key: str, scope: str) -> Record | None:
         identity = self._engine._identity(key, scope)
-        return await self._store.get(identity)
+        try:
+            return await self._store.get(identity)
+        except IdempotencyError as error:
+            raise_about(error, identity)
+
+    async def _put_one(self, ask: PutRequest) -> bool:
+        try:
+            return await self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        except IdempotencyError as error:
+            raise_about(error, ask.identity)
 
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
@@ -195,7 +216,7 @@ class AsyncMarks:
         if isinstance(store, AsyncBatching):
             records = await store.get_many(identities)
         else:
-            records = [await store.get(identity) for identity in identities]
+            records = [await self._get(key, scope) for key in wanted]
         return dict(zip(wanted, records, strict=True))
 
     async def _expire(self, store: AsyncStore, identity: Identity) -> bool:
@@ -203,14 +224,21 @@ class AsyncMarks:
         try:
             # Not `forget`: what began to run since it was listed must stay.
             return await store.touch(identity, 0.0)
+        except IdempotencyError as error:
+            raise_about(error, identity)
         finally:
             self._engine._forgotten(identity)
 
-    async def _forget(self, store: AsyncStore, identities: list[Identity]) -> list[bool]:
+    async def _forget(self, identities: list[Identity]) -> list[bool]:
         try:
+            store = self._store
             if isinstance(store, AsyncBatching):
                 return await store.forget_many(identities)
             return [await store.forget(identity) for identity in identities]
+        except IdempotencyError as error:
+            if len(identities) != 1:
+                raise  # a whole batch failed: it is about none of them alone
+            raise_about(error, identities[0])
         finally:
             for identity in identities:
                 self._engine._forgotten(identity)
@@ -218,7 +246,10 @@ class AsyncMarks:
     def _put(self, key: str, value: object, ttl: Duration | None, scope: str) -> PutRequest:
         engine = self._engine
         identity = engine._identity(key, scope)
-        result = stored_form(value, identity, engine._rules(scope))
+        try:
+            result = stored_form(value, identity, engine._rules(scope))
+        except IdempotencyError as error:
+            raise_about(error, identity)
         return PutRequest(identity, engine._owners.next(), result, self._seconds(ttl, scope))
 
     def _seconds(self, ttl: Duration | None, scope: str) -> float:
@@ -239,7 +270,7 @@ def _distinct(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _or_raise(answer: bool | StoreError) -> bool:
+def _or_raise(answer: bool | StoreError, identity: Identity) -> bool:
     if isinstance(answer, StoreError):
-        raise answer
+        raise about(answer, identity)
     return answer

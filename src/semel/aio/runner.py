@@ -45,7 +45,13 @@ from semel.engine.call import (
     pauses,
 )
 from semel.engine.setup import CLOSED
-from semel.errors import IdempotencyError, StoreError, StoreUnavailable, ValueRejected
+from semel.errors import (
+    IdempotencyError,
+    StoreError,
+    StoreUnavailable,
+    ValueRejected,
+    raise_about,
+)
 from semel.events import logger
 from semel.stores.base import AsyncNotifying, AsyncWatch
 
@@ -73,7 +79,7 @@ class AsyncRunner(AsyncKeeper):
                     value = await finished(fn(*args, **kwargs))
                     if isinstance(value, CoroutineType):
                         given, value = value, UNSET
-                        value = unawaited(given)
+                        value = unawaited(given, call.identity)
                 attempt.result = await self._succeeded(call, attempt, value)
             except BaseException as error:
                 if attempt is not None and value is UNSET:
@@ -88,7 +94,7 @@ class AsyncRunner(AsyncKeeper):
         """Become the one that runs, or get the answer of the one that did."""
         if self._disabled or BYPASSED.get():
             return ready(self._unprotected(call))
-        self._home.check()
+        self._home.check(call.identity)
         patience = self._patience(call)
         forgets = self._flights.forgets
         if forgets.any:
@@ -133,6 +139,8 @@ class AsyncRunner(AsyncKeeper):
             return self._without_store(call, error)
         except BaseException as error:
             self._settle(call, error)
+            if isinstance(error, IdempotencyError):
+                raise_about(error, call.identity)  # a store does not know whom it answers
             raise
         return answer
 
@@ -171,7 +179,7 @@ class AsyncRunner(AsyncKeeper):
                 raise
             self._not_claiming(call, ask)
             if type(step) is Refuse:
-                self._refuse(call, step.error)
+                self._refuse(call, step.error, step.number)
             return step
 
     async def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:

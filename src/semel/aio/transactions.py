@@ -22,7 +22,15 @@ from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine.call import Call, pauses
-from semel.errors import ConcurrentRequest, ConfigError, LeaseLost, TooManyWaiting
+from semel.errors import (
+    ConcurrentRequest,
+    ConfigError,
+    IdempotencyError,
+    LeaseLost,
+    TooManyWaiting,
+    about,
+    raise_about,
+)
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
 from semel.transactions import claiming, refusals, troubles
@@ -106,9 +114,10 @@ class AsyncTransactionRunner(AsyncRunner):
                 if not troubles.must_repeat(error):
                     raise
                 if left == 0:
-                    raise troubles.repeat() from error
+                    raise about(troubles.repeat(), call.identity) from error
             await sleep(next(waits))
-        raise ConfigError(f"retries must be 0 or more, not {retries}")
+        wrong = ConfigError(f"retries must be 0 or more, not {retries}")
+        raise about(wrong, call.identity)
 
     async def _run_inside(
         self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
@@ -139,6 +148,12 @@ class AsyncTransactionContext:
         """How long the session waited for locks before, while it is told otherwise."""
 
     async def __aenter__(self) -> Attempt:
+        try:
+            return await self._enter()
+        except IdempotencyError as error:
+            raise_about(error, self._call.identity)
+
+    async def _enter(self) -> Attempt:
         engine, call = self._engine, self._call
         if engine._bypassing():
             self._attempt = engine._unprotected(call)
@@ -182,7 +197,7 @@ class AsyncTransactionContext:
         if error is not None:
             await self._undo()
             if troubles.must_repeat(error):
-                raise troubles.repeat() from error
+                raise about(troubles.repeat(), self._call.identity) from error
             return
         try:
             # The marker is the witness: it went with the transaction that it was set in.
@@ -191,7 +206,10 @@ class AsyncTransactionContext:
         except BaseException as failure:
             await self._undo()
             if isinstance(failure, Exception):
-                troubles.refuse_end(failure)
+                try:
+                    troubles.refuse_end(failure)
+                except IdempotencyError as refused:
+                    raise_about(refused, self._call.identity)
             raise
         try:
             # A session writes what the application left in it only now: those errors are its own.
@@ -199,7 +217,7 @@ class AsyncTransactionContext:
         except BaseException as failure:
             await self._undo()
             if troubles.must_repeat(failure):
-                raise troubles.repeat() from failure
+                raise about(troubles.repeat(), self._call.identity) from failure
             raise
 
     async def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
@@ -221,8 +239,8 @@ class AsyncTransactionContext:
                 )
             case Finished():
                 return engine._answered(call, step, waited=False)
-            case Refuse(error=error):
-                engine._refuse(call, error)
+            case Refuse(error=error, number=number):
+                engine._refuse(call, error, number)
             case Wait(retry_after=retry_after):
                 # It runs elsewhere under a lease: no lock of ours would end with it.
                 engine._refuse(call, ConcurrentRequest(retry_after=retry_after))

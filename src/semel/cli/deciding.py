@@ -9,7 +9,7 @@ from argparse import Namespace
 
 import msgspec
 
-from semel.cli.opening import NO_RECORD, opened
+from semel.cli.opening import NO_RECORD, key_of, opened
 from semel.cli.showing import duration, moment, state_of
 from semel.core.records import Record, State
 from semel.errors import ConfigError
@@ -19,8 +19,9 @@ from semel.repair import Audit, AuditFile, Failed, Resolved, Succeeded, log_audi
 def forget(options: Namespace) -> int:
     """Remove a record: the next call runs again."""
     with opened(options) as engine:
-        record = engine.peek(options.key, scope=options.scope)
-        if not engine.forget(options.key, scope=options.scope):
+        key = key_of(engine, options)
+        record = None if key is None else engine.peek(key, scope=options.scope)
+        if key is None or not engine.forget(key, scope=options.scope):
             print(NO_RECORD, file=sys.stderr)
             return 1
     print("forgotten: the next call runs again")
@@ -33,16 +34,20 @@ def resolve(options: Namespace) -> int:
     """Write the outcome of an abandoned attempt, as a person found it out."""
     resolution = _resolution(options)
     with opened(options) as engine:
+        key = key_of(engine, options)
+        if key is None:
+            print(f"nothing was decided: {NO_RECORD}", file=sys.stderr)
+            return 1
         decision = settle(
             engine,
-            options.key,
+            key,
             resolution,
             scope=options.scope,
             ttl=options.ttl,
             name=getpass.getuser() if options.by is None else options.by,
             audit=audit_of(options),
         )
-        record = engine.peek(options.key, scope=options.scope)
+        record = engine.peek(key, scope=options.scope)
     if decision is None:
         print(f"nothing was decided: {_why_not(record)}", file=sys.stderr)
         return 1

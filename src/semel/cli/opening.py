@@ -21,6 +21,9 @@ from semel.stores.base import Creating, Scannable, Store
 from semel.stores.registry import open_store
 from semel.sync import Idempotency
 
+PAGE = 500
+"""Records that are read at a time."""
+
 CONFIG = "SEMEL_CONFIG"
 URL = "SEMEL_URL"
 
@@ -97,6 +100,21 @@ def _naming_the_file(options: Namespace) -> Iterator[None]:
         if options.config is None or options.url is not None or URL in os.environ:
             raise
         raise ConfigError(f"{options.config}: {error}") from error
+
+
+def key_of(engine: Idempotency, options: Namespace) -> str | None:
+    """Return the key that a command names; None = no record of the scope has this digest."""
+    if not options.digest:
+        return str(options.key)
+    store, cursor = listing_of(engine), None
+    while True:
+        page = store.scan(scope=options.scope, limit=PAGE, cursor=cursor)
+        for record in page.records:
+            if record.identity.key_digest == options.key.lower():
+                return str(record.key)
+        cursor = page.cursor
+        if cursor is None:
+            return None
 
 
 def listing_of(engine: Idempotency) -> Any:

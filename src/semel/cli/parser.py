@@ -107,6 +107,11 @@ def _upkeep(command: _Command) -> None:
 def _identity(made: argparse.ArgumentParser) -> None:
     made.add_argument("scope", metavar="SCOPE")
     made.add_argument("key", metavar="KEY")
+    made.add_argument(
+        "--digest",
+        action="store_true",
+        help="KEY is the key_digest of an error, an event or a log line",
+    )
 
 
 def _json(made: argparse.ArgumentParser, *, result: bool = False) -> None:

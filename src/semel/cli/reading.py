@@ -11,11 +11,9 @@ from typing import Any
 from msgspec.structs import asdict
 
 from semel.cli import showing
-from semel.cli.opening import NO_RECORD, listing_of, opened
+from semel.cli.opening import NO_RECORD, PAGE, key_of, listing_of, opened
 from semel.core.records import Record
 from semel.sync import Idempotency
-
-PAGE = 500
 
 
 def list_records(options: Namespace) -> int:
@@ -58,7 +56,8 @@ def stuck(options: Namespace) -> int:
 def show(options: Namespace) -> int:
     """Show everything about one record."""
     with opened(options) as engine:
-        record = engine.peek(options.key, scope=options.scope)
+        key = key_of(engine, options)
+        record = None if key is None else engine.peek(key, scope=options.scope)
         if record is None:
             print(NO_RECORD, file=sys.stderr)
             return 1

@@ -60,7 +60,7 @@ def fields(record: Record) -> dict[str, Any]:
     return {
         "scope": record.scope,
         "key": record.key,
-        "key_digest": record.identity.digest.hex(),
+        "key_digest": record.identity.key_digest,
         "state": state_of(record),
         "attempt": record.number,
         "fence": record.fence,
@@ -85,7 +85,7 @@ def outcome_of(engine: Idempotency, record: Record) -> object:
     try:
         return engine._read(record.outcome, record.identity, None)
     except ResultUnavailable as error:
-        return str(error)
+        return error.text
 
 
 def moment(at: float | None) -> str | None:

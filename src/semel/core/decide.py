@@ -53,6 +53,8 @@ class Refuse(Struct, frozen=True):
     """Tell the caller why it gets nothing; nothing runs."""
 
     error: IdempotencyError
+    number: int | None = None
+    """The attempt that is in the way, where the store says which."""
 
 
 Step: TypeAlias = Claimed | Finished | Wait | Refuse
@@ -68,7 +70,7 @@ def decide(claim: Claim, rules: Rules) -> Step:
     if type(claim) is Finished:
         if claim.state is SUCCEEDED and rules.replays:
             return claim
-        return Refuse(_no_replay(claim, rules))
+        return Refuse(_no_replay(claim, rules), claim.number)
     match claim:
         case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
@@ -77,16 +79,19 @@ def decide(claim: Claim, rules: Rules) -> Step:
         case Mismatch(superseded=superseded):
             return Refuse(PayloadMismatch(superseded=superseded))
         case Abandoned(number=number):
-            return Refuse(
-                OutcomeUnknown(
-                    f"attempt {number} was abandoned and nobody knows whether it took effect; "
-                    "the record is held until it is resolved"
-                )
-            )
+            return Refuse(outcome_unknown(number), number)
         case Exhausted(number=number):
-            return Refuse(AttemptsExhausted(number))
+            return Refuse(AttemptsExhausted(number), number)
         case _:
             assert_never(claim)
+
+
+def outcome_unknown(number: int, ending: str | None = None) -> OutcomeUnknown:
+    """The error of a held record; `ending` says how the attempt ended, where that is known."""
+    how = "its function raised, or its process stopped" if ending is None else ending
+    return OutcomeUnknown(
+        f"nobody knows whether attempt {number} took effect: {how}, and its record is held"
+    )
 
 
 def _no_replay(claim: Finished, rules: Rules) -> IdempotencyError:

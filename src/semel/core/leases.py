@@ -86,7 +86,7 @@ class Lease(Struct, eq=False, gc=False):
 
     def __repr__(self) -> str:
         # Neither the key nor a result has any business in a traceback.
-        return f"<Lease of attempt {self.number} of {self.identity.digest.hex()}>"
+        return f"<Lease of attempt {self.number} of {self.identity.key_digest}>"
 
     def begin(self, sent: float) -> None:
         """Count from `sent`: the store's lease cannot end before ours."""

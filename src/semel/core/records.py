@@ -50,6 +50,11 @@ class Identity(Struct, frozen=True, gc=False):
         """128 bits that stand for the identity where a short or secret-free name is needed."""
         return hashlib.sha256(self.encoded).digest()[:16]
 
+    @property
+    def key_digest(self) -> str:
+        """The digest as errors, events, logs and the command line show it."""
+        return self.digest.hex()
+
 
 class Encoded(Struct, frozen=True, gc=False):
     """Bytes together with the name of the codec that wrote them; stores never look inside."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from semel.core.codec import UNBOUND, decoder_for, omission_reason, omitted
 from semel.core.records import OMITTED, Encoded, Identity
-from semel.errors import ResultUnavailable, SerializationError
+from semel.errors import ResultUnavailable, SerializationError, about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,9 +92,9 @@ def read(
     The rules' own codec comes first, as another one may have the same name.
     """
     if stored is None:
-        raise ResultUnavailable("none is stored")
+        raise about(ResultUnavailable("none is stored"), identity)
     if stored.codec == OMITTED:
-        raise ResultUnavailable(omission_reason(stored))
+        raise about(ResultUnavailable(omission_reason(stored)), identity)
     decoding = codec
     try:
         if stored.codec != codec.name:
@@ -105,6 +105,7 @@ def read(
         if not again:
             read(stored, identity, hint, codec, others, again=True)
             raise origin(error) from None  # It was not the codec's: a signal handler raised it.
+        reason = f"{type(error).__name__} while reading it back"
         if isinstance(error, SerializationError):
-            raise ResultUnavailable(str(error)) from error
-        raise ResultUnavailable(f"{type(error).__name__} while reading it back") from error
+            reason = error.text
+        raise about(ResultUnavailable(reason), identity) from error

@@ -16,7 +16,15 @@ from semel import events
 from semel._mirror.seats import NoTimer
 from semel.attempts import Attempt, current_attempt
 from semel.core.codec import omitted
-from semel.core.decide import Refuse, Wait, decide, out_of_patience, verdict
+from semel.core.decide import (
+    Refuse,
+    Undone,
+    Wait,
+    decide,
+    out_of_patience,
+    outcome_unknown,
+    verdict,
+)
 from semel.core.leases import Lease
 from semel.core.records import (
     OMITTED,
@@ -34,10 +42,12 @@ from semel.engine.setup import CLOSED, Setup
 from semel.errors import (
     IdempotencyError,
     LeaseLost,
+    OutcomeUnknown,
     StoreError,
     StoreFull,
     StoreUnavailable,
     ValueRejected,
+    about,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +60,9 @@ is reachable and rejects the call."""
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+ENDINGS_KEPT = 256
+"""How many held attempts of its own an engine remembers the ending of."""
 
 START_AGAIN = 0.1
 """Seconds after which a timer that could not be started is tried again."""
@@ -99,7 +112,7 @@ class Answers(Setup[S]):
         """Answer with a finished operation: its result, or the refusal that the rules ask for."""
         step = decide(finished, call.rules)
         if isinstance(step, Refuse):
-            self._refuse(call, step.error)
+            self._refuse(call, step.error, step.number)
         return self._answered(call, finished, waited=waited)
 
     def _found(self, call: Call, place: Hashable, finished: Finished, *, waited: bool) -> Attempt:
@@ -127,9 +140,13 @@ class Answers(Setup[S]):
         """Read a stored result, outside of a call."""
         return read(stored, identity, hint, self._rules(identity.scope).codec, self._codecs)
 
-    def _refuse(self, call: Call, error: IdempotencyError) -> NoReturn:
-        self._announce(events.rejection(error, call.identity))
-        raise error
+    def _refuse(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
+        """Reject the call; `number` is of the attempt that is in its way."""
+        if isinstance(error, OutcomeUnknown) and number is not None:
+            known, ending = self._endings.get(call.identity, (number, None))
+            error = outcome_unknown(number, ending if known == number else None)
+        self._announce(events.rejection(error, call.identity, number))
+        raise about(error, call.identity)
 
     def _out_of_patience(self, call: Call, retry_after: float) -> NoReturn:
         self._refuse(call, out_of_patience(call.rules, retry_after))
@@ -145,7 +162,7 @@ class Answers(Setup[S]):
         """Give an outcome that was heard of, if this call may have it."""
         step = decide(known, call.rules)
         if isinstance(step, Refuse):
-            self._refuse(call, step.error)
+            self._refuse(call, step.error, step.number)
         return known
 
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
@@ -153,9 +170,11 @@ class Answers(Setup[S]):
         self._announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
         # A closed engine runs nothing, not even unprotected.
         if self._closed or call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
-            raise error.with_traceback(None)  # one error may be told to many callers
-        self._announce(events.RanUnprotected(identity=call.identity))
-        return self._unprotected(call)
+            # Without the traceback: that of an error which was shared is of another caller.
+            raise about(error, call.identity).with_traceback(None)
+        attempt = self._unprotected(call)
+        self._announce(events.RanUnprotected(identity=call.identity, number=attempt.number))
+        return attempt
 
     def _not_claiming(self, call: Call, ask: ClaimRequest) -> None:
         """The claim was answered, or it is given back."""
@@ -264,9 +283,10 @@ class Answers(Setup[S]):
     def _lost(self, call: Call, lease: Lease) -> NoReturn:
         self._pass_on(call)
         self._announce_loss(lease)
-        raise LeaseLost(
+        lost = LeaseLost(
             "another attempt replaced this one, or its record was removed: its result is not kept"
         )
+        raise about(lost, call.identity)
 
     def _announce_loss(self, lease: Lease) -> None:
         if not lease.refused:  # else the timer told of it when the store refused to renew
@@ -293,11 +313,21 @@ class Answers(Setup[S]):
         if not recorded:
             self._announce_loss(lease)
         elif decision == "unknown":
+            self._note_ending(lease, error)
             self._announce(events.Parked(identity=identity, number=number, error=name))
         else:
             self._announce(
                 events.Failed(identity=identity, number=number, verdict=decision, error=name)
             )
+
+    def _note_ending(self, lease: Lease, error: BaseException) -> None:
+        """Remember how a held attempt ended, for those who ask for its key in this process."""
+        if len(self._endings) >= ENDINGS_KEPT:
+            self._endings.clear()
+        ending = f"its function raised {type(error).__name__} in this process"
+        if isinstance(error, Undone):
+            ending = f"it {error}"
+        self._endings[lease.identity] = lease.number, ending
 
     def _store_failed(self, lease: Lease, verb: str, error: Exception) -> None:
         self._announce(
@@ -364,6 +394,7 @@ class Answers(Setup[S]):
     def _forgotten(self, identity: Identity) -> None:
         """Do not return results from before this `forget` to later calls."""
         self._flights.forgets.add(identity)
+        self._endings.pop(identity, None)
         if self._cache is not None:
             self._cache.drop(identity)
 

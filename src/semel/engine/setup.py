@@ -29,7 +29,14 @@ from semel.core.switch import BYPASSED
 from semel.decorated import Unknown
 from semel.engine.call import Call, WaitingCalls
 from semel.engine.given import check_options, checked_store, where_it_goes
-from semel.errors import ConfigError, NestedCall, StoreUnavailable
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    NestedCall,
+    StoreUnavailable,
+    about,
+    raise_about,
+)
 from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
@@ -131,6 +138,8 @@ class Setup(ABC, Generic[S]):
         """Begin with nothing running; also in a forked child, where nothing is."""
         self._owners = OwnerIds()
         self._leases = Leases()
+        self._endings: dict[Identity, tuple[int, str]] = {}
+        """How held attempts of this engine ended: the number of each, and what happened."""
         self._tasks: set[Any] = set()
         self._waiting = WaitingCalls(self._max_waiting)
 
@@ -204,11 +213,16 @@ class Setup(ABC, Generic[S]):
         """Prepare a call; every bad input is refused here, before anything is stored."""
         identity = self._identity(key, scope)
         if payload is not UNSET:
-            return Call(identity, fingerprint(payload), rules, returns, keeps_value)
+            try:
+                said = fingerprint(payload)
+            except IdempotencyError as error:
+                raise_about(error, identity)
+            return Call(identity, said, rules, returns, keeps_value)
         if rules.payload_required:
-            raise ConfigError(
+            needed = ConfigError(
                 "this policy compares payloads (as Policy.payment() does): pass payload=..."
             )
+            raise about(needed, identity)
         return Call(identity, None, rules, returns, keeps_value)
 
     def _check_function(self, fn: object) -> None:
@@ -249,12 +263,13 @@ class Setup(ABC, Generic[S]):
         Gives the attempt around it, if any.
         """
         if self._closed:
-            raise StoreUnavailable(CLOSED)
+            raise about(StoreUnavailable(CLOSED), call.identity)
         around = current_attempt()
         if around is not None and is_nested(call.identity, self._store, around):
-            raise NestedCall(
+            nested = NestedCall(
                 "the running attempt asked for its own key; it would wait for itself for ever"
             )
+            raise about(nested, call.identity)
         return around
 
     def _patience(self, call: Call) -> float | None:

@@ -129,13 +129,13 @@ def problem_of(error: IdempotencyError) -> tuple[str, str | None]:
     """Give the code of the problem that an error is to a client, and what may be told of it."""
     kinds = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
     code = next(code for code in kinds if code in PROBLEMS)
-    return code, str(error) if _says_itself(error) else None
+    return code, error.text if _says_itself(error) else None
 
 
 def _says_itself(error: IdempotencyError) -> bool:
     """Tell whether a message is the application's own, or tells only what is wrong with a key."""
     if isinstance(error, ConcurrentRequest | DuplicateRequest):
-        return str(error) != str(type(error)())  # the policy's message, in place of ours
+        return error.text != type(error)().text  # the policy's message, in place of ours
     return isinstance(error, InvalidKey)
 
 

@@ -25,7 +25,7 @@ class KeyFilter(logging.Filter):
         """Mark the record; none is dropped."""
         attempt = current_attempt()
         record.semel_scope = NOTHING if attempt is None else attempt.scope
-        record.semel_key_digest = NOTHING if attempt is None else attempt.identity.digest.hex()
+        record.semel_key_digest = NOTHING if attempt is None else attempt.identity.key_digest
         record.semel_attempt = NOTHING if attempt is None else attempt.number
         record.semel_key = attempt.key if attempt is not None and self._key else NOTHING
         return True

@@ -6,9 +6,9 @@ from typing import Any
 
 from semel.aio import AsyncIdempotency
 from semel.core.policy import Duration
-from semel.core.records import Record
+from semel.core.records import Identity, Record
 from semel.engine.setup import Setup
-from semel.errors import ConfigError
+from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.repair.audit import Audit
 from semel.repair.decisions import Decision
 from semel.repair.desk import Desk
@@ -67,13 +67,22 @@ def _settled(
         )
     desk = Desk(engine, name=name, ttl=ttl, audit=audit)
     identity = engine._identity(key, scope)
+    try:
+        return (yield from _decided(desk, identity, resolution))
+    except IdempotencyError as error:
+        raise_about(error, identity)
+
+
+def _decided(
+    desk: Desk, identity: Identity, resolution: Succeeded | Failed
+) -> Steps[Decision | None]:
     found: Record | None = yield ask(desk.store.get, identity)
     if found is not None and found.abandoned and not desk.knows_ttl(found, resolution):
         raise ConfigError(
             "the attempt is held, and neither the settings nor the engine name its scope "
-            f"{scope!r}: its outcome might be forgotten too early, and its effect be repeated. "
-            "Pass ttl (--ttl) with the value of the policy in the program, or name the scope in "
-            "the settings"
+            f"{identity.scope!r}: its outcome might be forgotten too early, and its effect be "
+            "repeated. Pass ttl (--ttl) with the value of the policy in the program, or name the "
+            "scope in the settings"
         )
     record = yield from desk.adopt(identity)
     if record is None:

@@ -20,7 +20,7 @@ from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
 from semel.decorated import KeySource, PayloadSource
 from semel.engine.call import Call
-from semel.errors import ConfigError
+from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.stores.base import Scannable
 from semel.sync.marks import Marks
 from semel.sync.once import Once, OnceDecorator
@@ -133,7 +133,11 @@ class Idempotency(TransactionRunner):
 
     def peek(self, key: str, *, scope: str = "default") -> Record | None:
         """Read the record of a key, without changing anything."""
-        return self._store.get(self._identity(key, scope))
+        identity = self._identity(key, scope)
+        try:
+            return self._store.get(identity)
+        except IdempotencyError as error:
+            raise_about(error, identity)
 
     def records(
         self, *, scope: str | None = None, prefix: str = "", state: State | None = None
@@ -155,6 +159,8 @@ class Idempotency(TransactionRunner):
         identity = self._identity(key, scope)
         try:
             return self._store.forget(identity)
+        except IdempotencyError as error:
+            raise_about(error, identity)
         finally:
             self._forgotten(identity)
 

@@ -11,7 +11,15 @@ from msgspec import UNSET, UnsetType
 from semel.core.policy import Duration, Policy
 from semel.core.records import Identity, PutRequest, Record, State
 from semel.engine.call import stored_form
-from semel.errors import ConfigError, InvalidKey, ResultUnavailable, StoreError
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    InvalidKey,
+    ResultUnavailable,
+    StoreError,
+    about,
+    raise_about,
+)
 from semel.stores.base import Batching, Scannable, Store
 from semel.stores.registry import open_store
 from semel.transactions.inside import warn_inside
@@ -62,7 +70,7 @@ class Marks:
     ) -> bool:
         """Mark as done with a result; False when it is done or running already."""
         ask = self._put(key, value, ttl, scope)
-        return self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        return self._put_one(ask)
 
     def get_result(
         self,
@@ -76,14 +84,15 @@ class Marks:
         record = self._get(key, scope)
         if record is None or not _done(record):
             if default is UNSET:
-                raise ResultUnavailable("this key is not marked as done")
+                missing = ResultUnavailable("this key is not marked as done")
+                raise about(missing, self._engine._identity(key, scope))
             return default
         return self._read(record, returns)
 
     def delete(self, key: str, *, scope: str = "default") -> bool:
         """Remove the mark, whatever it says; False when there was none."""
         identity = self._engine._identity(key, scope)
-        return self._forget(self._store, [identity])[0]
+        return self._forget([identity])[0]
 
     def ttl(self, key: str, *, scope: str = "default") -> float | None:
         """Give the seconds that a finished mark is still kept; None when there is none."""
@@ -96,6 +105,8 @@ class Marks:
         identity = engine._identity(key, scope)
         try:
             return self._store.touch(identity, self._seconds(ttl, scope))
+        except IdempotencyError as error:
+            raise_about(error, identity)
         finally:
             engine._forgotten(identity)
 
@@ -151,10 +162,11 @@ class Marks:
         if isinstance(store, Batching):
             answers = store.put_many(asks)
         else:
-            answers = [
-                store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner) for ask in asks
-            ]
-        return {key: _or_raise(answer) for key, answer in zip(results, answers, strict=True)}
+            answers = [self._put_one(ask) for ask in asks]
+        return {
+            key: _or_raise(answer, ask.identity)
+            for key, ask, answer in zip(results, asks, answers, strict=True)
+        }
 
     def get_result_many(
         self, keys: Iterable[str], *, scope: str = "default", returns: type | None = None
@@ -171,7 +183,7 @@ class Marks:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
-        return dict(zip(wanted, self._forget(self._store, identities), strict=True))
+        return dict(zip(wanted, self._forget(identities), strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
@@ -184,7 +196,16 @@ class Marks:
 
     def _get(self, key: str, scope: str) -> Record | None:
         identity = self._engine._identity(key, scope)
-        return self._store.get(identity)
+        try:
+            return self._store.get(identity)
+        except IdempotencyError as error:
+            raise_about(error, identity)
+
+    def _put_one(self, ask: PutRequest) -> bool:
+        try:
+            return self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+        except IdempotencyError as error:
+            raise_about(error, ask.identity)
 
     def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
@@ -193,7 +214,7 @@ class Marks:
         if isinstance(store, Batching):
             records = store.get_many(identities)
         else:
-            records = [store.get(identity) for identity in identities]
+            records = [self._get(key, scope) for key in wanted]
         return dict(zip(wanted, records, strict=True))
 
     def _expire(self, store: Store, identity: Identity) -> bool:
@@ -201,14 +222,21 @@ class Marks:
         try:
             # Not `forget`: what began to run since it was listed must stay.
             return store.touch(identity, 0.0)
+        except IdempotencyError as error:
+            raise_about(error, identity)
         finally:
             self._engine._forgotten(identity)
 
-    def _forget(self, store: Store, identities: list[Identity]) -> list[bool]:
+    def _forget(self, identities: list[Identity]) -> list[bool]:
         try:
+            store = self._store
             if isinstance(store, Batching):
                 return store.forget_many(identities)
             return [store.forget(identity) for identity in identities]
+        except IdempotencyError as error:
+            if len(identities) != 1:
+                raise  # a whole batch failed: it is about none of them alone
+            raise_about(error, identities[0])
         finally:
             for identity in identities:
                 self._engine._forgotten(identity)
@@ -216,7 +244,10 @@ class Marks:
     def _put(self, key: str, value: object, ttl: Duration | None, scope: str) -> PutRequest:
         engine = self._engine
         identity = engine._identity(key, scope)
-        result = stored_form(value, identity, engine._rules(scope))
+        try:
+            result = stored_form(value, identity, engine._rules(scope))
+        except IdempotencyError as error:
+            raise_about(error, identity)
         return PutRequest(identity, engine._owners.next(), result, self._seconds(ttl, scope))
 
     def _seconds(self, ttl: Duration | None, scope: str) -> float:
@@ -237,7 +268,7 @@ def _distinct(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _or_raise(answer: bool | StoreError) -> bool:
+def _or_raise(answer: bool | StoreError, identity: Identity) -> bool:
     if isinstance(answer, StoreError):
-        raise answer
+        raise about(answer, identity)
     return answer

@@ -42,7 +42,13 @@ from semel.engine.call import (
     pauses,
 )
 from semel.engine.setup import CLOSED
-from semel.errors import IdempotencyError, StoreError, StoreUnavailable, ValueRejected
+from semel.errors import (
+    IdempotencyError,
+    StoreError,
+    StoreUnavailable,
+    ValueRejected,
+    raise_about,
+)
 from semel.events import logger
 from semel.stores.base import Notifying, Watch
 from semel.sync.keeping import Keeper
@@ -69,7 +75,7 @@ class Runner(Keeper):
                     value = fn(*args, **kwargs)
                     if isinstance(value, CoroutineType):
                         given, value = value, UNSET
-                        value = unawaited(given)
+                        value = unawaited(given, call.identity)
                 attempt.result = self._succeeded(call, attempt, value)
             except BaseException as error:
                 if attempt is not None and value is UNSET:
@@ -126,6 +132,8 @@ class Runner(Keeper):
             return self._without_store(call, error)
         except BaseException as error:
             self._settle(call, error)
+            if isinstance(error, IdempotencyError):
+                raise_about(error, call.identity)  # a store does not know whom it answers
             raise
         return answer
 
@@ -162,7 +170,7 @@ class Runner(Keeper):
                 raise
             self._not_claiming(call, ask)
             if type(step) is Refuse:
-                self._refuse(call, step.error)
+                self._refuse(call, step.error, step.number)
             return step
 
     def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
