@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -19,9 +19,16 @@ from semel.errors import DuplicateRequest, LeaseLost, about
 if TYPE_CHECKING:
     from contextvars import Token
 
+    from typing_extensions import TypeVar
+
     from semel.core.leases import Lease
 
-T = TypeVar("T")
+    # `Attempt` without brackets is Attempt[Any]: Python itself knows such defaults from 3.13 on.
+    Result = TypeVar("Result", default=Any)
+else:
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
 
 _current: ContextVar[Attempt | None] = ContextVar("semel_current_attempt", default=None)
 
@@ -29,7 +36,7 @@ innermost = _current.get
 """Give the attempt that this context entered last, which may have ended; mostly there is none."""
 
 
-class Attempt(Struct, eq=False):
+class Attempt(Struct, Generic[Result], eq=False):
     """One try at an operation; `replayed` says that it was done before and nothing runs."""
 
     identity: Identity
@@ -45,7 +52,7 @@ class Attempt(Struct, eq=False):
     lease: Lease | None = None
     running: bool = False
     outer: Attempt | None = None
-    _result: object | UnsetType = UNSET
+    _result: Result | UnsetType = UNSET
     _token: Token[Attempt | None] | None = None
     _counts: dict[str, count[int]] = {}
 
@@ -60,12 +67,12 @@ class Attempt(Struct, eq=False):
         return self.identity.key
 
     @property
-    def result(self) -> Any:
+    def result(self) -> Result:
         """The stored result of a replay, or what was set; None when nothing was."""
-        return None if self._result is UNSET else self._result
+        return cast("Result", None) if self._result is UNSET else self._result
 
     @result.setter
-    def result(self, value: object) -> None:
+    def result(self, value: Result) -> None:
         if self.replayed:
             done = DuplicateRequest(
                 "this operation was done before: its result is kept and cannot be set again"
@@ -129,18 +136,18 @@ class Attempt(Struct, eq=False):
         return f"<Attempt {self.number} of {self.identity.key_digest} in {self.scope!r}>"
 
 
-class Outcome(Generic[T]):
+class Outcome(Generic[Result]):
     """What `run` gives: the value, whether it was replayed, and the attempt behind it."""
 
     __slots__ = ("attempt", "replayed", "value")
 
-    def __init__(self, value: T, attempt: Attempt) -> None:
+    def __init__(self, value: Result, attempt: Attempt[Result]) -> None:
         self.value = value
         self.replayed = attempt.replayed
         self.attempt = attempt
 
     @classmethod
-    def of(cls, attempt: Attempt) -> Self:
+    def of(cls, attempt: Attempt[Result]) -> Outcome[Result]:
         """Give the outcome of an attempt that has its result."""
         return cls(attempt.result, attempt)
 

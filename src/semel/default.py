@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import UNSET
 
 from semel.attempts import Outcome
 from semel.core.policy import Duration, Policy
 from semel.decorated import KeySource, PayloadSource
+from semel.engine.setup import EngineOptions
+from semel.stores.base import Store
 from semel.sync.engine import AttemptContext, Idempotency
 from semel.sync.marks import Marks
 from semel.sync.once import Once, OnceDecorator
@@ -62,7 +64,9 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
     os.register_at_fork(after_in_child=_default.after_fork_in_child)
 
 
-def configure(url_or_store: Any = None, **options: Any) -> Idempotency:
+def configure(
+    url_or_store: str | Store | None = None, **options: Unpack[EngineOptions]
+) -> Idempotency:
     """Make the default engine anew: the same arguments as `Idempotency`."""
     engine = Idempotency(url_or_store, **options)
     _default.replace(engine)
@@ -131,15 +135,36 @@ def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
     return OnceDecorator.of(default_engine, given, key=key, **options)
 
 
+@overload
 def attempt(
     key: str,
     *,
+    returns: type[T],
     scope: str = "default",
     payload: object = UNSET,
     policy: Policy | None = None,
-) -> AttemptContext:
+) -> AttemptContext[T]: ...
+@overload
+def attempt(
+    key: str,
+    *,
+    returns: None = None,
+    scope: str = "default",
+    payload: object = UNSET,
+    policy: Policy | None = None,
+) -> AttemptContext[Any]: ...
+def attempt(
+    key: str,
+    *,
+    returns: type[Any] | None = None,
+    scope: str = "default",
+    payload: object = UNSET,
+    policy: Policy | None = None,
+) -> AttemptContext[Any]:
     """`Idempotency.attempt` on the default engine."""
-    return default_engine().attempt(key, scope=scope, payload=payload, policy=policy)
+    return default_engine().attempt(
+        key, returns=returns, scope=scope, payload=payload, policy=policy
+    )
 
 
 class _DefaultMarks:

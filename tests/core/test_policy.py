@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import get_type_hints
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from semel.core.policy import (
     PRESETS,
     SHORTEST_LEASE,
     Policy,
+    PolicyFields,
     Rules,
     resolve,
     seconds,
@@ -26,6 +28,18 @@ from semel.errors import ConfigError
 from semel.sync import Idempotency
 
 DAY = 86400.0
+
+
+def test_presets_take_every_field_of_a_policy_with_its_type():
+    assert get_type_hints(PolicyFields) == get_type_hints(Policy)
+
+
+@pytest.mark.parametrize("name", ["http", "messages", "job", "payment", "coupon"])
+def test_a_preset_refuses_a_field_that_no_policy_has(name):
+    with pytest.raises(TypeError, match="nonsense"):
+        getattr(Policy, name)(nonsense=3)
+
+
 NUMBER_OF_SECONDS = "a number of seconds or a timedelta"
 
 

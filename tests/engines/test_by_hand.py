@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 import pytest
 
@@ -147,3 +148,17 @@ def test_it_is_the_current_attempt_inside(kind, memory_world):
 
     assert memory_world.kind.finish(by_hand if kind == "threads" else by_hand_async)
     assert idem.execute("other", work) == "other"
+
+
+@dataclass
+class Receipt:
+    """A result that a replay cannot make without its class."""
+
+    order: int
+
+
+def test_a_replay_by_hand_is_read_as_the_class_that_it_returns(idem):
+    with attempt(idem, returns=Receipt) as first:
+        first.result = Receipt(42)
+    with attempt(idem, returns=Receipt) as second:
+        assert (second.replayed, second.result) == (True, Receipt(42))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import semel
 from engines.facade import PATIENCE, Effect, never
 from semel import ConfigError, Idempotency, Outcome, Policy, StoreUnavailable, default
+from semel.engine.setup import EngineOptions
 from semel.stores.memory import MemoryStore
 
 FORKS_WHILE_MAKING = Path(__file__).with_name("forking_default.py")
@@ -176,3 +178,8 @@ def test_importing_semel_opens_nothing_and_imports_no_driver(tmp_path):
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_configured_with_the_options_of_an_engine():
+    options = inspect.getfullargspec(Idempotency.__init__).kwonlyargs
+    assert set(EngineOptions.__annotations__) == set(options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
 import semel
 from semel import AsyncIdempotency, Attempt, Idempotency, Outcome, Policy, Record
@@ -39,7 +39,8 @@ def of_threads(idem: Idempotency) -> None:
     assert_type(idem.run("k", name), Outcome[str])
     assert_type(idem.run("k", name).value, str)
     assert_type(idem.run("k", name).replayed, bool)
-    assert_type(idem.run("k", name).attempt, Attempt)
+    assert_type(idem.run("k", name).attempt, Attempt[str])
+    assert_type(idem.run("k", name).attempt.result, str)
     assert_type(idem.consume("k", nothing, ttl=timedelta(days=1)), bool)
     assert_type(idem.peek("k"), Record | None)
     assert_type(idem.forget("k", scope="s"), bool)
@@ -51,6 +52,12 @@ def of_threads(idem: Idempotency) -> None:
         assert_type(attempt.derive("capture"), str)
         assert_type(attempt.lost, bool)
         attempt.result = 5
+        assert_type(attempt.result, Any)
+    with idem.attempt("k", returns=list[int]) as typed:
+        assert_type(typed, Attempt[list[int]])
+        assert_type(typed.result, list[int])
+        typed.result = [5]
+        typed.result = "5"  # type: ignore[assignment]
     with Idempotency("memory://", hooks=[print], scopes={"a": Policy()}) as opened:
         assert_type(opened, Idempotency)
 
@@ -76,6 +83,8 @@ async def of_asyncio(idem: AsyncIdempotency) -> None:
     assert_type(await idem.forget("k"), bool)
     async with idem.attempt("k") as attempt:
         assert_type(attempt, Attempt)
+    async with idem.attempt("k", returns=str) as typed:
+        assert_type(typed.result, str)
     async with AsyncIdempotency("memory://") as opened:
         assert_type(opened, AsyncIdempotency)
 
@@ -112,6 +121,11 @@ def of_the_module() -> None:
     assert_type(semel.new_key("shop"), str)
     with semel.attempt("k") as attempt:
         assert_type(attempt, Attempt)
+    with semel.attempt("k", returns=int) as typed:
+        assert_type(typed.result, int)
+    semel.configure("memory://", policy=Policy.payment(), cache=5)
+    semel.configure("memory://", polcy=Policy())  # type: ignore[call-arg]
+    semel.configure("memory://", cache="many")  # type: ignore[arg-type]
 
 
 semel.exectue  # type: ignore[attr-defined]  # noqa: B018 - a name that is not there
@@ -143,6 +157,21 @@ def of_policies() -> None:
     Policy(failure=judge)
     assert_type(Policy.payment(), Policy)
     assert_type(Policy.preset("http"), Policy)
+    assert_type(Policy.preset("http", ttl=5, max_attempts=None), Policy)
+    assert_type(Policy.http(ttl=timedelta(minutes=5), codec="msgpack"), Policy)
+    assert_type(Policy.messages(message="please wait"), Policy)
+    assert_type(Policy.job(failure=judge), Policy)
+    assert_type(Policy.payment(not_done=(ConnectionRefusedError,), lease=60), Policy)
+    assert_type(Policy.coupon(duplicate="reject"), Policy)
+
+    Policy.preset("http", nonsense=3)  # type: ignore[call-arg]
+    Policy.http(nonsense=3)  # type: ignore[call-arg]
+    Policy.messages(nonsense=3)  # type: ignore[call-arg]
+    Policy.job(nonsense=3)  # type: ignore[call-arg]
+    Policy.payment(nonsense=3)  # type: ignore[call-arg]
+    Policy.coupon(nonsense=3)  # type: ignore[call-arg]
+    Policy.payment(ttl="3d")  # type: ignore[arg-type]
+    Policy.coupon(duplicate="ignore")  # type: ignore[arg-type]
 
     Policy(duplicate="ignore")  # type: ignore[arg-type]
     Policy(ttl="1h")  # type: ignore[arg-type]

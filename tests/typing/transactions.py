@@ -28,6 +28,9 @@ def of_threads(idem: Idempotency, connection: sqlite3.Connection) -> None:
         assert_type(attempt, Attempt)
     with idem.transactions(connection, ["a", "b"]) as attempts:
         assert_type(attempts, dict[str, Attempt])
+    with idem.transaction(connection, "k", returns=str) as typed:
+        assert_type(typed, Attempt[str])
+        typed.result = 5  # type: ignore[assignment]
     assert_type(idem.run_transaction(begin, "k", changes, retries=1), int)
     idem.run_transaction(sessionmaker[Session]().begin, "k", lambda session: session.flush())
     idem.run_transaction(begin, "k", count_text)  # type: ignore[misc]
@@ -38,6 +41,8 @@ async def of_tasks(idem: AsyncIdempotency) -> None:
         assert_type(attempt, Attempt)
     async with idem.transactions(object(), ["a"]) as attempts:
         assert_type(attempts, dict[str, Attempt])
+    async with idem.transaction(object(), "k", returns=str) as typed:
+        assert_type(typed.result, str)
     assert_type(await idem.run_transaction(begin_async, "k", counted), int)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
@@ -15,7 +15,7 @@ from semel._mirror.tasks import aside, can_go_on, drain, sleep
 from semel.aio.marks import AsyncMarks
 from semel.aio.once import AsyncOnce, AsyncOnceDecorator
 from semel.aio.transactions import AsyncTransactionRunner
-from semel.attempts import Attempt, Outcome
+from semel.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
@@ -54,8 +54,7 @@ class AsyncIdempotency(AsyncTransactionRunner):
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
         attempt = await self._run(call, fn)
-        result: T = attempt.result
-        return result
+        return attempt.result
 
     async def run(
         self,
@@ -113,16 +112,37 @@ class AsyncIdempotency(AsyncTransactionRunner):
         """Decorate a function: each call runs once per key made from its arguments."""
         return AsyncOnceDecorator.of(lambda: self, given, key=key, **options)
 
+    @overload
     def attempt(
         self,
         key: str,
         *,
+        returns: type[T],
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
-    ) -> AsyncAttemptContext:
+    ) -> AsyncAttemptContext[T]: ...
+    @overload
+    def attempt(
+        self,
+        key: str,
+        *,
+        returns: None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+    ) -> AsyncAttemptContext[Any]: ...
+    def attempt(
+        self,
+        key: str,
+        *,
+        returns: type[Any] | None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+    ) -> AsyncAttemptContext[Any]:
         """Do the same by hand: `async with idem.attempt(key) as attempt: ...`."""
-        call = self._call(key, scope, payload, self._rules(scope, policy))
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AsyncAttemptContext(self, call)
 
     @property
@@ -214,15 +234,15 @@ class AsyncIdempotency(AsyncTransactionRunner):
         await self.close()
 
 
-class AsyncAttemptContext:
+class AsyncAttemptContext(Generic[Result]):
     """One attempt by hand; made by `attempt()`."""
 
     def __init__(self, engine: AsyncIdempotency, call: Call) -> None:
         self._engine = engine
         self._call = call
 
-    async def __aenter__(self) -> Attempt:
-        attempt: Attempt | None = None
+    async def __aenter__(self) -> Attempt[Result]:
+        attempt: Attempt[Result] | None = None
         try:
             attempt = self._attempt = await self._engine._begin(self._call)
             if not attempt.replayed:

@@ -65,9 +65,9 @@ class AsyncRunner(AsyncKeeper):
 
     async def _run(
         self, call: Call, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
-    ) -> Attempt:
+    ) -> Attempt[T]:
         """Run once per key; the attempt has the result."""
-        attempt: Attempt | None = None
+        attempt: Attempt[T] | None = None
         value: T | UnsetType = UNSET
         # Two handlers: what interrupts the first of them is met by the second.
         try:

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, Generic, TypeVar, assert_never, overload
 
 from msgspec import UNSET
 
 from semel import events
 from semel._mirror.tasks import finished, sleep
 from semel.aio.runner import AsyncRunner
-from semel.attempts import Attempt
+from semel.attempts import Attempt, Result
 from semel.core.codec import returned_by
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
@@ -43,26 +43,52 @@ from semel.transactions.records import records_of
 
 S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class AsyncTransactionRunner(AsyncRunner):
     """Runs calls, also inside the caller's own transactions."""
 
+    @overload
     def transaction(
         self,
         connection: object,
         key: str,
         *,
+        returns: type[T],
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> AsyncTransactionContext:
+    ) -> AsyncTransactionContext[T]: ...
+    @overload
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionContext[Any]: ...
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: type[Any] | None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionContext[Any]:
         """Write the record in the caller's own open transaction.
 
         Record and business rows are committed together, by the caller, or not at all.
         """
-        call = self._call(key, scope, payload, self._rules(scope, policy))
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AsyncTransactionContext(self, call, connection, table)
 
     def transactions(
@@ -109,27 +135,29 @@ class AsyncTransactionRunner(AsyncRunner):
             try:
                 async with refusals.enterable(begin(), AbstractAsyncContextManager) as connection:
                     attempt = await self._run_inside(call, connection, fn)
-                return cast("T", attempt.result)
             except Exception as error:
                 if not troubles.must_repeat(error):
                     raise
                 if left == 0:
                     raise about(troubles.repeat(), call.identity) from error
+            else:
+                return attempt.result
             await sleep(next(waits))
         wrong = ConfigError(f"retries must be 0 or more, not {retries}")
         raise about(wrong, call.identity)
 
     async def _run_inside(
         self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
-    ) -> Attempt:
-        async with AsyncTransactionContext(self, call, connection, None) as attempt:
+    ) -> Attempt[T]:
+        context: AsyncTransactionContext[T] = AsyncTransactionContext(self, call, connection, None)
+        async with context as attempt:
             if attempt.replayed:
                 return attempt
             attempt.result = await finished(fn(connection))
         return attempt
 
 
-class AsyncTransactionContext:
+class AsyncTransactionContext(Generic[Result]):
     """One attempt in the caller's transaction; made by `transaction()`."""
 
     _link: AsyncLink
@@ -147,13 +175,13 @@ class AsyncTransactionContext:
         self._bound: Any = UNSET
         """How long the session waited for locks before, while it is told otherwise."""
 
-    async def __aenter__(self) -> Attempt:
+    async def __aenter__(self) -> Attempt[Result]:
         try:
             return await self._enter()
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
-    async def _enter(self) -> Attempt:
+    async def _enter(self) -> Attempt[Result]:
         engine, call = self._engine, self._call
         if engine._bypassing():
             self._attempt = engine._unprotected(call)
@@ -220,7 +248,7 @@ class AsyncTransactionContext:
                 raise about(troubles.repeat(), self._call.identity) from failure
             raise
 
-    async def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
+    async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
         ask = call.ask(engine._owners.next())
@@ -308,14 +336,14 @@ class AsyncTransactionContext:
             )
         )
 
-    async def _drive(self, verb: Verb[T]) -> T:
+    async def _drive(self, verb: Verb[V]) -> V:
         """Run the statements of a verb to its end."""
         try:
             statement = next(verb)
             while True:
                 statement = verb.send(await self._link.execute(statement))
         except StopIteration as end:
-            answer: T = end.value
+            answer: V = end.value
             return answer
         finally:
             verb.close()
@@ -339,7 +367,7 @@ class AsyncTransactionContext:
 class AsyncTransactionsContext:
     """Several attempts in the caller's transaction; made by `transactions()`."""
 
-    def __init__(self, contexts: Mapping[str, AsyncTransactionContext]) -> None:
+    def __init__(self, contexts: Mapping[str, AsyncTransactionContext[Any]]) -> None:
         self._contexts = contexts
         self._stack = AsyncExitStack()
 

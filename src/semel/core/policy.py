@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, force_setattr
@@ -50,6 +50,30 @@ CHOICES: dict[str, tuple[str, ...]] = {
 POSITIVE = ("ttl", "failed_ttl", "lease", "wait_interval", "wait_interval_max", "store_timeout")
 
 
+class PolicyFields(TypedDict, total=False):
+    """The fields of a policy, for functions that pass them on."""
+
+    duplicate: Duplicate | UnsetType
+    concurrent: Concurrent | UnsetType
+    failure: Failure | Callable[[BaseException], Failure] | UnsetType
+    abandoned: Abandonment | UnsetType
+    mismatch: Mismatching | UnsetType
+    store_error: StoreFailure | UnsetType
+    ttl: Duration | UnsetType
+    failed_ttl: Duration | UnsetType
+    lease: Duration | UnsetType
+    wait_timeout: Duration | UnsetType | None
+    wait_interval: Duration | UnsetType
+    wait_interval_max: Duration | UnsetType
+    max_attempts: int | UnsetType | None
+    max_result_bytes: int | UnsetType
+    codec: str | Codec | UnsetType
+    store_timeout: Duration | UnsetType
+    message: str | UnsetType | None
+    not_done: tuple[type[BaseException], ...] | UnsetType
+    payload_required: bool | UnsetType
+
+
 class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """How one kind of operation behaves; durations are seconds or timedelta.
 
@@ -84,40 +108,41 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
                 force_setattr(self, name, _checked(name, value))
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> Policy:
+    def preset(cls, name: str, **changes: Unpack[PolicyFields]) -> Policy:
         """Look a preset up by name: http, message, job, payment, coupon; `changes` win over it."""
         if name not in PRESETS:
             known = ", ".join(PRESETS)
             raise ConfigError(f"no policy preset is called {name!r}; known: {known}")
-        return cls(**{**PRESETS[name], **changes})
+        fields: dict[str, Any] = {**PRESETS[name], **changes}
+        return cls(**fields)
 
     @classmethod
-    def http(cls, **changes: Any) -> Policy:
+    def http(cls, **changes: Unpack[PolicyFields]) -> Policy:
         """Web requests: kept for 10 minutes."""
         return cls.preset("http", **changes)
 
     @classmethod
-    def messages(cls, **changes: Any) -> Policy:
+    def messages(cls, **changes: Unpack[PolicyFields]) -> Policy:
         """Queue messages: kept for 30 days (`message` is the text of a rejection)."""
         return cls.preset("message", **changes)
 
     @classmethod
-    def job(cls, **changes: Any) -> Policy:
+    def job(cls, **changes: Unpack[PolicyFields]) -> Policy:
         """Scheduled jobs: kept for 24 hours."""
         return cls.preset("job", **changes)
 
     @classmethod
-    def payment(cls, **changes: Any) -> Policy:
+    def payment(cls, **changes: Unpack[PolicyFields]) -> Policy:
         """Payments: kept for 3 days, payload needed and compared, held after a crash."""
         return cls.preset("payment", **changes)
 
     @classmethod
-    def coupon(cls, **changes: Any) -> Policy:
+    def coupon(cls, **changes: Unpack[PolicyFields]) -> Policy:
         """Coupons: kept for 7 days."""
         return cls.preset("coupon", **changes)
 
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, PolicyFields] = {
     "http": {"ttl": 10 * MINUTE},
     "message": {"ttl": 30 * DAY},
     "job": {"ttl": 24 * HOUR},

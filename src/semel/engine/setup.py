@@ -59,6 +59,19 @@ class Opening(TypedDict):
     timeout: float
 
 
+class EngineOptions(TypedDict, total=False):
+    """The options of an engine, for functions that pass them on."""
+
+    policy: Policy | None
+    scopes: Mapping[str, Policy] | None
+    prefix: str | UnsetType
+    hooks: Sequence[events.Hook]
+    key_pattern: str | UnsetType | None
+    codecs: Sequence[Codec]
+    cache: int
+    cache_ttl: Duration
+
+
 class Setup(ABC, Generic[S]):
     """An engine's settings and parts, and the preparing of calls."""
 

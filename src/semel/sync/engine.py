@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
 from semel._mirror.threads import aside, can_go_on, drain, sleep
-from semel.attempts import Attempt, Outcome
+from semel.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
@@ -55,8 +55,7 @@ class Idempotency(TransactionRunner):
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
         attempt = self._run(call, fn)
-        result: T = attempt.result
-        return result
+        return attempt.result
 
     def run(
         self,
@@ -114,16 +113,37 @@ class Idempotency(TransactionRunner):
         """Decorate a function: each call runs once per key made from its arguments."""
         return OnceDecorator.of(lambda: self, given, key=key, **options)
 
+    @overload
     def attempt(
         self,
         key: str,
         *,
+        returns: type[T],
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
-    ) -> AttemptContext:
+    ) -> AttemptContext[T]: ...
+    @overload
+    def attempt(
+        self,
+        key: str,
+        *,
+        returns: None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+    ) -> AttemptContext[Any]: ...
+    def attempt(
+        self,
+        key: str,
+        *,
+        returns: type[Any] | None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+    ) -> AttemptContext[Any]:
         """Do the same by hand: `with idem.attempt(key) as attempt: ...`."""
-        call = self._call(key, scope, payload, self._rules(scope, policy))
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AttemptContext(self, call)
 
     @property
@@ -212,15 +232,15 @@ class Idempotency(TransactionRunner):
         self.close()
 
 
-class AttemptContext:
+class AttemptContext(Generic[Result]):
     """One attempt by hand; made by `attempt()`."""
 
     def __init__(self, engine: Idempotency, call: Call) -> None:
         self._engine = engine
         self._call = call
 
-    def __enter__(self) -> Attempt:
-        attempt: Attempt | None = None
+    def __enter__(self) -> Attempt[Result]:
+        attempt: Attempt[Result] | None = None
         try:
             attempt = self._attempt = self._engine._begin(self._call)
             if not attempt.replayed:

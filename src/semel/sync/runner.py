@@ -61,9 +61,9 @@ class Runner(Keeper):
 
     # --- the way of one call -------------------------------------------------------------
 
-    def _run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt:
+    def _run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt[T]:
         """Run once per key; the attempt has the result."""
-        attempt: Attempt | None = None
+        attempt: Attempt[T] | None = None
         value: T | UnsetType = UNSET
         # Two handlers: what interrupts the first of them is met by the second.
         try:

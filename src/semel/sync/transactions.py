@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, Generic, TypeVar, assert_never, overload
 
 from msgspec import UNSET
 
 from semel import events
 from semel._mirror.threads import finished, sleep
-from semel.attempts import Attempt
+from semel.attempts import Attempt, Result
 from semel.core.codec import returned_by
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
@@ -44,26 +44,52 @@ from semel.transactions.records import records_of
 
 S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class TransactionRunner(Runner):
     """Runs calls, also inside the caller's own transactions."""
 
+    @overload
     def transaction(
         self,
         connection: object,
         key: str,
         *,
+        returns: type[T],
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> TransactionContext:
+    ) -> TransactionContext[T]: ...
+    @overload
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> TransactionContext[Any]: ...
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: type[Any] | None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> TransactionContext[Any]:
         """Write the record in the caller's own open transaction.
 
         Record and business rows are committed together, by the caller, or not at all.
         """
-        call = self._call(key, scope, payload, self._rules(scope, policy))
+        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return TransactionContext(self, call, connection, table)
 
     def transactions(
@@ -107,25 +133,27 @@ class TransactionRunner(Runner):
             try:
                 with refusals.enterable(begin(), AbstractContextManager) as connection:
                     attempt = self._run_inside(call, connection, fn)
-                return cast("T", attempt.result)
             except Exception as error:
                 if not troubles.must_repeat(error):
                     raise
                 if left == 0:
                     raise about(troubles.repeat(), call.identity) from error
+            else:
+                return attempt.result
             sleep(next(waits))
         wrong = ConfigError(f"retries must be 0 or more, not {retries}")
         raise about(wrong, call.identity)
 
-    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt:
-        with TransactionContext(self, call, connection, None) as attempt:
+    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt[T]:
+        context: TransactionContext[T] = TransactionContext(self, call, connection, None)
+        with context as attempt:
             if attempt.replayed:
                 return attempt
             attempt.result = finished(fn(connection))
         return attempt
 
 
-class TransactionContext:
+class TransactionContext(Generic[Result]):
     """One attempt in the caller's transaction; made by `transaction()`."""
 
     _link: Link
@@ -143,13 +171,13 @@ class TransactionContext:
         self._bound: Any = UNSET
         """How long the session waited for locks before, while it is told otherwise."""
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> Attempt[Result]:
         try:
             return self._enter()
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
-    def _enter(self) -> Attempt:
+    def _enter(self) -> Attempt[Result]:
         engine, call = self._engine, self._call
         if engine._bypassing():
             self._attempt = engine._unprotected(call)
@@ -215,7 +243,7 @@ class TransactionContext:
                 raise about(troubles.repeat(), self._call.identity) from failure
             raise
 
-    def _claim(self) -> Attempt:  # noqa: RET503 - every case returns or refuses
+    def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
         ask = call.ask(engine._owners.next())
@@ -303,14 +331,14 @@ class TransactionContext:
             )
         )
 
-    def _drive(self, verb: Verb[T]) -> T:
+    def _drive(self, verb: Verb[V]) -> V:
         """Run the statements of a verb to its end."""
         try:
             statement = next(verb)
             while True:
                 statement = verb.send(self._link.execute(statement))
         except StopIteration as end:
-            answer: T = end.value
+            answer: V = end.value
             return answer
         finally:
             verb.close()
@@ -334,7 +362,7 @@ class TransactionContext:
 class TransactionsContext:
     """Several attempts in the caller's transaction; made by `transactions()`."""
 
-    def __init__(self, contexts: Mapping[str, TransactionContext]) -> None:
+    def __init__(self, contexts: Mapping[str, TransactionContext[Any]]) -> None:
         self._contexts = contexts
         self._stack = ExitStack()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 
-from semel.attempts import Attempt, current_attempt
+from semel.attempts import Attempt, Result, current_attempt
 
 _PACKAGE = __name__.partition(".")[0]
 
 
-class TransactionAttempt(Attempt):
+class TransactionAttempt(Attempt[Result]):
     """An attempt whose record is committed with the caller's transaction."""
 
 
