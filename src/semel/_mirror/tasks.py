@@ -108,7 +108,7 @@ async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
         await asyncio.wait(set(tasks), timeout=timeout)
 
 
-def finished(given: Awaitable[T]) -> Awaitable[T]:
+def finished(given: Awaitable[T], _: Identity | None = None) -> Awaitable[T]:
     """Give what is to be awaited; a plain function, against its type, has given its value."""
     if isinstance(given, CoroutineType) or inspect.isawaitable(given):
         return given

@@ -153,7 +153,7 @@ class AsyncTransactionRunner(AsyncRunner):
         async with context as attempt:
             if attempt.replayed:
                 return attempt
-            attempt.result = await finished(fn(connection))
+            attempt.result = await finished(fn(connection), call.identity)
         return attempt
 
 
