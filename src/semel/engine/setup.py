@@ -70,6 +70,7 @@ class EngineOptions(TypedDict, total=False):
     codecs: Sequence[Codec]
     cache: int
     cache_ttl: Duration
+    max_waiting: int | UnsetType | None
 
 
 class Setup(ABC, Generic[S]):

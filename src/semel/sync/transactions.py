@@ -149,7 +149,7 @@ class TransactionRunner(Runner):
         with context as attempt:
             if attempt.replayed:
                 return attempt
-            attempt.result = finished(fn(connection))
+            attempt.result = finished(fn(connection), call.identity)
         return attempt
 
 
