@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import InvalidKey
+from semel.http import KeyMissing, parse_key
 from semel.http.keys import checked, key_of_lines, line_pattern, stored_key
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
@@ -147,3 +148,54 @@ def test_a_separator_inside_a_name_does_not_move_a_key_to_somebody_else():
         )
         == 4
     )
+
+
+# --- for endpoints that call the engine by hand ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header", ["order-1", '"order-1"', ' "order-1" ', '"order-1";v=2', ["order-1"], ('"order-1"',)]
+)
+def test_the_quoted_and_the_raw_form_of_a_header_are_one_key(header):
+    assert parse_key(header) == "order-1"
+
+
+def test_a_key_with_quotes_and_spaces_is_read_from_its_quoted_form():
+    assert parse_key(r'"say \"hi\", now"') == 'say "hi", now'
+
+
+@pytest.mark.parametrize("header", [None, [], ()])
+def test_a_missing_header_has_an_error_of_its_own(header):
+    with pytest.raises(KeyMissing, match="needs an idempotency key") as raised:
+        parse_key(header)
+    assert (raised.value.code, raised.value.http_status) == ("key_missing", 400)
+    assert isinstance(raised.value, InvalidKey)
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("", "empty"),
+        ('""', "empty"),
+        ("two words", "in double quotes"),
+        ("one,two", "in double quotes"),
+        ('"not closed', "in double quotes"),
+        (["a", "a"], "once only"),
+        ("k" * 256, "longer than 255"),
+        ("schlüssel", "plain word of ASCII"),
+        (b"order-1", "must be a text, not bytes"),
+        ([b"order-1"], "must be a text, not bytes"),
+    ],
+)
+def test_what_is_not_one_key_is_refused_and_never_repeated(header, told):
+    with pytest.raises(InvalidKey, match=told) as raised:
+        parse_key(header)
+    assert raised.value.code == "invalid_key"
+    assert "schlüssel" not in str(raised.value)
+    assert "order-1" not in str(raised.value)
+
+
+def test_a_strict_parser_takes_only_the_quoted_form():
+    assert parse_key('"order-1"', strict=True) == "order-1"
+    with pytest.raises(InvalidKey, match="quoted string"):
+        parse_key("order-1", strict=True)

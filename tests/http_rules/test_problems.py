@@ -7,6 +7,7 @@ import pytest
 from semel import errors
 from semel.core.records import Identity
 from semel.errors import ConfigError, IdempotencyError
+from semel.http import KeyMissing, problem_response
 from semel.http.problems import PROBLEMS, checked_wordings, problem, problem_of
 
 
@@ -93,3 +94,55 @@ def test_an_application_words_a_problem_its_own_way():
 def test_a_wording_of_nothing_is_refused(wordings):
     with pytest.raises(ConfigError):
         checked_wordings(wordings)
+
+
+# --- for endpoints that call the engine by hand ---------------------------------------------------
+
+
+def test_an_error_becomes_the_parts_of_a_response():
+    status, headers, body = problem_response(errors.PayloadMismatch())
+    assert status == 422
+    assert headers == {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
+    assert json.loads(body)["code"] == "payload_mismatch"
+
+
+def test_an_error_after_which_a_retry_helps_says_when():
+    error = errors.ConcurrentRequest("coupons are slow today")
+    response = problem_response(error, retry_after=2.5)
+    assert response.status == 409
+    assert response.headers["Retry-After"] == "3"
+    assert json.loads(response.body)["detail"] == "coupons are slow today"
+
+
+def test_the_words_of_a_problem_response_may_be_the_application_s_own():
+    words = {"key_missing": {"status": 428, "title": "Send a key"}}
+    status, _, body = problem_response(KeyMissing("none"), problems=words)
+    assert (status, json.loads(body)["title"]) == (428, "Send a key")
+    with pytest.raises(ConfigError, match="no problem has the code 'key_mising'"):
+        problem_response(KeyMissing("none"), problems={"key_mising": {}})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "traceback"),
+    [
+        (errors.StoreUnavailable("the server at 10.0.0.1 is away"), 503, False),
+        (ConfigError("the table of records is missing"), 500, True),
+    ],
+)
+def test_a_server_error_is_told_to_the_log_and_not_to_the_client(error, status, traceback, caplog):
+    response = problem_response(error)
+    assert response.status == status
+    assert str(error) not in response.body.decode()
+    (record,) = caplog.records
+    assert str(error) in record.getMessage()
+    assert bool(record.exc_info) is traceback
+
+
+def test_a_client_error_is_not_logged(caplog):
+    problem_response(errors.InvalidKey("the key is empty"))
+    assert caplog.records == []
+
+
+def test_only_an_error_of_semel_is_a_problem():
+    with pytest.raises(TypeError, match="not KeyError"):
+        problem_response(KeyError("k"))

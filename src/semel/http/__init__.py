@@ -10,7 +10,19 @@ rulebook      all of it together, for one route   retrying      what clients do 
 Nothing here waits, reads a socket or touches a store; the doors in `semel.adapters` do.
 """
 
+from semel.http.keys import KeyMissing, parse_key
 from semel.http.messages import Answer, Headers, Request
 from semel.http.options import DoorOptions, Route
+from semel.http.problems import ProblemResponse, problem_response
 
-__all__ = ["Answer", "DoorOptions", "Headers", "Request", "Route"]
+__all__ = [
+    "Answer",
+    "DoorOptions",
+    "Headers",
+    "KeyMissing",
+    "ProblemResponse",
+    "Request",
+    "Route",
+    "parse_key",
+    "problem_response",
+]

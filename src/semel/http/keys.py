@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -34,6 +34,33 @@ _PLAIN: Final = re.compile(_RAW_LINE)
 
 _LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2 + 512
 """Quotes, every character escaped, and parameters."""
+
+
+class KeyMissing(InvalidKey):
+    """The request has no idempotency key, and needs one."""
+
+    code = "key_missing"
+
+
+def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> str:
+    """Read the key out of the value of an `Idempotency-Key` header, as the integrations do.
+
+    `header` is the value of the header, or all of its values if it came several times. The quoted
+    form of RFC 9651 and the raw form are the same key; `strict=True` takes only the quoted one. A
+    missing header is a `KeyMissing`, anything that is not exactly one key an `InvalidKey`. Neither
+    repeats what the client sent.
+
+    >>> parse_key('"order-1"'), parse_key("order-1"), parse_key(['"order-1";v=2'])
+    ('order-1', 'order-1', 'order-1')
+    """
+    lines = [header] if isinstance(header, str | bytes) else [*(header or ())]
+    for line in lines:
+        if not isinstance(line, str):
+            raise InvalidKey(f"the key's header must be a text, not {type(line).__name__}")
+    key = key_of_lines(lines, strict=strict)
+    if key is None:
+        raise KeyMissing("this request needs an idempotency key")
+    return key
 
 
 def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, NotRequired, TypedDict
+from typing import Final, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
@@ -18,7 +18,10 @@ from semel.errors import (
     DuplicateRequest,
     IdempotencyError,
     InvalidKey,
+    StoreFull,
+    StoreUnavailable,
 )
+from semel.events import logger
 from semel.http.messages import Answer, HeaderLine
 
 
@@ -98,6 +101,7 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     ),
 }
 
+_FIRST_SERVER_ERROR: Final = 500
 _TYPE: Final = "urn:semel:problem:"
 _WORDS: Final = ("status", "title", "detail", "type")
 
@@ -168,3 +172,47 @@ def problem(
     if known.retry:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after))))
     return Answer(status, (*headers, *lines), body)
+
+
+class ProblemResponse(NamedTuple):
+    """A problem as the parts of a response, which every framework can be given."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def problem_response(
+    error: IdempotencyError,
+    *,
+    problems: Mapping[str, Wording] | None = None,
+    retry_after: float = 1.0,
+) -> ProblemResponse:
+    """Turn an error of semel's into the response that the integrations would give.
+
+    For endpoints that call the engine themselves:
+
+        status, headers, body = problem_response(error)
+
+    `problems` and `retry_after` are the options of the same names. The response does not say what
+    is wrong inside, so an error that is a 5xx is logged here.
+    """
+    if not isinstance(error, IdempotencyError):
+        raise TypeError(f"only an IdempotencyError is a problem, not {type(error).__name__}")
+    code, detail = problem_of(error)
+    wordings = checked_wordings(problems or {})
+    answer = problem(code, wordings, detail=detail, retry_after=retry_after)
+    if answer.status >= _FIRST_SERVER_ERROR:
+        log_failure("a request with a key was not processed", error)
+    headers = {name.decode().title(): value.decode() for name, value in answer.headers}
+    del headers["Content-Length"]  # the framework's own to write
+    return ProblemResponse(answer.status, headers, answer.body)
+
+
+def log_failure(what: str, error: Exception) -> None:
+    """Log in a line what the store says of itself; with its traceback what somebody has to mend.
+
+    A store that is down fails every request in the same way, and its error names the reason.
+    """
+    of_the_store = isinstance(error, StoreUnavailable | StoreFull)
+    logger.error("%s: %s", what, error, exc_info=None if of_the_store else error)
