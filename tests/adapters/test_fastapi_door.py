@@ -44,7 +44,7 @@ async def test_a_bad_option_is_told_of_when_the_door_is_made(engine):
     with pytest.raises(ConfigError, match="methods"):
         Idempotent(engine)(methods=["GET"])(pay)
     with pytest.raises(ConfigError, match="AsyncIdempotency"), Idempotency("memory://") as wrong:
-        Idempotent(wrong)  # type: ignore[arg-type]
+        Idempotent(wrong)(pay)
     with pytest.raises(ConfigError, match=r"where records are kept: .*goes by semel's settings"):
         Idempotent()
     with pytest.raises(ConfigError, match="an endpoint is needed, not str"):

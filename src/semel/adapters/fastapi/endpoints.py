@@ -7,15 +7,25 @@ of its own: the endpoint's, with what the rules need added to it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fastapi import Request, Response, params
 from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature
 from starlette.concurrency import run_in_threadpool
 
+from semel.adapters.fastapi.answers import Responses, route_of
+from semel.adapters.starlette.endpoints import (
+    Visit,
+    checked_endpoint,
+    is_of_kind,
+    plain_annotation,
+)
 from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semel.adapters.starlette.sessions import SessionChoice
 
 _REQUEST: Final = "semel_request"
 _RESPONSE: Final = "semel_response"
@@ -26,27 +36,36 @@ _NOT_CALLED_BY_FASTAPI: Final = (
 )
 
 
-class Endpoint:
+class FastAPIEndpoint:
     """A function of the application; `signature` is what FastAPI is to see."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        if not callable(function):
-            raise ConfigError(f"an endpoint is needed, not {type(function).__name__}")
-        if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
-            raise ConfigError(
-                "an endpoint that yields its answer is a stream, which cannot be replayed: "
-                "return a response, or leave the endpoint undecorated"
-            )
-        self.is_coroutine = _is(function, inspect.iscoroutinefunction)
-        self._function: Callable[..., Awaitable[Any]] = (
-            function if self.is_coroutine else partial(run_in_threadpool, function)
+    def __init__(self, function: Callable[..., Any], choice: SessionChoice | None = None) -> None:
+        checked_endpoint(function)
+        self.is_coroutine = is_of_kind(function, inspect.iscoroutinefunction)
+        in_thread: Any = run_in_threadpool if choice is None else choice.in_thread
+        self._call: Callable[..., Awaitable[Any]] = (
+            function if self.is_coroutine else partial(in_thread, function)
         )
-        parameters = get_typed_signature(function).parameters
-        self._request = _own(parameters, Request)
-        self._response = _own(parameters, Response)
-        self.signature = inspect.Signature(
-            sorted([*parameters.values(), *self._added()], key=lambda each: each.kind),
-            return_annotation=get_typed_return_annotation(function),
+        self._choice = choice
+        self._returns = get_typed_return_annotation(function)
+        self.parameters: Mapping[str, inspect.Parameter] = get_typed_signature(function).parameters
+        self.injected: Container[str] = {
+            each.name for each in self.parameters.values() if _is_injected(each)
+        }
+        self._request = self._own(Request)
+        self._response = self._own(Response)
+        self._routes: dict[int, tuple[Any, Responses]] = {}
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The endpoint's own, without the session that we give to it, and with what we need."""
+        ours = self._choice is not None and not self._choice.depends
+        hidden = {self._choice.parameter} if ours and self._choice is not None else set()
+        shown = [each for each in self.parameters.values() if each.name not in hidden]
+        # What follows the session may have no default, and FastAPI gives all by name.
+        return inspect.Signature(
+            sorted([*shown, *self._added()], key=lambda each: each.kind),
+            return_annotation=self._returns,
         )
 
     def _added(self) -> list[inspect.Parameter]:
@@ -62,40 +81,41 @@ class Endpoint:
             added.append(_parameter(_RESPONSE, Response))
         return added
 
-    def taken(self, misplaced: tuple[Any, ...], values: dict[str, Any]) -> tuple[Request, Response]:
+    def visited(self, args: tuple[Any, ...], values: dict[str, Any]) -> Visit:
         """Take out of what FastAPI gives what is ours: the request and the answer's beginnings."""
-        if misplaced:
+        if args:
             raise ConfigError(_NOT_CALLED_BY_FASTAPI)
         try:
             request = values.pop(_REQUEST) if self._request is None else values[self._request]
             response = values.pop(_RESPONSE) if self._response is None else values[self._response]
         except KeyError:
             raise ConfigError(_NOT_CALLED_BY_FASTAPI) from None
-        return request, response
+        respond = partial(self._responded, request, response)
+        return Visit(request, partial(self._call, **values), respond)
 
-    def call(self, values: dict[str, Any]) -> Awaitable[Any]:
-        """Call the application's function, a plain one in a thread as FastAPI does."""
-        return self._function(**values)
+    async def _responded(self, request: Request, beginnings: Response, value: Any) -> Response:
+        route = route_of(request)
+        if id(route) not in self._routes:  # by id: a route need not have a hash
+            # In a transaction no thread is waited for: its connection would wait as well.
+            in_loop = self.is_coroutine or self._choice is not None
+            self._routes[id(route)] = route, Responses(route, is_coroutine=in_loop)
+        return await self._routes[id(route)][1].of(value, beginnings)
+
+    def _own(self, kind: type) -> str | None:
+        """Find the parameter to which FastAPI gives its request, or the answer's beginnings."""
+        for parameter in self.parameters.values():
+            annotation = plain_annotation(parameter)
+            if parameter.name in self.injected or not isinstance(annotation, type):
+                continue
+            if issubclass(annotation, kind):
+                return parameter.name
+        return None
 
 
-def _is(function: Callable[..., Any], test: Callable[[object], bool]) -> bool:
-    """Tell of what kind a function is, or the one that it wraps, or that an object is called by."""
-    while isinstance(function, partial):
-        function = function.func
-    given = function, inspect.unwrap(function)
-    return any(test(each) or test(getattr(each, "__call__", None)) for each in given)  # noqa: B004 - it is asked what it is
-
-
-def _own(parameters: Mapping[str, inspect.Parameter], kind: type) -> str | None:
-    """Find the parameter to which FastAPI gives its request, or the answer's beginnings."""
-    for parameter in parameters.values():
-        annotation, more = parameter.annotation, (parameter.default,)
-        if get_origin(annotation) is Annotated:
-            annotation, *more = get_args(annotation)  # type: ignore[assignment]
-        given = any(isinstance(each, params.Depends) for each in more)
-        if not given and isinstance(annotation, type) and issubclass(annotation, kind):
-            return parameter.name
-    return None
+def _is_injected(parameter: inspect.Parameter) -> bool:
+    """Tell whether a dependency gives what a parameter has."""
+    more = (parameter.default, *get_args(parameter.annotation)[1:])
+    return any(isinstance(each, params.Depends) for each in more)
 
 
 def _parameter(name: str, annotation: type) -> inspect.Parameter:

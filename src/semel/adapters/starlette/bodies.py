@@ -1,11 +1,10 @@
-"""The body of a request that FastAPI may have read already, as bytes or as a form."""
+"""The body of a request that the framework may have read already, as bytes or as a form."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from semel.adapters.asgi_requests import most_empty
 from semel.adapters.forms import Upload, form_bytes, without_boundary

@@ -1,0 +1,22 @@
+"""Starlette: a decorator for endpoints, plain functions and methods of an `HTTPEndpoint`.
+
+    idempotent = Idempotent("postgresql://localhost/shop")
+
+    @idempotent(required=True, session=async_sessionmaker(engine))
+    async def pay(request: Request, session: AsyncSession) -> Response: ...
+
+door       the decorator                      endpoints  what an endpoint is called with
+running    a request that runs                sessions   record and rows in one transaction
+answers    responses, read to their end       bodies     the body of a request
+
+FastAPI's decorator stands on these.
+"""
+
+from semel.core.extras import Needed
+
+with Needed("semel[starlette]", by=__name__):
+    import starlette  # noqa: F401 - asked for here, so that the answer names the extra
+
+from semel.adapters.starlette.door import Idempotent
+
+__all__ = ["Idempotent"]

@@ -1,0 +1,231 @@
+"""The decorator of endpoints.
+
+An endpoint and its save are a task of their own: a client who goes away takes neither with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast, overload
+
+from anyio import to_thread
+from starlette.requests import Request
+
+from semel.adapters.aio_door import AsyncDoor, AsyncExchange, refused
+from semel.adapters.aio_following import Flow
+from semel.adapters.aside import Aside
+from semel.adapters.misplaced import Decorated, Routed, name_of, refuse_unprotected
+from semel.adapters.nesting import PROTECTED
+from semel.adapters.starlette.answers import response_of_answer
+from semel.adapters.starlette.bodies import Body
+from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visit
+from semel.adapters.starlette.running import Running, shield
+from semel.aio import AsyncIdempotency
+from semel.errors import ConfigError, IdempotencyError
+from semel.http.messages import Answer
+from semel.http.options import DoorOptions
+from semel.http.rulebook import Refusal, Rulebook
+from semel.sync import Idempotency
+
+if TYPE_CHECKING:
+    from semel.adapters.starlette.sessions import SessionChoice, SessionMode
+
+F = TypeVar("F", bound=Callable[..., Any])
+SessionOption: TypeAlias = Callable[[], Any] | str
+"""A `sessionmaker` or an `async_sessionmaker`, or the parameter whose session is injected."""
+
+
+class EndpointOptions(DoorOptions, total=False):
+    """Options of every integration, and of endpoints that share a transaction with their record."""
+
+    session: SessionOption | None
+    """The session in whose transaction the record is written with the endpoint's own rows."""
+
+
+class Idempotent:
+    """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
+
+    It takes a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with `session=` and a
+    sync session alone; a URL opens whichever kind of engine an endpoint needs.
+    """
+
+    def __init__(
+        self,
+        idempotency: AsyncIdempotency | Idempotency | str | None = None,
+        **options: Unpack[EndpointOptions],
+    ) -> None:
+        if idempotency is None:
+            raise ConfigError(
+                'it is not said where records are kept: Idempotent("sqlite:///semel.db"), say, '
+                "or Idempotent(AsyncIdempotency()), which goes by semel's settings"
+            )
+        self._options: dict[str, Any] = {**options}
+        self._given = idempotency
+        self._threads: Idempotency | None = None
+        self._door = (
+            _ThreadsDoor(idempotency)
+            if isinstance(idempotency, Idempotency)
+            else AsyncDoor(idempotency, {})
+        )
+        checked = {**self._options}
+        _choice_of(checked.pop("session", None))
+        self._door.book(checked)  # a bad option is told of here, not at the first endpoint
+        self._aside = Aside()
+        self._decorated: list[Decorated] = []
+
+    @overload
+    def __call__(self, endpoint: F, /) -> F: ...
+    @overload
+    def __call__(self, /, **options: Unpack[EndpointOptions]) -> Callable[[F], F]: ...
+    def __call__(self, endpoint: Any = None, /, **options: Any) -> Any:
+        """Decorate an endpoint; the route's own decorator goes above this one."""
+        if endpoint is None:
+            return partial(self._protect, options)
+        return self._protect(options, endpoint)
+
+    def init_app(self, app: Any) -> None:
+        """End when the application ends, and finish the requests that still run then.
+
+        When it starts, a decorator that protects nothing is a ConfigError.
+        """
+        around = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: Any) -> AsyncIterator[Any]:
+            refuse_unprotected(self._decorated, self._routed(app))
+            try:
+                async with around(app) as state:
+                    yield state
+            finally:
+                await self._aside.drain()
+                await self._door.close()
+                if self._threads is not None:
+                    await to_thread.run_sync(self._threads.close)
+                    self._threads = None
+
+        app.router.lifespan_context = lifespan
+
+    def _routed(self, app: Any) -> Iterable[Routed]:
+        """Give the endpoints of an application, and those of what is mounted in it."""
+        return (
+            Routed(getattr(route, "endpoint", None), route.methods)
+            for route in _all_routes(app.routes)
+            if getattr(route, "methods", None) is not None
+        )
+
+    def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
+        """Make an endpoint of a function, as the framework calls it; a hook."""
+        if choice is None:
+            return StarletteEndpoint(function)
+        return StarletteEndpoint(function, choice.in_thread)
+
+    def _protect(self, options: dict[str, Any], function: F) -> F:
+        options = {**self._options, **options}
+        choice = _choice_of(options.pop("session", None))
+        book = self._door.book(options)
+        endpoint, name = self._endpoint(function, choice), name_of(function)
+        mode = self._mode(choice, endpoint, book, name)
+
+        @wraps(function)
+        async def protected(*args: Any, **values: Any) -> Any:
+            visit = endpoint.visited(args, values)
+            if mode is not None:
+                return await self._in_session(mode, visit, values, name)
+            begun = await self._begun(book, visit.request, name)
+            if begun is None:
+                return await visit.call()
+            if isinstance(begun, Answer):
+                return response_of_answer(begun)
+            flow = Flow(book.max_response, shield)
+            return await flow.answer(self._aside, Running(begun, visit.request, flow).run(visit))
+
+        self._decorated.append(Decorated(function, protected, book.choices.methods))
+        self._finish(protected, endpoint, book)
+        return cast("F", protected)
+
+    def _finish(self, protected: Any, endpoint: Any, book: Rulebook) -> None:
+        """Tell the framework more of a decorated function; a hook."""
+
+    async def _begun(
+        self, book: Rulebook, request: Request, name: str
+    ) -> AsyncExchange | Answer | None:
+        if PROTECTED in request.scope or not book.concerns(request.method, name):
+            return None
+        body = Body(request, book.max_body)
+        return await self._door.begin(book, body.request, body.read)
+
+    # --- endpoints with a session ------------------------------------------------------------
+
+    def _mode(
+        self, choice: SessionChoice | None, endpoint: Endpoint, book: Rulebook, name: str
+    ) -> SessionMode | None:
+        """Check that session, endpoint and engine are of one kind; None = it has no session."""
+        for_threads = isinstance(self._door, _ThreadsDoor)
+        if choice is None:
+            if for_threads:
+                raise ConfigError(
+                    f"{name} needs an AsyncIdempotency or a URL: an Idempotency is for endpoints "
+                    "with session= and a sync session alone"
+                )
+            return None
+        mode = choice.mode(endpoint, book, name, self._engine)
+        if not isinstance(self._given, str) and for_threads is choice.is_async:
+            session, engine = (
+                ("AsyncSession", "AsyncIdempotency")
+                if choice.is_async
+                else ("Session", "Idempotency")
+            )
+            raise ConfigError(
+                f"{name} has a session that is a {session}, which goes with an {engine}; a URL in "
+                "its place opens the kind that is needed"
+            )
+        return mode
+
+    def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
+        """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
+        if is_async:
+            return self._door._here().engine
+        if isinstance(self._given, Idempotency):
+            return self._given
+        if self._threads is None:
+            self._threads = Idempotency(cast("str", self._given))
+        return self._threads
+
+    async def _in_session(
+        self, mode: SessionMode, visit: Visit, values: dict[str, Any], name: str
+    ) -> Any:
+        book, request, call = mode.book, visit.request, None
+        # Behind another integration, too: that one saves in a transaction of its own.
+        if book.concerns(request.method, name):
+            body = Body(request, book.max_body)
+            try:
+                call = await self._door.called(book, body.request, body.read)
+            except (IdempotencyError, Refusal) as error:
+                return response_of_answer(refused(book, error))
+        work = mode.work(call, values)
+        return await work.flow.answer(self._aside, work.run(visit))
+
+
+class _ThreadsDoor(AsyncDoor):
+    """The rules of an engine for threads; the sessions of its endpoints claim in their own way."""
+
+    def __init__(self, idempotency: Idempotency) -> None:
+        self.opened_here = False
+        self.engine = cast("AsyncIdempotency", idempotency)  # asked for its settings alone
+
+
+def _choice_of(given: SessionOption | None) -> SessionChoice | None:
+    if given is None:
+        return None
+    # Only here: an application without such an endpoint need not have SQLAlchemy.
+    from semel.adapters.starlette.sessions import SessionChoice  # noqa: PLC0415
+
+    return SessionChoice(given)
+
+
+def _all_routes(routes: Any) -> Iterator[Any]:
+    for route in routes:
+        yield route
+        yield from _all_routes(getattr(route, "routes", None) or ())

@@ -1,0 +1,74 @@
+"""One protected request whose endpoint runs, and the record of its answer or its error."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, NoReturn
+
+from anyio import CancelScope
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from semel.adapters.aio_door import AsyncExchange
+from semel.adapters.aio_following import Flow
+from semel.adapters.starlette.answers import (
+    read,
+    response_of_answer,
+    response_of_error,
+    send_for_error,
+)
+from semel.adapters.starlette.endpoints import Visit
+from semel.http.storing import UNPROTECTED, is_event_stream
+
+shield: Final = partial(CancelScope, shield=True)
+"""AnyIO cancels again and again, hence its own shield; a second cancellation by others counts."""
+
+
+class Running:
+    """One request whose endpoint runs."""
+
+    def __init__(self, exchange: AsyncExchange, request: Request, flow: Flow) -> None:
+        self._exchange, self._request, self._flow = exchange, request, flow
+
+    async def run(self, visit: Visit) -> Response:
+        """Run the endpoint, and record its answer or its error."""
+        self._exchange.enter()
+        try:
+            try:
+                value = await visit.call()
+            except HTTPException as error:
+                await self._refused(error)
+            response = await visit.respond(value)
+            return await self._recorded(response)
+        except BaseException as error:
+            if not self._exchange.ended:
+                await self._exchange.raised(error)
+            raise
+
+    async def _refused(self, error: HTTPException) -> NoReturn:
+        """Record an answer that is raised; the error goes on its way, past the dependencies."""
+        lines = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in (error.headers or {}).items()
+        ]
+        keeping = self._exchange.book.keeping(error.status_code, lines)
+        if keeping == "store":
+            response = await response_of_error(self._request, error)
+            if response is not None:
+                send_for_error(self._request, error, await self._recorded(response))
+        elif keeping != "failure":
+            await self._exchange.answered(error.status_code, lines, b"")
+        raise error
+
+    async def _recorded(self, response: Response) -> Response:
+        """Save a response; gives what is to be sent, which is another if the attempt was lost."""
+        book, lines = self._exchange.book, response.raw_headers
+        lines[:] = book.first(lines)
+        if is_event_stream(lines):
+            await self._exchange.unprotected()
+            lines.append(UNPROTECTED)
+            return response
+        response, body = await read(response, self._request, self._flow)
+        instead = await self._exchange.answered(response.status_code, response.raw_headers, body)
+        return response if instead is None else response_of_answer(instead)
