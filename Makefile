@@ -25,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions simulate fuzz-http
+.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -63,6 +63,9 @@ busy: servers  ## run the tests beside a load that keeps every core busy
 
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
+
+soak-sessions: servers  ## kill web servers with session= endpoints, KILLS=250 times on each database and kind, within MINUTES=30
+	PYTHONPATH=tests $(VENV)/bin/python -m adapters.session_kills
 
 simulate: $(READY)  ## simulate engines with faults, new seeds for MINUTES=1 (or from FIRST=42 on, COUNT=1 of them)
 	PYTHONPATH=tests $(RUN) proof.sim.hunt --minutes $(or $(MINUTES),1) $(if $(FIRST),--first $(FIRST)) $(if $(COUNT),--count $(COUNT))

@@ -644,8 +644,8 @@ async def test_a_session_of_another_kind_is_refused(shop, caplog):
         shop.opened = shop.opened_async = object
     async with shop.serving(paid) as client:
         assert (await post(client)).json()["code"] == "idempotency_error"
-    wanted = "AsyncSession" if shop.kind.is_async else "Session"
-    assert f"a object, not a {wanted}" in caplog.text
+    wanted = "an AsyncSession" if shop.kind.is_async else "a Session"
+    assert f"an object, not {wanted}" in caplog.text
 
 
 async def test_a_database_that_is_away_is_told_as_unavailable(

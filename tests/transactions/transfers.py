@@ -47,7 +47,8 @@ processes = multiprocessing.get_context("forkserver")
 
 def start_forkserver() -> None:
     """Let one process import everything, once, and be the parent of those that are killed."""
-    processes.set_forkserver_preload(["transactions.transfers"])
+    # There is one such process: those who kill servers of HTTP want it, too.
+    processes.set_forkserver_preload(["transactions.transfers", "adapters.session_kills"])
     before = os.environ.get("PYTHONPATH")
     # Until Python 3.13 the server does not know where its parent found the modules.
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -173,12 +173,12 @@ class Idempotent:
         mode = choice.mode(endpoint, book, name, self._engine)
         if not isinstance(self._given, str) and for_threads is choice.is_async:
             session, engine = (
-                ("AsyncSession", "AsyncIdempotency")
+                ("an AsyncSession", "AsyncIdempotency")
                 if choice.is_async
-                else ("Session", "Idempotency")
+                else ("a Session", "Idempotency")
             )
             raise ConfigError(
-                f"{name} has a session that is a {session}, which goes with an {engine}; a URL in "
+                f"{name} has a session that is {session}, which goes with an {engine}; a URL in "
                 "its place opens the kind that is needed"
             )
         return mode

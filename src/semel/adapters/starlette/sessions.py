@@ -158,8 +158,8 @@ class SessionChoice:
         if isinstance(made, type) and not issubclass(made, wanted):
             maker = "an async_sessionmaker" if self.is_async else "a plain sessionmaker"
             raise ConfigError(
-                f"{name} is {kind}, so its session is a {wanted.__name__}: give session= {maker}, "
-                f"or make the endpoint {'def' if self.is_async else 'async def'}"
+                f"{name} is {kind}, so its session is {_named(wanted)}: give session= {maker}, or "
+                f"make the endpoint {'def' if self.is_async else 'async def'}"
             )
         parameters = endpoint.parameters
         if self.depends:
@@ -187,7 +187,7 @@ class SessionChoice:
         annotation = plain_annotation(parameters[self.parameter])
         if isinstance(annotation, type) and issubclass(annotation, other):
             raise ConfigError(
-                f"{name} is {kind}, so its session is a {wanted.__name__}, not a {other.__name__}"
+                f"{name} is {kind}, so its session is {_named(wanted)}, not {_named(other)}"
             )
 
     def check_given(self, session: Any) -> None:
@@ -195,7 +195,7 @@ class SessionChoice:
         wanted = AsyncSession if self.is_async else Session
         if not isinstance(session, wanted):
             whose = f"the parameter {self.parameter!r} has" if self.depends else "session= gave"
-            raise ConfigError(f"{whose} a {type(session).__name__}, not a {wanted.__name__}")
+            raise ConfigError(f"{whose} {_named(type(session))}, not {_named(wanted)}")
         plain = plain_session(session)
         if plain.new or plain.dirty or plain.deleted:
             raise ConfigError(
@@ -208,6 +208,11 @@ class SessionChoice:
 def _is_for(parameter: inspect.Parameter, *kinds: type) -> bool:
     annotation = plain_annotation(parameter)
     return isinstance(annotation, type) and issubclass(annotation, kinds)
+
+
+def _named(kind: type) -> str:
+    """Name a class in a sentence."""
+    return f"{'an' if kind.__name__[:1] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
 def plain_session(session: Any) -> Session:
