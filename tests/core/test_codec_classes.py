@@ -56,6 +56,15 @@ class Renamed(enum.Enum):
         return "something else"
 
 
+Item = typing.TypeVar("Item")
+
+
+@dataclass
+class Page(typing.Generic[Item]):
+    items: list[Item]
+    total: int
+
+
 @dataclass
 class Point:
     x: int
@@ -351,3 +360,14 @@ def test_a_field_added_later_without_a_default_makes_the_value_unreadable(old_an
     emptied = JsonCodec().encode(old(a=1), b"", old).replace(b'"a":1', b"")
     with pytest.raises(SerializationError, match=r"cannot be read.*a"):
         JsonCodec().decode(emptied, b"", old)
+
+
+@each_codec
+@pytest.mark.parametrize("hint", [Page[Colour], Page, None], ids=["of its items", "plain", "none"])
+@pytest.mark.parametrize("make", [Page, Page[Colour]], ids=["plain", "of its items"])
+def test_a_generic_data_class_is_restored_however_it_was_made(codec, make, hint):
+    page = make([Colour.RED], total=1)
+    restored = round_trip(codec, page, hint)
+    assert restored == page
+    assert type(restored) is Page
+    assert vars(restored) == {"items": [Colour.RED], "total": 1}

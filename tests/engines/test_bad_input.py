@@ -310,6 +310,12 @@ except (semel.ConfigError, ImportError) as error:
     [
         ("redis", "redis", "semel.Idempotency('redis://localhost')"),
         ("redis", "redis", "semel.AsyncIdempotency('redis://localhost')"),
+        ("pymysql", "mysql", "semel.Idempotency('mysql://u@h/d')"),
+        ("asyncmy", "mysql", "semel.AsyncIdempotency('mariadb://u@h/d')"),
+        ("psycopg", "postgres", "semel.Idempotency('postgresql://h/d')"),
+        ("psycopg_pool", "postgres", "semel.Idempotency('postgresql://h/d')"),
+        ("asyncpg", "postgres", "semel.AsyncIdempotency('postgres://h/d')"),
+        ("psycopg", "postgres", "semel.AsyncIdempotency('postgres://h/d')"),
         ("cryptography", "encryption", "semel.EncryptedCodec(keys={'a': b'k' * 16}, primary='a')"),
     ],
 )
@@ -334,6 +340,10 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, ext
         ("requests", "semel[requests]", "semel.adapters.requests"),
         ("sqlalchemy", "semel[sqlalchemy]", "semel.observe.sqlalchemy"),
         ("sqlalchemy", "semel[sqlalchemy]", "semel.stores.sql.sqlalchemy_tables"),
+        ("pymysql", "semel[mysql]", "semel.stores.sql.mysql.MySQLStore"),
+        ("asyncmy", "semel[mysql]", "semel.stores.sql.mysql.AsyncMySQLStore"),
+        ("psycopg", "semel[postgres]", "semel.stores.sql.postgres.PostgresStore"),
+        ("asyncpg", "semel[postgres]", "semel.stores.sql.postgres.AsyncPostgresStore"),
         ("pytest", "pytest", "semel.testing.StoreContract"),
     ],
 )
@@ -351,6 +361,25 @@ def test_a_door_without_its_package_names_the_command_that_installs_it(
         f"ModuleNotFoundError {package} "
         f"{module} needs the package {package}: pip install '{install}'"
     )
+
+
+@pytest.mark.parametrize(
+    ("missing", "use"),
+    [
+        ("asyncmy", "semel.Idempotency('mysql://u@h/d')"),
+        ("pymysql", "semel.AsyncIdempotency('mysql://u@h/d')"),
+        ("asyncpg", "semel.Idempotency('postgresql://h/d')"),
+        ("asyncmy", "import semel.transactions.mysql, semel.transactions.dialects.mysql"),
+        ("pymysql", "import semel.transactions.asyncmy, semel.transactions.dialects.mysql"),
+        ("asyncpg", "import semel.transactions.psycopg, semel.transactions.dialects.postgres"),
+    ],
+)
+def test_an_engine_needs_the_driver_of_its_own_kind_alone(missing, use):
+    script = WITHOUT.format(packages=(missing,), use=f"{use}; print('opened')")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "opened"
 
 
 def test_every_name_of_semel_is_there_without_any_extra():

@@ -63,7 +63,8 @@ def test_a_statement_is_prepared_once_and_has_a_name(session):
     for number in range(3):
         assert session.execute(question("SELECT $1::bigint", number)).rows == [(number,)]
     prepared = session.execute(question("SELECT name FROM pg_prepared_statements")).rows
-    assert [name for (name,) in prepared if name.startswith("semel_")] == ["semel_0"]
+    (name,) = [name for (name,) in prepared if name.startswith("semel_")]
+    assert name.startswith("semel_0_")
 
 
 def test_values_of_other_types_go_through_a_cursor(session):
@@ -226,8 +227,8 @@ def test_a_wait_ends_at_the_deadline(session):
 
 @pytest.mark.parametrize(
     "options",
-    [{"prepare": "off"}, {"client_encoding": "LATIN1"}, {"columns": {"tenant_id": len}}],
-    ids=["a bouncer", "another encoding", "own columns"],
+    [{"prepare": "off"}, {"columns": {"tenant_id": len}}],
+    ids=["a bouncer", "own columns"],
 )
 def test_what_cannot_be_quick_goes_through_cursors(postgres_url, options):
     migrate(postgres_url, tenant_id="bigint")

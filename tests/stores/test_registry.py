@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 import pytest
@@ -55,6 +56,39 @@ def test_a_store_of_somebody_else_that_is_not_for_asyncio_is_named(tmp_path):
 def test_an_unknown_scheme_is_named_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"no store knows the scheme lost://; known: memory://"):
         open_store("lost://")
+
+
+@pytest.mark.parametrize("opener", [open_store, open_async_store])
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("postgresql+asyncpg://u:secret@h/d", "write postgresql:// (Idempotency and"),
+        ("postgresql+psycopg://h/d", "write postgresql:// (Idempotency and"),
+        ("postgres+psycopg2://h/d", "write postgres:// (Idempotency and"),
+        ("mysql+pymysql://u@h/d", "write mysql:// (Idempotency and"),
+        ("mysql+aiomysql://u@h/d", "write mysql:// (Idempotency and"),
+        ("sqlite+aiosqlite:///semel.db", "write sqlite:// (Idempotency and"),
+        ("redis+asyncio://localhost", "write redis:// (Idempotency and"),
+        ("valkey://localhost", "write redis://; known"),
+        ("valkeys://localhost", "write rediss://; known"),
+        ("pgsql://h/d", "write postgresql://; known"),
+        ("unix:///run/redis.sock", "write redis+unix://; known"),
+        ("REDIS://localhost", "write it in small letters, redis://; known"),
+        ("mongodb://localhost", "no store knows the scheme mongodb://; known"),
+    ],
+)
+def test_a_url_of_another_library_gets_a_hint_which_one_to_write(opener, url, hint):
+    with pytest.raises(ConfigError, match=re.escape(hint)) as refused:
+        opener(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["open", "AsyncStore"])
+@pytest.mark.parametrize("database", ["mysql", "postgres"])
+def test_a_name_that_a_package_of_stores_does_not_have_is_an_attribute_error(database, name):
+    package = importlib.import_module(f"semel.stores.sql.{database}")
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+        getattr(package, name)
 
 
 @pytest.mark.parametrize("opener", [open_store, open_async_store])

@@ -46,6 +46,17 @@ BACKENDS = {
 }
 """Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
 
+RELATED = {
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "aioredis": "redis",
+    "unix": "redis+unix",
+    "sqlite3": "sqlite",
+    "pgsql": "postgresql",
+    "psql": "postgresql",
+}
+"""Schemes that other libraries use, and which of ours is meant by them."""
+
 TIERS = Backend("semel.stores.tiered", "semel[redis]")
 """Redis in front, another store behind: asked for by `behind`, not by a scheme."""
 
@@ -117,8 +128,8 @@ def _opener(url: object, name: str, options: Mapping[str, Any]) -> Any:
             )
         return getattr(module, name)
     with Needed(backend.install, by=f"{scheme}://", error=ConfigError):
-        module = importlib.import_module(backend.module)
-    return getattr(module, name)
+        # The second step too: it may import the driver of this kind of store.
+        return getattr(importlib.import_module(backend.module), name)
 
 
 def _third_party(scheme: str) -> Any:
@@ -129,4 +140,16 @@ def _third_party(scheme: str) -> Any:
         if entry.name == scheme:
             return entry.load()
     known = ", ".join(f"{name}://" for name in BACKENDS)
-    raise ConfigError(f"no store knows the scheme {scheme}://; known: {known}")
+    raise ConfigError(f"no store knows the scheme {scheme}://; {_hint(scheme)}known: {known}")
+
+
+def _hint(scheme: str) -> str:
+    """Name the scheme that was probably meant: others' URLs also name a driver."""
+    database, _, driver = scheme.lower().partition("+")
+    ours = RELATED.get(database, database)
+    if scheme.lower() in BACKENDS:
+        return f"write it in small letters, {scheme.lower()}://; "
+    if ours not in BACKENDS:
+        return ""
+    why = " (Idempotency and AsyncIdempotency choose the driver by themselves)" if driver else ""
+    return f"write {ours}://{why}; "

@@ -49,7 +49,7 @@ ASYNC_FAMILIES: Final = {
     ("psycopg", "AsyncTransaction"): _ASYNC_PSYCOPG,
     ("asyncpg", "Connection"): _ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,
-    ("asyncmy", "Connection"): _Family("mysql", "AsyncmyLink"),
+    ("asyncmy", "Connection"): _Family("asyncmy", "AsyncmyLink"),
     ("sqlalchemy", "AsyncSession"): _ASYNC_SQLALCHEMY,
     ("sqlalchemy", "async_scoped_session"): _ASYNC_SQLALCHEMY,
     ("sqlalchemy", "AsyncConnection"): _ASYNC_SQLALCHEMY,

@@ -7,6 +7,7 @@ from typing import Any
 from psycopg.pq import TransactionStatus
 
 from semel.stores.sql.postgres import aio_sessions, sessions
+from semel.stores.sql.postgres.lending import check_answers
 from semel.stores.sql.verbs import Reply, Statement
 from semel.transactions.links import AsyncPlainLink, PlainLink
 
@@ -24,6 +25,7 @@ class PsycopgLink(PlainLink):
 
     def in_transaction(self) -> bool:
         """Ask for what the server said last."""
+        check_answers(self._connection)
         return self._connection.info.transaction_status in _OPEN
 
     def execute(self, statement: Statement) -> Reply:
@@ -42,6 +44,7 @@ class AsyncPsycopgLink(AsyncPlainLink):
 
     def in_transaction(self) -> bool:
         """Ask for what the server said last."""
+        check_answers(self._connection)
         return self._connection.info.transaction_status in _OPEN
 
     async def execute(self, statement: Statement) -> Reply:

@@ -105,6 +105,10 @@ def _is_plain_dataclass(cls: type) -> bool:
     )
 
 
+_OF_TYPING = "__orig_class__"
+"""What `Page[Order](...)` leaves in the object: how the class was written there, no value."""
+
+
 def _write_dataclass(value: object, writer: Writer) -> dict[str, Tree]:
     cls = type(value)
     values = {}
@@ -116,7 +120,9 @@ def _write_dataclass(value: object, writer: Writer) -> dict[str, Tree]:
     extra = {
         name: item
         for name, item in getattr(value, "__dict__", {}).items()
-        if name not in values and not isinstance(getattr(cls, name, None), cached_property)
+        if name not in values
+        and name != _OF_TYPING
+        and not isinstance(getattr(cls, name, None), cached_property)
     }
     if extra:
         tree[EXTRA] = writer.fields(extra)

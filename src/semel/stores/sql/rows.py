@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from semel.core.records import Encoded, Identity, Record, State
-from semel.errors import RecordUnreadable
+from semel.errors import ConfigError, RecordUnreadable
 
 FORMAT = 1
 """Version of the row's content; rows of a newer version are refused, not guessed at."""
@@ -40,6 +40,12 @@ COLUMNS: Final = (
 Row: TypeAlias = tuple[Any, ...]
 
 RUNNING: Final = int(State.PROCESSING)
+
+WITH_UTF8: Final = (
+    "open it with client_encoding=utf8 (its encoding is SQL_ASCII, that of the database if it was "
+    "not named)"
+)
+WITH_UNICODE: Final = "open it without use_unicode=False"
 
 MICROSECONDS = 1_000_000
 
@@ -119,6 +125,11 @@ def _read(row: Row, now: float) -> Record:
         outcome=None if codec is None or state == RUNNING else Encoded(codec, data),
         retryable=bool(retryable),
     )
+
+
+def texts_as_bytes(remedy: str) -> ConfigError:
+    """Say that a connection gives bytes for texts, and how to open it so that it does not."""
+    return ConfigError(f"this connection returns texts as bytes: {remedy}")
 
 
 def _fingerprints(stored: bytes | list[bytes] | None) -> tuple[bytes, ...]:

@@ -9,15 +9,18 @@ the wait of the insert.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from semel.core.records import CompleteRequest, Identity
 from semel.errors import ConfigError, ValueRejected
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.table import READ_NOW, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
+from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import question
+
+if TYPE_CHECKING:  # one of them is there, with its driver
+    from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 
 _SESSION: Final = (
     "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
@@ -77,6 +80,8 @@ class MySQLRecords:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
         reply = yield question(_SESSION)
         ((before, database, version, self._table.largest, rolls_back),) = reply.rows
+        if isinstance(version, bytes):
+            raise texts_as_bytes(WITH_UNICODE)
         self._check(database)
         self.rolls_back = bool(rolls_back)
         least = 0 if "MariaDB" in version else 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semel.core.records import Identity
-from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.schema import Schema
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import question
+
+if TYPE_CHECKING:  # one of them is there, with its driver
+    from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 
 _BOUND = (
     "WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS bound) "

@@ -83,7 +83,10 @@ class SQLiteRecords:
     def _files(self) -> Verb[dict[str, str]]:
         """Name the databases of this connection, and the file of each."""
         reply = yield _DATABASES
-        return {name: file for _, name, file in reply.rows}
+        files = {name: file for _, name, file in reply.rows}
+        if "main" not in files:  # every connection has it
+            raise ConfigError("the connection's text_factory must be str")
+        return files
 
     def _found_in(self, files: Mapping[str, str]) -> Verb[str]:
         """Name the file in which this connection has just found the table."""

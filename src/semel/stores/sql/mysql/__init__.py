@@ -9,15 +9,36 @@ ddl, migrating   how the table comes to be
 addresses        what a URL says
 session          what every connection is told first
 errors, effort   what a failure means, and whether a statement is sent again
+parts            what both kinds of store are made from
+store, aio       the stores: for threads, and for asyncio
 threads, tasks   the connections and the runners: PyMySQL for threads, asyncmy for asyncio
 many, aio_many   who sends the batches, on connections of their own
 """
 
-from semel.stores.sql.mysql.store import (
-    AsyncMySQLStore,
-    MySQLStore,
-    open_async_store,
-    open_store,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.core.extras import Needed
+
+if TYPE_CHECKING:
+    from semel.stores.sql.mysql.aio import AsyncMySQLStore, open_async_store
+    from semel.stores.sql.mysql.store import MySQLStore, open_store
 
 __all__ = ["AsyncMySQLStore", "MySQLStore", "open_async_store", "open_store"]
+
+_MODULES: Final = {
+    "AsyncMySQLStore": "aio",
+    "open_async_store": "aio",
+    "MySQLStore": "store",
+    "open_store": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import one kind of store, and so its driver, when it is asked for: few have both."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with Needed("semel[mysql]", by=f"{__name__}.{name}"):
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

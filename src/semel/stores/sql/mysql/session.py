@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any, Final
 
 from semel.stores.sql.mysql.addresses import Address
+from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 
 MULTI_STATEMENTS: Final = 1 << 16
 FOUND_ROWS: Final = 1 << 1
@@ -32,6 +33,16 @@ def driver_arguments(address: Address, timeout: float) -> dict[str, Any]:
     if address.tls is not None:
         arguments["ssl"] = address.tls
     return arguments
+
+
+FIRST_QUESTION: Final = "SELECT VERSION()"
+"""Tells of an application's own connection whether it gives texts or bytes for them."""
+
+
+def check_first_answer(row: Any) -> None:
+    """Refuse a connection that was opened with use_unicode=False."""
+    if isinstance(row[0], bytes):
+        raise texts_as_bytes(WITH_UNICODE)
 
 
 _NO_LOCK_WAIT: Final = "/*M! 0 */ /*!80000 1 */"

@@ -25,10 +25,20 @@ from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, MOMENT, Effort, messa
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.prepared import PreparedStatements
-from semel.stores.sql.mysql.session import driver_arguments, settings
+from semel.stores.sql.mysql.session import (
+    FIRST_QUESTION,
+    check_first_answer,
+    driver_arguments,
+    settings,
+)
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
 T = TypeVar("T")
+
+
+class OwnConnection(Connection):
+    """A connection that this store opens, with the settings it needs."""
+
 
 Connect: TypeAlias = Callable[[], Awaitable[Connection]]
 
@@ -38,7 +48,7 @@ def connector(address: Address, timeout: float) -> Connect:
     arguments = driver_arguments(address, timeout)
 
     async def connect() -> Connection:
-        connection = Connection(**arguments)  # type: ignore[no-untyped-call] # its own stubs say so
+        connection = OwnConnection(**arguments)  # type: ignore[no-untyped-call] # its own stubs say so
         await connection.connect()
         return connection
 
@@ -131,7 +141,11 @@ class Pool:
         async with asyncio.timeout(max(patience, MOMENT)):
             connection = await self._connect()
             try:
-                await connection.cursor(Cursor).execute(self._settings)
+                cursor = connection.cursor(Cursor)
+                await cursor.execute(self._settings)
+                if not isinstance(connection, OwnConnection):
+                    await cursor.execute(FIRST_QUESTION)
+                    check_first_answer(await cursor.fetchone())
             except BaseException:
                 connection.close()
                 raise

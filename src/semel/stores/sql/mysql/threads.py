@@ -20,7 +20,13 @@ from semel.stores.sql.mysql.addresses import Address
 from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, MOMENT, Effort, message_size
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
-from semel.stores.sql.mysql.session import MULTI_STATEMENTS, driver_arguments, settings
+from semel.stores.sql.mysql.session import (
+    FIRST_QUESTION,
+    MULTI_STATEMENTS,
+    check_first_answer,
+    driver_arguments,
+    settings,
+)
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
 T = TypeVar("T")
@@ -147,7 +153,11 @@ class Pool:
         try:
             if isinstance(connection, OwnConnection):  # not one that the application opened
                 connection.connect_within(max(patience, MOMENT))
-            connection.cursor(Cursor).execute(self._settings)
+            cursor = connection.cursor(Cursor)
+            cursor.execute(self._settings)
+            if not isinstance(connection, OwnConnection):
+                cursor.execute(FIRST_QUESTION)
+                check_first_answer(cursor.fetchone())
         except BaseException:
             _close(connection)
             raise

@@ -21,35 +21,28 @@ Everything else is libpq's: sslmode, target_session_attrs, several hosts. `Postg
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
-from semel.stores.sql.postgres.aio import AsyncPostgresStore
-from semel.stores.sql.postgres.settings import part
-from semel.stores.sql.postgres.store import PostgresStore
-from semel.stores.urls import merge_options
+from semel.core.extras import Needed
+
+if TYPE_CHECKING:
+    from semel.stores.sql.postgres.aio import AsyncPostgresStore, open_async_store
+    from semel.stores.sql.postgres.store import PostgresStore, open_store
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async_store", "open_store"]
 
-
-def open_store(
-    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
-) -> PostgresStore:
-    """Open a store for threads; connects on first use."""
-    address, merged = _options(url, timeout, options)
-    return PostgresStore(address, prefix=prefix, **merged)
-
-
-def open_async_store(
-    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
-) -> AsyncPostgresStore:
-    """Open a store for asyncio; connects on first use."""
-    address, merged = _options(url, timeout, options)
-    return AsyncPostgresStore(address, prefix=prefix, **merged)
+_MODULES: Final = {
+    "AsyncPostgresStore": "aio",
+    "open_async_store": "aio",
+    "PostgresStore": "store",
+    "open_store": "store",
+}
 
 
-def _options(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    address, in_url = part(url)
-    known = frozenset(in_url) | frozenset(options)  # libpq knows the others, and is asked
-    merged = merge_options("postgresql", in_url, options, known)
-    return address, {"timeout": timeout, **merged}
+def __getattr__(name: str) -> Any:
+    """Import one kind of store, and so its driver, when it is asked for: few have both."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with Needed("semel[postgres]", by=f"{__name__}.{name}"):
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -29,13 +29,21 @@ from semel.stores.sql.postgres.asyncpg_sessions import (
 )
 from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
 from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
-from semel.stores.sql.postgres.settings import Settings, settings
+from semel.stores.sql.postgres.settings import Settings, all_options, settings
 from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
 from semel.stores.sql.verbs import Operation, OwnColumns
 from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.tasks import AsyncWatch
 
 T = TypeVar("T")
+
+
+def open_async_store(
+    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
+) -> AsyncPostgresStore:
+    """Open a store for asyncio; connects on first use."""
+    address, merged = all_options(url, timeout, options)
+    return AsyncPostgresStore(address, prefix=prefix, **merged)
 
 
 class AsyncPostgresStore(AsyncSQLStore):

@@ -114,7 +114,10 @@ async def connect_psycopg(settings: Settings, patience: Patience) -> OwnAsyncPsy
     try:
         async with asyncio.timeout(patience.left):
             connection = await AsyncBoundedConnection.connect(
-                settings.conninfo, autocommit=True, prepare_threshold=settings.prepare_threshold
+                settings.conninfo,
+                autocommit=True,
+                prepare_threshold=settings.prepare_threshold,
+                client_encoding="utf8",  # SQL_ASCII, that of a database, gives bytes for texts
             )
     except TimeoutError:
         raise TimeIsUp("the server has not answered") from None

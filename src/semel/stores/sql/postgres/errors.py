@@ -70,6 +70,10 @@ _FOREIGN = (
 )
 _OTHER_ROW = "{place} has another row with this key that semel did not write"
 _NOT_THERE = "{place} is not there, or its user is not; correct the URL ({text})"
+_POOLER = (
+    "{place} lost a prepared statement ({text}): a pooler such as pgbouncer, in transaction mode, "
+    "is in between; add prepare=off to the URL"
+)
 _NO_VALUE = "{place}: {text}; give the column a default, let it be NULL, or name it in columns="
 _NOT_UNDERSTOOD = "{place} does not understand what it is asked: {text}"
 _VALUE = "{place} cannot take this: {text}"
@@ -88,6 +92,8 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (sql.OutOfMemory, StoreFull, _MEMORY),
     (sql.TooManyConnections, StoreUnavailable, _CLIENTS),
     (sql.InvalidCatalogName, StoreRefused, _NOT_THERE),
+    (sql.InvalidSqlStatementName, ConfigError, _POOLER),
+    (sql.DuplicatePreparedStatement, ConfigError, _POOLER),
     (sql.UndefinedTable, ConfigError, _TABLE),
     (sql.InvalidSchemaName, ConfigError, _TABLE),
     (sql.UndefinedColumn, ConfigError, _COLUMN),

@@ -7,13 +7,14 @@ import time
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.postgres.aio_sessions import OwnAsyncSession
 from semel.stores.sql.postgres.connections import MOMENT, MOST_IDLE
 from semel.stores.sql.postgres.sessions import OwnSession
 from semel.stores.sql.postgres.settings import Settings
+from semel.stores.sql.rows import WITH_UTF8, texts_as_bytes
 
 _left_alone: list[object] = []
 
@@ -51,11 +52,23 @@ def check_process(opened_by: int) -> None:
 
 def check_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Refuse while the application's own transaction is open: ours would become part of it."""
+    check_answers(connection)
     if connection.info.transaction_status in {
         TransactionStatus.INTRANS,
         TransactionStatus.INERROR,
     }:
         raise open_transaction()
+
+
+def check_answers(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse a connection whose answers come later, or are not what we ask for."""
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise ConfigError(
+            "the connection is in pipeline mode, in which answers come later than semel needs "
+            "them; use it outside the block of connection.pipeline()"
+        )
+    if connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII":
+        raise texts_as_bytes(WITH_UTF8)
 
 
 def open_transaction() -> StoreError:

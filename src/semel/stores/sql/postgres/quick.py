@@ -17,6 +17,7 @@ from struct import Struct
 from time import monotonic
 from typing import Any, Final, NamedTuple
 from uuid import UUID
+from zlib import crc32
 
 import psycopg
 from psycopg.adapt import Transformer
@@ -94,8 +95,9 @@ class QuickSession(OwnPsycopgSession):
 
     def _prepare(self, sql: str) -> bytes:
         # No number comes twice: after an exception of a signal handler the server may know a
-        # statement that is not noted here.
-        name = b"semel_%d" % next(self._numbers)
+        # statement that is not noted here. The rest tells which statement it is: behind a pooler,
+        # another program's must never be taken for it.
+        name = b"semel_%d_%08x" % (next(self._numbers), crc32(sql.encode()))
         self._pgconn.send_prepare(name, sql.encode())
         self._wait()
         self._names[sql] = name
@@ -139,8 +141,8 @@ def _polling(socket: int, events: int) -> select.poll:
 
 
 def connect_quickly(settings: Settings, patience: Patience) -> OwnPsycopgSession:
-    """Open a connection; one that cannot be quick (another encoding, a bouncer) is a usual one."""
+    """Open a connection; one that cannot be quick (behind a bouncer) is a usual one."""
     session = connect(settings, patience)
-    if settings.prepare and session.bounded.info.encoding == "utf-8" and hasattr(select, "poll"):
+    if settings.prepare and hasattr(select, "poll"):
         return QuickSession(session.bounded)
     return session

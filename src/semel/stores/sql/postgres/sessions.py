@@ -114,6 +114,7 @@ def connect(settings: Settings, patience: Patience) -> OwnPsycopgSession:
         settings.conninfo,
         autocommit=True,
         prepare_threshold=settings.prepare_threshold,
+        client_encoding="utf8",  # SQL_ASCII, that of a database, gives bytes for texts
     )
     connection.deadline = patience.deadline
     if settings.own_session:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.errors import ConfigError
-from semel.stores.urls import check_login, refuse_in_url, switch, whole_number
+from semel.stores.urls import check_login, merge_options, refuse_in_url, switch, whole_number
 
 STORE_OPTIONS: Final = frozenset(
     {"table", "schema", "columns", "partitions", "autocreate", "timeout", "batching"}
@@ -74,6 +74,14 @@ def part(url: str) -> tuple[str, dict[str, str]]:
         else:
             ours[name] = unquote(value)
     return (f"{address}?{'&'.join(theirs)}" if theirs else address), ours
+
+
+def all_options(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Part a URL into what libpq reads and our options, with those that are given by name."""
+    address, in_url = part(url)
+    known = frozenset(in_url) | frozenset(options)  # libpq knows the others, and is asked
+    merged = merge_options("postgresql", in_url, options, known)
+    return address, {"timeout": timeout, **merged}
 
 
 def settings(url: str, options: Mapping[str, Any], timeout: float) -> Settings:

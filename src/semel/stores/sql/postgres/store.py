@@ -16,7 +16,7 @@ from semel.stores.sql.postgres.parts import check_given, checked_columns, make_s
 from semel.stores.sql.postgres.quick import connect_quickly
 from semel.stores.sql.postgres.sessions import Connection
 from semel.stores.sql.postgres.sessions import connect as connect_usually
-from semel.stores.sql.postgres.settings import Settings, settings
+from semel.stores.sql.postgres.settings import Settings, all_options, settings
 from semel.stores.sql.postgres.sources import (
     Connect,
     GivenConnection,
@@ -33,6 +33,14 @@ from semel.stores.urls import positive_seconds, switch
 from semel.stores.wakeups.threads import Watch
 
 T = TypeVar("T")
+
+
+def open_store(
+    url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
+) -> PostgresStore:
+    """Open a store for threads; connects on first use."""
+    address, merged = all_options(url, timeout, options)
+    return PostgresStore(address, prefix=prefix, **merged)
 
 
 class PostgresStore(SQLStore):
