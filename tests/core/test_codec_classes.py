@@ -60,7 +60,7 @@ Item = typing.TypeVar("Item")
 
 
 @dataclass
-class Page(typing.Generic[Item]):
+class Listing(typing.Generic[Item]):
     items: list[Item]
     total: int
 
@@ -363,11 +363,13 @@ def test_a_field_added_later_without_a_default_makes_the_value_unreadable(old_an
 
 
 @each_codec
-@pytest.mark.parametrize("hint", [Page[Colour], Page, None], ids=["of its items", "plain", "none"])
-@pytest.mark.parametrize("make", [Page, Page[Colour]], ids=["plain", "of its items"])
+@pytest.mark.parametrize(
+    "hint", [Listing[Colour], Listing, None], ids=["of its items", "plain", "none"]
+)
+@pytest.mark.parametrize("make", [Listing, Listing[Colour]], ids=["plain", "of its items"])
 def test_a_generic_data_class_is_restored_however_it_was_made(codec, make, hint):
     page = make([Colour.RED], total=1)
     restored = round_trip(codec, page, hint)
     assert restored == page
-    assert type(restored) is Page
+    assert type(restored) is Listing
     assert vars(restored) == {"items": [Colour.RED], "total": 1}
