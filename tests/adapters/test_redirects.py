@@ -11,12 +11,14 @@ import contextlib
 from typing import NamedTuple
 
 import httpx
+import litestar
 import pytest
 from django.http import HttpResponse
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import RedirectResponse
 from flask import Flask, abort
 from flask import redirect as flask_redirect
+from litestar import Response as LitestarResponse
 from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 from werkzeug.test import Client as WsgiClient
@@ -164,6 +166,46 @@ def on_flask(site, *, raising=False, **options):
             yield answered
 
 
+@contextlib.contextmanager
+def on_flask_middleware(site, **options):
+    app = Flask(__name__)
+
+    @app.post("/orders/<number>")
+    def order(number):
+        status, location = site.next()
+        return flask_redirect(location, status)
+
+    with Idempotency("memory://") as idem:
+        flask.Idempotent(idem, **options).init_app(app, middleware=True)
+        with over_wsgi(app) as answered:
+            yield answered
+
+
+@contextlib.contextmanager
+def on_litestar(site, **options):
+    @litestar.post("/orders/{number:int}")
+    async def order() -> LitestarResponse[None]:
+        status, location = site.next()
+        return LitestarResponse(None, status_code=status, headers={"Location": location})
+
+    app = litestar.Litestar([order], logging_config=None)
+    with over_asgi(asgi.IdempotencyMiddleware(app, "memory://", **options)) as answered:
+        yield answered
+
+
+@contextlib.contextmanager
+def on_old_starlette(site, **options):
+    """Tells its endpoint in the scope, not its route."""
+
+    async def app(scope, receive, send):
+        scope["endpoint"] = on_old_starlette
+        status, location = site.next()
+        await RedirectResponse(location, status)(scope, receive, send)
+
+    with over_asgi(asgi.IdempotencyMiddleware(app, "memory://", **options)) as answered:
+        yield answered
+
+
 def on_flask_raising(site, **options):
     return on_flask(site, raising=True, **options)
 
@@ -217,11 +259,14 @@ def on_django_middleware(site, **options):
 
 SITES = {
     "asgi": (on_bare_asgi, "/orders/17"),
-    "starlette": (on_starlette, "/orders/"),
+    "starlette": (on_starlette, "/orders/{number}"),
+    "starlette, old": (on_old_starlette, "on_old_starlette"),
+    "litestar": (on_litestar, "/orders/{number}"),
     "fastapi": (on_fastapi, "/orders/{number}"),
     "fastapi, raised": (on_fastapi_raising, "/orders/{number}"),
     "wsgi": (on_bare_wsgi, "/orders/17"),
     "flask": (on_flask, "/orders/<number>"),
+    "flask, middleware": (on_flask_middleware, "/orders/17"),
     "flask, raised": (on_flask_raising, "/orders/<number>"),
     "django": (on_django, "orders/"),
     "django, async": (on_async_django, "orders/"),
@@ -255,7 +300,7 @@ def test_a_redirect_is_not_stored_by_default_and_logged_once(integration, caplog
         assert [answered() for _ in range(3)] == [Seen(302, "/login", False)] * 3
     assert site.runs == 3
     (warning,) = warnings_of(caplog)
-    assert f"'{route}" in warning
+    assert f"'{route}' answered" in warning
     assert "(302)" in warning
     assert "stored=[303]" in warning
 

@@ -46,11 +46,15 @@ def log_redirect(book: Rulebook, status: int, raw: object, *, rolled_back: bool 
 def _route_of(raw: Any) -> str:
     """Name the route of a request: as it was declared, where the framework tells, or its path."""
     if isinstance(raw, Mapping):  # an ASGI scope, a request of Starlette's, a WSGI environ
-        declared = getattr(raw.get("route"), "path", None)
+        declared = (
+            getattr(raw.get("route"), "path", None)
+            or raw.get("path_template")  # of Litestar
+            or getattr(raw.get("endpoint"), "__qualname__", None)  # of a Starlette without "route"
+        )
         path = raw.get("path", raw.get("PATH_INFO", "/"))
-    else:
+    else:  # a request of Flask's, of Django's or of REST framework's
         declared = getattr(getattr(raw, "url_rule", None), "rule", None) or getattr(
             getattr(raw, "resolver_match", None), "route", None
         )
-        path = raw.path
+        path = getattr(raw, "path", "/")
     return str(declared or path)
