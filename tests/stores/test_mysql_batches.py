@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 
 import pytest
 
@@ -387,7 +388,8 @@ def test_a_batch_fills_the_columns_of_the_application(server, mysql_url, kind):
         return int(claim.identity.key)
 
     with driven(kind, mysql_url, columns={"tenant": tenant}) as store:
-        MySQLStore(mysql_url).migrate(columns={"tenant": "BIGINT"})
+        with closing(MySQLStore(mysql_url)) as admin:
+            admin.migrate(columns={"tenant": "BIGINT"})
         requests = asks([7, 8, "no number"])
         with pytest.raises(ConfigError, match="the column tenant raised ValueError"):
             store.claim_many(requests)

@@ -433,7 +433,8 @@ def test_a_user_who_may_see_nothing_is_told(server, mysql_url, kind):
 def test_pymysql_counts_what_an_insert_did_by_its_flags(mysql_url, server):
     """The reason why the store asks the row, not the count, who made it."""
     database = database_of(mysql_url)
-    MySQLStore(mysql_url).migrate()
+    with closing(MySQLStore(mysql_url)) as store:
+        store.migrate()
     for flag, duplicates in ((0, 0), (pymysql.constants.CLIENT.FOUND_ROWS, 1)):
         client = server.client(database=database, client_flag=flag)
         with client.cursor() as cursor:
@@ -443,9 +444,6 @@ def test_pymysql_counts_what_an_insert_did_by_its_flags(mysql_url, server):
         client.close()
 
 
-# A socket that an earlier test left to the garbage collector is collected here.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(
     mysql_url, server, asked
