@@ -25,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick busy check lint types layers docs bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
+.PHONY: help setup demo servers test quick busy check lint types layers docs package bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -89,6 +89,9 @@ layers: $(READY)  ## imports go downward only
 
 docs: $(READY)  ## build the documentation into site/; a warning is an error
 	$(RUN) mkdocs build --strict
+
+package: $(READY)  ## build the package into dist/, check it and try the installed wheel; RELEASE=yes insists on real URLs
+	$(VENV)/bin/python scripts/package.py $(if $(RELEASE),--release)
 
 # In an environment of its own: the alternatives bring much along that the tests must not need.
 bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about 10 minutes

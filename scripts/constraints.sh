@@ -12,7 +12,7 @@ trap 'rm -rf "$fresh"' EXIT
 "${PYTHON:-python3.11}" -m venv "$fresh/venv"
 pip=("$fresh/venv/bin/python" -m pip --disable-pip-version-check)
 "${pip[@]}" install -qq --upgrade pip
-"${pip[@]}" install -qq --group test --group check --group docs --group bench --group servers '.[all]'
+"${pip[@]}" install -qq --group test --group check --group docs --group package --group bench --group servers '.[all]'
 
 {
     printf '# Every version that the project is tested with; written by `make constraints`.\n'

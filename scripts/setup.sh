@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
 groups=("${@:2}")
-[ ${#groups[@]} -gt 0 ] || groups=(test check docs)
+[ ${#groups[@]} -gt 0 ] || groups=(test check docs package)
 
 say() { printf '%s\n' "$*" >&2; }
 
