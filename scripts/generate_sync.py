@@ -24,6 +24,9 @@ PACKAGE = ROOT / "src" / "semel"
 GENERATED = {
     f"aio/{name}.py": f"sync/{name}.py"
     for name in ("__init__", "engine", "keeping", "marks", "once", "runner", "transactions")
+} | {
+    "stores/answering.py": "stores/_sync/answering.py",
+    "stores/redis/aio.py": "stores/redis/store.py",
 }
 """The files that are written by hand, and those that are generated from them."""
 
@@ -35,6 +38,7 @@ RENAMED = {
     "AbstractAsyncContextManager": "AbstractContextManager",
     "StopAsyncIteration": "StopIteration",
     "aclosing": "closing",
+    "adopt_async": "adopt",
     "aio": "sync",
     "asynccontextmanager": "contextmanager",
     "enter_async_context": "enter_context",
@@ -42,7 +46,7 @@ RENAMED = {
     "task": "thread",
     "tasks": "threads",
 }
-"""Words that are others for threads. Beside these, AsyncX becomes X."""
+"""Words that are others for threads. Beside these, AsyncX becomes X, and aio_x becomes x."""
 
 TEXTS = {
     "It belongs to the first event loop that uses it.": "Any number of threads may use it.",
@@ -51,6 +55,7 @@ TEXTS = {
     "Async functions": "Functions",
     "in a task": "on a thread",
     "done again in the background": "done again",
+    "redis.asyncio": "redis",
 }
 """Phrases of docstrings that are others for threads."""
 
@@ -65,6 +70,14 @@ ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "heed", "cancella
 
 LOOP = "_home"
 """The attribute that holds an engine's event loop: its checks and its use as an argument."""
+
+MODULES = {
+    "semel." + by_hand.removesuffix(".py").replace("/", "."): (
+        "semel." + generated.removesuffix(".py").replace("/", ".")
+    )
+    for by_hand, generated in GENERATED.items()
+}
+"""Where the generated modules are imported from."""
 
 UNWRAPPED = {("aio/runner.py", "finished")}
 """Functions that only tasks need around an argument, by file."""
@@ -105,7 +118,7 @@ class Source:
 def renamed(word: str) -> str:
     """Return the word for threads."""
     plain = RENAMED.get(word, word)
-    return re.sub(r"^(_*)Async(?=[A-Z])", r"\1", plain)
+    return re.sub(r"^(_*)(?:Async(?=[A-Z])|aio_)", r"\1", plain)
 
 
 def renamed_text(text: str) -> str:
@@ -154,6 +167,9 @@ def edits_of_tree(source: Source) -> Iterator[Edit]:
             yield Edit(*source.lines(node))
             continue
         match node:
+            case ast.ImportFrom(module=str(name)) if name in MODULES:
+                start = source.span(node)[0] + len("from ")
+                yield Edit(start, start + len(name), MODULES[name])
             case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in PROMISES:
                 last = inner.elts[-1] if isinstance(inner, ast.Tuple) else inner
                 yield from around(source, node, last)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from typing import TypeAlias, final
+from typing import Generic, TypeAlias, TypeVar, final
 
 from msgspec import Struct
+
+Answer = TypeVar("Answer")
 
 OWNER_BYTES = 12
 """Random bytes that name one attempt; 96 bits never meet twice."""
@@ -182,8 +184,12 @@ class Ended(Struct, frozen=True, gc=False):
 # --- what a caller may ask ---------------------------------------------------------------
 
 
-class ClaimRequest(Struct, frozen=True, gc=False):
-    """The arguments of `claim`, as one value."""
+class Request(Struct, Generic[Answer], frozen=True, gc=False):
+    """Something that a store answers, with a value of this type."""
+
+
+class ClaimRequest(Request[Claim], frozen=True, gc=False):
+    """Ask whether this owner may run the operation."""
 
     identity: Identity
     owner: bytes
@@ -196,27 +202,66 @@ class ClaimRequest(Struct, frozen=True, gc=False):
     max_attempts: int | None = None
 
 
-class CompleteRequest(Struct, frozen=True, gc=False):
-    """The arguments of `complete`, as one value."""
-
-    identity: Identity
-    owner: bytes
-    result: Encoded
-    ttl: float
-
-
-class RenewRequest(Struct, frozen=True, gc=False):
-    """The arguments of `renew`, as one value."""
+class RenewRequest(Request[bool], frozen=True, gc=False):
+    """Extend the owner's lease from now; 0 or less parks the attempt, abandoned that long ago."""
 
     identity: Identity
     owner: bytes
     lease: float
 
 
-class PutRequest(Struct, frozen=True, gc=False):
-    """The arguments of `put`, as one value."""
+class CompleteRequest(Request[bool], frozen=True, gc=False):
+    """Store the owner's success."""
 
     identity: Identity
     owner: bytes
     result: Encoded
     ttl: float
+
+
+class FailRequest(Request[bool], frozen=True, gc=False):
+    """Store the owner's failure; with ran=False the attempt's number is given back."""
+
+    identity: Identity
+    owner: bytes
+    error: Encoded
+    retryable: bool
+    keep_fingerprint: bool
+    ttl: float
+    ran: bool = True
+
+
+class GetRequest(Request["Record | None"], frozen=True, gc=False):
+    """Read a record."""
+
+    identity: Identity
+
+
+class PutRequest(Request[bool], frozen=True, gc=False):
+    """Mark as done without running."""
+
+    identity: Identity
+    owner: bytes
+    result: Encoded
+    ttl: float
+
+
+class TouchRequest(Request[bool], frozen=True, gc=False):
+    """Keep a finished record for `ttl` from now."""
+
+    identity: Identity
+    ttl: float
+
+
+class ForgetRequest(Request[bool], frozen=True, gc=False):
+    """Remove a record, whatever its state."""
+
+    identity: Identity
+
+
+class AdoptRequest(Request["Record | None"], frozen=True, gc=False):
+    """Make a resolver the owner of an abandoned attempt."""
+
+    identity: Identity
+    owner: bytes
+    lease: float

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from msgspec import Struct
 
@@ -31,9 +31,12 @@ from semel.core.records import (
     PutRequest,
     Record,
     RenewRequest,
+    Request,
     State,
 )
 from semel.errors import StoreError
+
+T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -171,6 +174,34 @@ class Counts(Struct, frozen=True):
     abandoned: int
     succeeded: int
     failed: int
+
+
+class ScanRequest(Request[Page], frozen=True, gc=False):
+    """List records page by page."""
+
+    scope: str | None = None
+    prefix: str = ""
+    state: State | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class StuckRequest(Request[list[Record]], frozen=True, gc=False):
+    """List abandoned records whose lease ended `older_than` seconds ago or earlier."""
+
+    older_than: float = 0.0
+    limit: int = 100
+
+
+class PurgeRequest(Request[int], frozen=True, gc=False):
+    """Remove what has expired and, if asked, what was abandoned long ago."""
+
+    limit: int = 1000
+    abandoned_after: float | None = None
+
+
+class CountRequest(Request[Counts], frozen=True, gc=False):
+    """Count the records by state."""
 
 
 @runtime_checkable
@@ -357,3 +388,11 @@ def is_for_asyncio(store: object) -> bool:
     # Not by `claim` alone: a plain function may give something to await, too, with less ado.
     verbs = (getattr(store, name, None) for name in ("claim", "get", "close"))
     return any(inspect.iscoroutinefunction(verb) for verb in verbs)
+
+
+def all_or_error(answers: list[T | StoreError]) -> list[T]:
+    """Return the answers of a batch; the first error among them is raised."""
+    for answer in answers:
+        if isinstance(answer, StoreError):
+            raise answer
+    return cast("list[T]", answers)

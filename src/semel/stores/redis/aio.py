@@ -1,47 +1,35 @@
 """The Redis store for asyncio.
 
 This module is thin on purpose: `verbs` says what to send and how to read it, `listing` what to
-ask next, `transport` how to send. `store` is its twin.
+ask next, `transport` how to send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from semel.core.records import (
-    Claim,
-    ClaimRequest,
-    CompleteRequest,
-    Encoded,
-    Identity,
-    PutRequest,
-    Record,
-    RenewRequest,
-    State,
-)
+from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
-from semel.stores.base import Counts, Page
+from semel.stores.answering import AsyncAnsweringStore
 from semel.stores.redis.adopt import adopt_async
 from semel.stores.redis.aio_transport import AsyncTransport
 from semel.stores.redis.aio_wakeups import AsyncRedisWakeups
 from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
-from semel.stores.redis.scripts import Call
-from semel.stores.redis.verbs import SMALLEST_LIMIT, Verbs, rejections, with_rejections
+from semel.stores.redis.verbs import Verbs, may_be_too_large, rejections, with_rejections
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.wakeups.tasks import AsyncWatch
 
-Ask = TypeVar("Ask", CompleteRequest, PutRequest)
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
-class AsyncRedisStore:
+class AsyncRedisStore(AsyncAnsweringStore):
     """Keeps records in Redis or Valkey: one server, Sentinel or a cluster.
 
     `client` is a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of the application, which
-    also closes it. A store belongs to the first event loop that uses it.
+    also closes it. It belongs to the first event loop that uses it.
     """
 
     def __init__(
@@ -62,76 +50,33 @@ class AsyncRedisStore:
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
 
-    # The two verbs of every call, this one and `complete`, hand on what is to be awaited.
-
-    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
+    def claim(self, request: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self._transport.call(self._verbs.claim(ask))
+        return self._transport.call(self._verbs.claim(request))
 
-    async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
-        """Extend the lease from now; 0 parks the attempt (abandoned from now on)."""
-        ask = RenewRequest(identity, owner, lease)
+    def ask(self, request: Request[T]) -> Awaitable[T]:
+        """Answer one request."""
+        if not self._verbs.takes(request):
+            return self._run(self._listing.steps(request))
+        if may_be_too_large(request):
+            return self._ask_for_limits(request)
         # Parking is a step of a call, as many of them as there are callers: it waits its turn.
-        return await self._transport.call(self._verbs.renew(ask), urgent=lease > 0)
+        urgent = isinstance(request, RenewRequest) and request.lease > 0
+        return self._transport.call(self._verbs.call(request), urgent=urgent)
 
-    def complete(
-        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Awaitable[bool]:
-        """Store the success of this owner's attempt; False when it was replaced."""
-        ask = CompleteRequest(identity, owner, result, ttl)
-        if len(result.data) > SMALLEST_LIMIT:
-            return self._complete_large(ask)
-        return self._transport.call(self._verbs.complete(ask))
+    async def _ask_for_limits(self, request: Request[T]) -> T:
+        return certain((await self.send([request]))[0])
 
-    async def _complete_large(self, ask: CompleteRequest) -> bool:
-        return certain((await self.complete_many([ask]))[0])
-
-    async def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> bool:
-        """Store the failure of this owner's attempt; False when it was replaced."""
-        return await self._transport.call(
-            self._verbs.fail(
-                identity,
-                owner,
-                error,
-                retryable=retryable,
-                keep_fingerprint=keep_fingerprint,
-                ttl=ttl,
-                ran=ran,
-            )
+    async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer requests about single records, in one round trip; large values cost another."""
+        limits = await self._transport.call_many(self._verbs.limits_of(requests))
+        rejected = rejections(requests, limits, self._transport.where)
+        fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
+        answers = await self._transport.call_many(
+            [self._verbs.call(request) for request in fitting],
+            urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
-
-    async def get(self, identity: Identity) -> Record | None:
-        """Read the record; expired is absent."""
-        return await self._transport.call(self._verbs.get(identity))
-
-    async def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
-        """Mark as done without running, if nothing else is running or done."""
-        ask = PutRequest(identity, owner, result, ttl)
-        if len(result.data) > SMALLEST_LIMIT:
-            return certain((await self.put_many([ask]))[0])
-        return await self._transport.call(self._verbs.put(ask))
-
-    async def touch(self, identity: Identity, ttl: float) -> bool:
-        """Keep a finished record for `ttl` from now; False when there is none."""
-        return await self._transport.call(self._verbs.touch(identity, ttl))
-
-    async def forget(self, identity: Identity) -> bool:
-        """Remove the record, whatever its state; False when there was none."""
-        return await self._transport.call(self._verbs.forget(identity))
-
-    async def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
-        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
-        return await self._transport.call(self._verbs.adopt(RenewRequest(identity, owner, lease)))
+        return with_rejections(answers, rejected)
 
     async def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
@@ -150,81 +95,13 @@ class AsyncRedisStore:
         """Name the node of a cluster that has the record, as far as is known."""
         return self._transport.server_of(self._keys.record(identity))
 
-    # --- Batching ------------------------------------------------------------------------
-
-    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim`, many in one round trip."""
-        return await self._transport.call_many([self._verbs.claim(ask) for ask in asks])
-
-    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete`, many in one round trip."""
-        return await self._save_many(asks, self._verbs.complete)
-
-    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew`, many in one round trip."""
-        calls = [self._verbs.renew(ask) for ask in asks]
-        return await self._transport.call_many(calls, urgent=True)
-
-    async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
-        """`get`, many in one round trip."""
-        calls = [self._verbs.get(identity) for identity in identities]
-        return [certain(answer) for answer in await self._transport.call_many(calls)]
-
-    async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
-        """`put`, many in one round trip."""
-        return await self._save_many(asks, self._verbs.put)
-
-    async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
-        """`forget`, many in one round trip."""
-        calls = [self._verbs.forget(identity) for identity in identities]
-        return [certain(answer) for answer in await self._transport.call_many(calls)]
-
-    async def _save_many(
-        self, asks: Sequence[Ask], verb: Callable[[Ask], Call[bool]]
-    ) -> list[bool | StoreError]:
-        """Send what its server can take; only large values cost a question."""
-        questions = self._verbs.limits_of(asks)
-        if not questions:
-            return await self._transport.call_many([verb(ask) for ask in asks])
-        limits = await self._transport.call_many(questions)
-        rejected = rejections(asks, limits, self._transport.where)
-        fitting = [ask for ask, error in zip(asks, rejected, strict=True) if error is None]
-        answers = await self._transport.call_many([verb(ask) for ask in fitting])
-        return with_rejections(answers, rejected)
-
-    # --- Scannable -----------------------------------------------------------------------
-
-    async def scan(
-        self,
-        *,
-        scope: str | None = None,
-        prefix: str = "",
-        state: State | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Page:
-        """List records page by page; `prefix` is the beginning of the key. A page may be short."""
-        return await self._run(self._listing.scan(scope, prefix, state, limit, cursor))
-
-    async def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
-        """Abandoned records whose lease ended at least `older_than` seconds ago, oldest first."""
-        return await self._run(self._listing.stuck(older_than, limit))
-
-    async def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
-        """Remove abandoned records that nobody holds; expired ones go by themselves."""
-        return await self._run(self._listing.purge(limit, abandoned_after))
-
-    async def counts(self) -> Counts:
-        """Count the records by state; reads every key."""
-        return await self._run(self._listing.counts())
-
-    async def _run(self, steps: Steps[Result]) -> Result:
+    async def _run(self, steps: Steps[T]) -> T:
         answer: Any = None
         while True:
             try:
                 step = steps.send(answer)
             except StopIteration as done:
-                result: Result = done.value
+                result: T = done.value
                 return result
             match step:
                 case Nodes():

@@ -19,9 +19,16 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from semel.core.records import Identity, Record, State
+from semel.core.records import GetRequest, Identity, Record, Request, State
 from semel.errors import ConfigError, StoreError
-from semel.stores.base import Counts, Page
+from semel.stores.base import (
+    CountRequest,
+    Counts,
+    Page,
+    PurgeRequest,
+    ScanRequest,
+    StuckRequest,
+)
 from semel.stores.redis import scripts
 from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout, member_identity
@@ -82,9 +89,20 @@ class Listing:
     def __init__(self, keys: KeyLayout, verbs: Verbs) -> None:
         self._keys = keys
         self._verbs = verbs
+        self._steps: dict[type, Callable[[Any], Steps[Any]]] = {
+            ScanRequest: self.scan,
+            StuckRequest: self.stuck,
+            PurgeRequest: self.purge,
+            CountRequest: self.counts,
+        }
 
-    def stuck(self, older_than: float, limit: int) -> Steps[list[Record]]:
+    def steps(self, request: Request[Result]) -> Steps[Result]:
+        """Build the steps that answer a request about many records."""
+        return self._steps[type(request)](request)
+
+    def stuck(self, ask: StuckRequest) -> Steps[list[Record]]:
         """See `Scannable.stuck`."""
+        older_than = ask.older_than
         found: list[Record] = []
 
         def keep(answers: list[Record | None]) -> int:
@@ -96,12 +114,13 @@ class Listing:
             keys = self._keys.record_and_index(identity)
             return Call(scripts.CHECK, keys, (), record_reader(identity))
 
-        yield from self._visit_due(older_than, limit, check, keep)
+        yield from self._visit_due(older_than, ask.limit, check, keep)
         # By when the lease ended, not by how long ago that was: each was read at another moment.
         return sorted(found, key=_lease_end)
 
-    def purge(self, limit: int, abandoned_after: float | None) -> Steps[int]:
+    def purge(self, ask: PurgeRequest) -> Steps[int]:
         """See `Scannable.purge`. Expired records go by themselves."""
+        abandoned_after = ask.abandoned_after
         if abandoned_after is None:
             return 0
         after = microseconds(abandoned_after)
@@ -109,7 +128,7 @@ class Listing:
         def remove(identity: Identity) -> Call[int]:
             return Call(scripts.PURGE, self._keys.record_and_index(identity), (after,), int)
 
-        return (yield from self._visit_due(abandoned_after, limit, remove, sum))
+        return (yield from self._visit_due(abandoned_after, ask.limit, remove, sum))
 
     def _visit_due(
         self,
@@ -139,13 +158,11 @@ class Listing:
             at_most *= 2  # those seen may stand in front of others: held ones stay where they are
         return limit - wanted
 
-    def scan(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Steps[Page]:
+    def scan(self, ask: ScanRequest) -> Steps[Page]:
         """See `Scannable.scan`."""
         nodes = yield Nodes()
-        at = _Cursor(nodes[0], 0) if cursor is None else _Cursor.parse(cursor)
-        pattern = self._keys.pattern(scope, prefix)
+        at = _Cursor(nodes[0], 0) if ask.cursor is None else _Cursor.parse(ask.cursor)
+        pattern, limit = self._keys.pattern(ask.scope, ask.prefix), ask.limit
         node, position, waiting = at.node, at.position, list(at.waiting)
         records: list[Record] = []
         count = limit
@@ -159,18 +176,18 @@ class Listing:
                     node = _following(nodes, node)
             room = limit - len(records)
             chunk, waiting = waiting[:room], waiting[room:]
-            found = yield [self._verbs.get(identity) for identity in chunk]
+            found = yield [self._verbs.get(GetRequest(identity)) for identity in chunk]
             records += [
                 record
                 for record in _readable(chunk, found)
-                if record is not None and _matches(record, scope, prefix, state)
+                if record is not None and _matches(record, ask)
             ]
             if len(records) == limit or (node is None and not waiting):
                 break
         following = _Cursor(node, position, tuple(waiting))
         return Page(tuple(records), None if following == _END else following.text())
 
-    def counts(self) -> Steps[Counts]:
+    def counts(self, _: CountRequest) -> Steps[Counts]:
         """See `Scannable.counts`."""
         tally = dict.fromkeys(_COUNTED, 0)
         pattern = self._keys.pattern(None, "")
@@ -203,12 +220,12 @@ _COUNTED = {
 """What state.lua answers."""
 
 
-def _matches(record: Record, scope: str | None, prefix: str, state: State | None) -> bool:
+def _matches(record: Record, ask: ScanRequest) -> bool:
     identity = record.identity
     return (
-        (scope is None or identity.scope == scope)
-        and identity.key.startswith(prefix)
-        and (state is None or record.state is state)
+        (ask.scope is None or identity.scope == ask.scope)
+        and identity.key.startswith(ask.prefix)
+        and (ask.state is None or record.state is ask.state)
     )
 
 

@@ -18,19 +18,24 @@ from semel.core.records import (
     OWNER_BYTES,
     SUCCEEDED,
     Abandoned,
+    AdoptRequest,
     Busy,
     Claim,
     Claimed,
     ClaimRequest,
     CompleteRequest,
-    Encoded,
     Exhausted,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     Identity,
     Mismatch,
     PutRequest,
     Record,
     RenewRequest,
+    Request,
     State,
+    TouchRequest,
 )
 from semel.errors import StoreError, ValueRejected
 from semel.stores.redis import scripts
@@ -60,6 +65,25 @@ class Verbs:
 
     def __init__(self, keys: KeyLayout) -> None:
         self._keys = keys
+        self._calls: dict[type, Callable[[Any], Call[Any]]] = {
+            ClaimRequest: self.claim,
+            RenewRequest: self.renew,
+            CompleteRequest: self.complete,
+            FailRequest: self.fail,
+            GetRequest: self.get,
+            PutRequest: self.put,
+            TouchRequest: self.touch,
+            ForgetRequest: self.forget,
+            AdoptRequest: self.adopt,
+        }
+
+    def takes(self, request: Request[Any]) -> bool:
+        """Tell whether a request is about one record; else `listing` answers it."""
+        return type(request) in self._calls
+
+    def call(self, request: Request[Answer]) -> Call[Answer]:
+        """Build the call of a request about one record."""
+        return self._calls[type(request)](request)
 
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
@@ -88,24 +112,15 @@ class Verbs:
         terms = _end_terms(SUCCEEDED, ask.ttl, False, True, True)
         return terms.call(self._keys, ask.identity, ask.owner, pack_outcome(ask.result), bool)
 
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> Call[bool]:
+    def fail(self, ask: FailRequest) -> Call[bool]:
         """See `Store.fail`."""
-        terms = _end_terms(FAILED, ttl, retryable, keep_fingerprint, ran)
-        return terms.call(self._keys, identity, owner, pack_outcome(error), bool)
+        terms = _end_terms(FAILED, ask.ttl, ask.retryable, ask.keep_fingerprint, ask.ran)
+        return terms.call(self._keys, ask.identity, ask.owner, pack_outcome(ask.error), bool)
 
-    def get(self, identity: Identity) -> Call[Record | None]:
+    def get(self, ask: GetRequest) -> Call[Record | None]:
         """See `Store.get`."""
-        return Call(scripts.GET, (self._keys.record(identity),), (), record_reader(identity))
+        keys = (self._keys.record(ask.identity),)
+        return Call(scripts.GET, keys, (), record_reader(ask.identity))
 
     def put(self, ask: PutRequest) -> Call[bool]:
         """See `Store.put`."""
@@ -121,20 +136,16 @@ class Verbs:
             bool,
         )
 
-    def touch(self, identity: Identity, ttl: float) -> Call[bool]:
+    def touch(self, ask: TouchRequest) -> Call[bool]:
         """See `Store.touch`."""
-        return Call(scripts.TOUCH, (self._keys.record(identity),), (milliseconds(ttl),), bool)
+        keys = (self._keys.record(ask.identity),)
+        return Call(scripts.TOUCH, keys, (milliseconds(ask.ttl),), bool)
 
-    def forget(self, identity: Identity) -> Call[bool]:
+    def forget(self, ask: ForgetRequest) -> Call[bool]:
         """See `Store.forget`."""
-        return Call(
-            scripts.FORGET,
-            self._keys.record_and_index(identity),
-            (),
-            bool,
-        )
+        return Call(scripts.FORGET, self._keys.record_and_index(ask.identity), (), bool)
 
-    def adopt(self, ask: RenewRequest) -> Call[Record | None]:
+    def adopt(self, ask: AdoptRequest) -> Call[Record | None]:
         """See `Repairing.adopt`."""
         _check_size("owner", ask.owner, OWNER_BYTES)
         lease = microseconds(ask.lease)
@@ -152,25 +163,39 @@ class Verbs:
         command = packed(("CONFIG", "GET", name))
         return Call(scripts.INFO, (self._keys.record(identity),), (), _read_limit, written=command)
 
-    def limits_of(self, asks: Sequence[CompleteRequest | PutRequest]) -> list[Call[int]]:
-        """Ask for what bounds each of these values; no questions if all are small."""
-        large = [ask.identity for ask in asks if len(ask.result.data) > SMALLEST_LIMIT]
-        return [self.limit(name, identity) for identity in large for name in LIMITS]
+    def limits_of(self, asks: Sequence[Request[Any]]) -> list[Call[int]]:
+        """Ask for what bounds each of the large values among these; mostly there are none."""
+        return [
+            self.limit(name, ask.identity)
+            for ask in asks
+            if isinstance(ask, CompleteRequest | PutRequest) and may_be_too_large(ask)
+            for name in LIMITS
+        ]
 
     def diagnose(self) -> Call[list[str]]:
         """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
         return Call(scripts.INFO, (self._keys.indexes()[0],), (), dangers)
 
 
+def may_be_too_large(ask: Request[Any]) -> bool:
+    """Tell whether a value may be more than its server takes."""
+    return _size_of_value(ask) > SMALLEST_LIMIT
+
+
+def _size_of_value(ask: Request[Any]) -> int:
+    return len(ask.result.data) if isinstance(ask, CompleteRequest | PutRequest) else 0
+
+
 def rejections(
-    asks: Sequence[CompleteRequest | PutRequest], limits: Sequence[int | StoreError], where: str
+    asks: Sequence[Request[Any]], limits: Sequence[int | StoreError], where: str
 ) -> list[ValueRejected | None]:
     """Tell which values their server can never take, from what it answered to `limits_of`."""
     answers = iter(limits)
     found: list[ValueRejected | None] = []
     for ask in asks:
-        size, rejected = len(ask.result.data), None
-        if size > SMALLEST_LIMIT:
+        rejected = None
+        if may_be_too_large(ask):
+            size = _size_of_value(ask)
             # If CONFIG GET is not permitted, assume the default limits.
             told = [next(answers) for _ in LIMITS]
             limit = min(_DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)
@@ -184,8 +209,8 @@ def rejections(
 
 
 def with_rejections(
-    answers: Iterable[bool | StoreError], rejected: Sequence[ValueRejected | None]
-) -> list[bool | StoreError]:
+    answers: Iterable[Answer | StoreError], rejected: Sequence[ValueRejected | None]
+) -> list[Answer | StoreError]:
     """Put the answers to what was sent beside the errors of what was not."""
     rest = iter(answers)
     return [next(rest) if error is None else error for error in rejected]
