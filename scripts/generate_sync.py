@@ -27,6 +27,7 @@ GENERATED = {
 } | {
     "stores/answering.py": "stores/_sync/answering.py",
     "stores/redis/aio.py": "stores/redis/store.py",
+    "stores/sql/aio.py": "stores/sql/store.py",
 }
 """The files that are written by hand, and those that are generated from them."""
 

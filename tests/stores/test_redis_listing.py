@@ -18,7 +18,7 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from semel.stores.base import Counts
+from semel.stores.base import CountRequest, Counts
 from semel.stores.redis.failures import failure
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing
@@ -236,7 +236,7 @@ def test_asking_for_nothing_gives_nothing(store):
 
 
 def test_a_record_that_vanishes_while_it_is_counted_is_not_counted():
-    steps = Listing(LAYOUT, Verbs(LAYOUT)).counts()
+    steps = Listing(LAYOUT, Verbs(LAYOUT)).counts(CountRequest())
     next(steps)
     steps.send([""])
     assert len(steps.send((0, [RECORD]))) == 1

@@ -15,6 +15,8 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    FailRequest,
+    GetRequest,
     Identity,
     State,
 )
@@ -352,8 +354,10 @@ def _calls():
     yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0))
     yield verbs.claim(ClaimRequest(identity, owner, b"f" * 16, 0.5, 1e12, True, True, 7))
     yield verbs.complete(CompleteRequest(identity, owner, result, 600.0))
-    yield verbs.fail(identity, owner, result, retryable=True, keep_fingerprint=False, ttl=0.0)
-    yield verbs.get(identity)
+    yield verbs.fail(
+        FailRequest(identity, owner, result, retryable=True, keep_fingerprint=False, ttl=0.0)
+    )
+    yield verbs.get(GetRequest(identity))
     yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0)).without_index()
 
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 import redis
 
-from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.records import ClaimRequest, Encoded, FailRequest, Identity
 from semel.stores.redis import scripts
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.verbs import Verbs
@@ -83,7 +83,9 @@ def claim(dice: random.Random):
 def end(dice: random.Random):
     terms = {"retryable": dice.random() < 0.5, "keep_fingerprint": dice.random() < 0.7}
     ttl = dice.choice([-1.0, 0.0, 60.0, 60.0])
-    return VERBS.fail(IDENTITY, dice.choice(OWNERS), Encoded("failure", b"{}"), ttl=ttl, **terms)
+    return VERBS.fail(
+        FailRequest(IDENTITY, dice.choice(OWNERS), Encoded("failure", b"{}"), ttl=ttl, **terms)
+    )
 
 
 @pytest.mark.parametrize(("verb", "make"), [("claim", claim), ("end", end)])

@@ -29,6 +29,7 @@ from semel.core.records import (
     SUCCEEDED,
     SUPERSEDED_LIMIT,
     Abandoned,
+    AdoptRequest,
     Busy,
     Claim,
     Claimed,
@@ -192,7 +193,7 @@ def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
     )
 
 
-def adopt(stored: Record | None, ask: RenewRequest, now: float) -> Record | None:
+def adopt(stored: Record | None, ask: AdoptRequest, now: float) -> Record | None:
     """Give an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
 
     The fence grows, so that a revived owner comes second everywhere; the number does not, because

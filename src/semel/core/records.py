@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar, final
 
 from msgspec import Struct
 
-Answer = TypeVar("Answer")
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 OWNER_BYTES = 12
 """Random bytes that name one attempt; 96 bits never meet twice."""
@@ -184,7 +184,7 @@ class Ended(Struct, frozen=True, gc=False):
 # --- what a caller may ask ---------------------------------------------------------------
 
 
-class Request(Struct, Generic[Answer], frozen=True, gc=False):
+class Request(Struct, Generic[AnswerT_co], frozen=True, gc=False):
     """Something that a store answers, with a value of this type."""
 
 

@@ -214,11 +214,13 @@ class Lane(Generic[Ask, Answer]):
 class Single(Protocol):
     """A store's verbs for one."""
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
+    def claim(self, request: ClaimRequest, /) -> Awaitable[Claim]:
         """Ask to run the operation."""
         ...
 
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+    def complete(
+        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
+    ) -> Awaitable[bool]:
         """Store the owner's success."""
         ...
 

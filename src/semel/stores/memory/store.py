@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from semel.core import judge
 from semel.core.records import (
+    AdoptRequest,
     Claim,
     ClaimRequest,
     CompleteRequest,
@@ -159,7 +160,7 @@ class MemoryStore:
 
     def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
         """Make a resolver the owner of an abandoned attempt, held or not."""
-        ask = RenewRequest(identity, owner, lease)
+        ask = AdoptRequest(identity, owner, lease)
         return self._changed(identity, lambda stored, now: judge.adopt(stored, ask, now))
 
     def close(self) -> None:

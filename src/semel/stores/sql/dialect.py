@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from semel.core.records import (
+    AdoptRequest,
     Claim,
     ClaimRequest,
     CompleteRequest,
-    Encoded,
-    Identity,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     PutRequest,
     Record,
     RenewRequest,
-    State,
+    TouchRequest,
 )
-from semel.stores.base import Counts, Page
+from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.sql.verbs import Operation
 
 
@@ -34,21 +37,11 @@ class Dialect(Protocol):
         """Store the owner's success."""
         ...
 
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> Operation[bool]:
+    def fail(self, ask: FailRequest) -> Operation[bool]:
         """Store the owner's failure."""
         ...
 
-    def get(self, identity: Identity) -> Operation[Record | None]:
+    def get(self, ask: GetRequest) -> Operation[Record | None]:
         """Read the record; expired is absent."""
         ...
 
@@ -56,32 +49,49 @@ class Dialect(Protocol):
         """Mark as done without running."""
         ...
 
-    def touch(self, identity: Identity, ttl: float) -> Operation[bool]:
+    def touch(self, ask: TouchRequest) -> Operation[bool]:
         """Keep a finished record for `ttl` from now."""
         ...
 
-    def forget(self, identity: Identity) -> Operation[bool]:
+    def forget(self, ask: ForgetRequest) -> Operation[bool]:
         """Remove the record, whatever its state."""
         ...
 
-    def adopt(self, ask: RenewRequest) -> Operation[Record | None]:
+    def adopt(self, ask: AdoptRequest) -> Operation[Record | None]:
         """Give an abandoned attempt to a resolver."""
         ...
 
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Operation[Page]:
+    def page(self, ask: ScanRequest) -> Operation[Page]:
         """List records by key, then scope."""
         ...
 
-    def stuck(self, older_than: float, limit: int) -> Operation[list[Record]]:
+    def stuck(self, ask: StuckRequest) -> Operation[list[Record]]:
         """Abandoned records, oldest first."""
         ...
 
-    def purge(self, limit: int, abandoned_after: float | None) -> Operation[int]:
+    def purge(self, ask: PurgeRequest) -> Operation[int]:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
         ...
 
-    def counts(self) -> Operation[Counts]:
+    def counts(self, ask: CountRequest) -> Operation[Counts]:
         """Count the records by state."""
         ...
+
+
+def operations_of(verbs: Dialect) -> dict[type, Callable[[Any], Operation[Any]]]:
+    """Map each request to the verb that answers it."""
+    return {
+        ClaimRequest: verbs.claim,
+        RenewRequest: verbs.renew,
+        CompleteRequest: verbs.complete,
+        FailRequest: verbs.fail,
+        GetRequest: verbs.get,
+        PutRequest: verbs.put,
+        TouchRequest: verbs.touch,
+        ForgetRequest: verbs.forget,
+        AdoptRequest: verbs.adopt,
+        ScanRequest: verbs.page,
+        StuckRequest: verbs.stuck,
+        PurgeRequest: verbs.purge,
+        CountRequest: verbs.counts,
+    }

@@ -6,9 +6,11 @@ This module sorts and counts. It touches no database.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from semel.core.records import Identity
+from semel.errors import StoreError
 from semel.stores.batching import ALONE, Alone, Request
 
 A = TypeVar("A", bound=Request)
@@ -47,7 +49,7 @@ def each_its_own(told: Mapping[Identity, T], asks: Iterable[Request]) -> list[T 
     return [told.get(ask.identity, ALONE) for ask in asks]
 
 
-def left_open(asks: Sequence[A], answers: Sequence[object]) -> list[A]:
+def left_open(asks: Sequence[T], answers: Sequence[object]) -> list[T]:
     """List the members that have to be asked for again."""
     return [ask for ask, answer in zip(asks, answers, strict=True) if answer is ALONE]
 
@@ -56,3 +58,36 @@ def filled_in(answers: Sequence[T | Alone], later: Iterable[T]) -> list[T]:
     """Put the later answers in the places that were left open."""
     rest = iter(later)
     return [next(rest) if answer is ALONE else answer for answer in answers]
+
+
+def answers_or_error(outcomes: list[Any]) -> list[Any]:
+    """Return the answers of what was run; the first error of any kind is raised."""
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes
+
+
+def own_errors(outcomes: list[Any]) -> list[Any]:
+    """Answers and store errors, each its member's own; anything else is raised."""
+    for outcome in outcomes:
+        if isinstance(outcome, Exception) and not isinstance(outcome, StoreError):
+            raise outcome
+    return outcomes
+
+
+def by_digest(asks: Sequence[Any]) -> list[int]:
+    """Put the members of a batch in one order for everybody: two batches then never deadlock."""
+    return sorted(range(len(asks)), key=lambda place: _rank(asks[place].identity))
+
+
+def _rank(identity: Identity) -> bytes:
+    try:
+        return identity.digest
+    except UnicodeEncodeError:  # no database takes such a key; it is refused on its own turn
+        return b""
+
+
+def put_back(outcomes: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Give each outcome the place that its request had before `by_digest`."""
+    return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=itemgetter(0))]

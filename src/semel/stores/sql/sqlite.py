@@ -19,11 +19,12 @@ from semel.errors import ConfigError
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.combining import Combiner
+from semel.stores.sql.members import answers_or_error
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
 from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
 from semel.stores.sql.sqlite_verbs import SQLiteVerbs
-from semel.stores.sql.store import SQLStore, all_or_error
+from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation
 from semel.stores.sql.writing import Writer
 from semel.stores.urls import merge_options, positive_seconds, refuse_in_url, split_url
@@ -116,7 +117,7 @@ class AsyncSQLiteStore(AsyncSQLStore):
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
         upkeep = Writer(Session(source.for_upkeep()), timeout)
         super().__init__(verbs, writer, upkeep)
-        self._ask = writer.asked
+        self._asked = writer.asked
         for of_this_store in (writer, upkeep):
             # Dropped without being closed, it would keep a thread and two files for a while.
             weakref.finalize(self, of_this_store.drop).atexit = False
@@ -125,13 +126,13 @@ class AsyncSQLiteStore(AsyncSQLStore):
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        answer: Claim = all_or_error(await self._ask((self._verbs.claim(ask),)))[0]
+        answer: Claim = answers_or_error(await self._asked((self._verbs.claim(ask),)))[0]
         return answer
 
     async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
         ask = CompleteRequest(identity, owner, result, ttl)
-        stored: bool = all_or_error(await self._ask((self._verbs.complete(ask),)))[0]
+        stored: bool = answers_or_error(await self._asked((self._verbs.complete(ask),)))[0]
         return stored
 
 

@@ -26,18 +26,22 @@ from msgspec import Struct
 
 from semel.core import judge
 from semel.core.records import (
+    AdoptRequest,
     Claim,
     ClaimRequest,
     CompleteRequest,
-    Encoded,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     Identity,
     PutRequest,
     Record,
     RenewRequest,
     State,
+    TouchRequest,
 )
 from semel.errors import ConfigError, RecordUnreadable
-from semel.stores.base import Counts, Page
+from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.sql.rows import Row
 
 if TYPE_CHECKING:  # transactions need the verbs, and `import semel` need not wait for batches
@@ -205,35 +209,25 @@ class Verbs:
         return (yield from self._keep(stored, judge.complete(stored, ask, now)))
 
     @operation(peek=False)
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> Verb[bool]:
+    def fail(self, ask: FailRequest) -> Verb[bool]:
         """Store the owner's failure."""
-        stored, now = yield from self._table.read(identity)
+        stored, now = yield from self._table.read(ask.identity)
         failed = judge.fail(
             stored,
-            owner,
-            error,
-            retryable=retryable,
-            keep_fingerprint=keep_fingerprint,
-            ttl=ttl,
-            ran=ran,
+            ask.owner,
+            ask.error,
+            retryable=ask.retryable,
+            keep_fingerprint=ask.keep_fingerprint,
+            ttl=ask.ttl,
+            ran=ask.ran,
             now=now,
         )
         return (yield from self._keep(stored, failed))
 
     @operation(peek=True)
-    def get(self, identity: Identity) -> Verb[Record | None]:
+    def get(self, ask: GetRequest) -> Verb[Record | None]:
         """Read the record; expired is absent."""
-        stored, now = yield from self._table.read(identity)
+        stored, now = yield from self._table.read(ask.identity)
         return judge.present(stored, now)
 
     @operation(peek=True)  # a mark that exists is the frequent case here too
@@ -243,24 +237,24 @@ class Verbs:
         return (yield from self._keep(stored, judge.put(stored, ask, now)))
 
     @operation(peek=False)
-    def touch(self, identity: Identity, ttl: float) -> Verb[bool]:
+    def touch(self, ask: TouchRequest) -> Verb[bool]:
         """Keep a finished record for `ttl` from now."""
-        stored, now = yield from self._table.read(identity)
-        return (yield from self._keep(stored, judge.touch(stored, ttl, now)))
+        stored, now = yield from self._table.read(ask.identity)
+        return (yield from self._keep(stored, judge.touch(stored, ask.ttl, now)))
 
     @operation(peek=False)
-    def forget(self, identity: Identity) -> Verb[bool]:
+    def forget(self, ask: ForgetRequest) -> Verb[bool]:
         """Remove the record, whatever its state."""
         exists = known = True
         with suppress(RecordUnreadable):  # a damaged record exists, and this is the way out of it
-            stored, now = yield from self._table.read(identity)
+            stored, now = yield from self._table.read(ask.identity)
             exists, known = stored is not None, judge.present(stored, now) is not None
         if exists:
-            yield from self._table.delete(identity)
+            yield from self._table.delete(ask.identity)
         return known
 
     @operation(peek=False)
-    def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
+    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
         """Give an abandoned attempt to a resolver."""
         stored, now = yield from self._table.read(ask.identity)
         adopted = judge.adopt(stored, ask, now)
@@ -268,24 +262,24 @@ class Verbs:
         return adopted
 
     @operation(peek=True)
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Verb[Page]:
+    def page(self, ask: ScanRequest) -> Verb[Page]:
         """List records by key, then scope."""
-        return (yield from self._table.page(scope, prefix, state, limit, cursor))
+        return (
+            yield from self._table.page(ask.scope, ask.prefix, ask.state, ask.limit, ask.cursor)
+        )
 
     @operation(peek=True)
-    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+    def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
         """Abandoned records, oldest first."""
-        return (yield from self._table.stuck(older_than, limit))
+        return (yield from self._table.stuck(ask.older_than, ask.limit))
 
     @operation(peek=False)
-    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+    def purge(self, ask: PurgeRequest) -> Verb[int]:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
-        return (yield from self._table.purge(limit, abandoned_after))
+        return (yield from self._table.purge(ask.limit, ask.abandoned_after))
 
     @operation(peek=True)
-    def counts(self) -> Verb[Counts]:
+    def counts(self, _: CountRequest) -> Verb[Counts]:
         """Count the records by state."""
         return (yield from self._table.counts())
 

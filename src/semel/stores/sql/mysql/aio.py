@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    Encoded,
+    Identity,
+    Request,
+)
 from semel.errors import StoreError
 from semel.stores.batching import Batcher, Single
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
@@ -21,6 +27,8 @@ from semel.stores.sql.mysql.parts import (
     set_up,
 )
 from semel.stores.sql.mysql.sharing import MOST_BYTES
+
+T = TypeVar("T")
 
 
 def open_async_store(url: str, *, prefix: str, timeout: float, **options: Any) -> AsyncMySQLStore:
@@ -75,19 +83,10 @@ class AsyncMySQLStore(AsyncSQLStore):
         """Store the owner's success, together with those who do at the same time."""
         return await self._single.complete(identity, owner, result, ttl)
 
-    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim` for each, in one statement as far as that goes."""
-        answers = await self._together.claim_many(asks)
-        return filled_in(answers, await super().claim_many(left_open(asks, answers)))
-
-    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete` for each, in one statement as far as that goes."""
-        answers = await self._together.complete_many(asks)
-        return filled_in(answers, await super().complete_many(left_open(asks, answers)))
-
-    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
-        return await self._together.renew_many(asks)
+    async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer requests of one kind in one statement, as far as that goes."""
+        told = await self._together.send(requests)
+        return filled_in(told, await super().send(left_open(requests, told)))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest, Request
 from semel.errors import StoreError
-from semel.stores.batching import Alone, weight_of_claim, weight_of_complete
-from semel.stores.sql.members import each_its_own, filled_in, left_open
+from semel.stores.batching import ALONE, Alone, weight_of_claim, weight_of_complete
+from semel.stores.sql.members import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql.errors import is_locked
 from semel.stores.sql.mysql.sharing import cut, told, weight_of_renewal
 from semel.stores.sql.mysql.tasks import Executor
 from semel.stores.sql.mysql.together import MySQLBatchVerbs
-from semel.stores.sql.store import own_errors
+
+T = TypeVar("T")
 
 
 class AsyncTogether:
@@ -24,6 +26,17 @@ class AsyncTogether:
         self._claim = verbs.claim_in_bulk
         self._batches = batches
         self._renewals = renewals
+        self._answers: dict[type, Any] = {
+            ClaimRequest: self.claim_many,
+            CompleteRequest: self.complete_many,
+            RenewRequest: self.renew_many,
+        }
+
+    async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
+        """Answer requests of one kind; of other kinds, or of several, nothing."""
+        kinds = {type(request) for request in requests}
+        answer: Any = self._answers.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else await answer(requests)
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each; with one of them locked, only what a look can tell."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest
+from semel.core.records import Request
 from semel.errors import StoreError
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.members import filled_in, left_open
@@ -19,6 +19,8 @@ from semel.stores.sql.mysql.parts import (
     set_up,
 )
 from semel.stores.sql.store import SQLStore
+
+T = TypeVar("T")
 
 
 def open_store(url: str, *, prefix: str, timeout: float, **options: Any) -> MySQLStore:
@@ -63,19 +65,10 @@ class MySQLStore(SQLStore):
     def _hurried(self, setup: Setup[threads.Connect], size: int) -> threads.Pool:
         return threads.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
 
-    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim` for each, in one statement as far as that goes."""
-        answers = self._together.claim_many(asks)
-        return filled_in(answers, super().claim_many(left_open(asks, answers)))
-
-    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete` for each, in one statement as far as that goes."""
-        answers = self._together.complete_many(asks)
-        return filled_in(answers, super().complete_many(left_open(asks, answers)))
-
-    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
-        return self._together.renew_many(asks)
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer requests of one kind in one statement, as far as that goes."""
+        told = self._together.send(requests)
+        return filled_in(told, super().send(left_open(requests, told)))
 
     def close(self) -> None:
         """Close the connections."""

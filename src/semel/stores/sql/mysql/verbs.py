@@ -24,19 +24,23 @@ from typing import Any, Final, NamedTuple
 
 from semel.core import judge
 from semel.core.records import (
+    AdoptRequest,
     Claim,
     Claimed,
     ClaimRequest,
     CompleteRequest,
-    Encoded,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     Identity,
     PutRequest,
     Record,
     RenewRequest,
     State,
+    TouchRequest,
 )
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.base import Counts, Page
+from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.sql.mysql.listing import Listing
 from semel.stores.sql.mysql.table import MySQLTable
 from semel.stores.sql.rows import Row, seconds, to_record
@@ -95,7 +99,7 @@ class MySQLVerbs:
         raise self._restless(ask.identity)
 
     @operation(peek=False)
-    def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
+    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
         """Give an abandoned attempt to a resolver."""
         for _ in range(ROUNDS):
             found = yield from self._look(self._table.read(ask.identity), ask.identity)
@@ -121,66 +125,58 @@ class MySQLVerbs:
         )
 
     @operation(peek=False)
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> Verb[bool]:
+    def fail(self, ask: FailRequest) -> Verb[bool]:
         """Store the owner's failure."""
         reply = yield self._table.fail(
-            identity,
-            owner,
-            error,
-            retryable=retryable,
-            keep_fingerprint=keep_fingerprint,
-            ttl=ttl,
-            ran=ran,
+            ask.identity,
+            ask.owner,
+            ask.error,
+            retryable=ask.retryable,
+            keep_fingerprint=ask.keep_fingerprint,
+            ttl=ask.ttl,
+            ran=ask.ran,
         )
-        return reply.changed > 0 or (yield from self._ended_as(State.FAILED, identity, owner))
+        return reply.changed > 0 or (
+            yield from self._ended_as(State.FAILED, ask.identity, ask.owner)
+        )
 
     @operation(peek=False)
-    def get(self, identity: Identity) -> Verb[Record | None]:
+    def get(self, ask: GetRequest) -> Verb[Record | None]:
         """Read the record; expired is absent."""
-        found = yield from self._look(self._table.read(identity), identity)
+        found = yield from self._look(self._table.read(ask.identity), ask.identity)
         return judge.present(found.stored, found.now)
 
     @operation(peek=False)
-    def touch(self, identity: Identity, ttl: float) -> Verb[bool]:
+    def touch(self, ask: TouchRequest) -> Verb[bool]:
         """Keep a finished record for `ttl` from now."""
-        reply = yield self._table.touch(identity, ttl)
+        reply = yield self._table.touch(ask.identity, ask.ttl)
         return reply.changed > 0
 
     @operation(peek=False)
-    def forget(self, identity: Identity) -> Verb[bool]:
+    def forget(self, ask: ForgetRequest) -> Verb[bool]:
         """Remove the record, whatever its state."""
-        reply = yield self._table.delete(identity)
+        reply = yield self._table.delete(ask.identity)
         return reply.changed > 0
 
     @operation(peek=False)
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Verb[Page]:
+    def page(self, ask: ScanRequest) -> Verb[Page]:
         """List records by key, then scope."""
-        return (yield from self._listing.page(scope, prefix, state, limit, cursor))
+        return (
+            yield from self._listing.page(ask.scope, ask.prefix, ask.state, ask.limit, ask.cursor)
+        )
 
     @operation(peek=False)
-    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+    def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
         """Abandoned records, oldest first."""
-        return (yield from self._listing.stuck(older_than, limit))
+        return (yield from self._listing.stuck(ask.older_than, ask.limit))
 
     @operation(peek=False)
-    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+    def purge(self, ask: PurgeRequest) -> Verb[int]:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
-        return (yield from self._listing.purge(limit, abandoned_after))
+        return (yield from self._listing.purge(ask.limit, ask.abandoned_after))
 
     @operation(peek=False)
-    def counts(self) -> Verb[Counts]:
+    def counts(self, _: CountRequest) -> Verb[Counts]:
         """Count the records by state."""
         return (yield from self._listing.counts())
 

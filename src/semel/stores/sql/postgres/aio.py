@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
+from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Request
 from semel.errors import StoreError
 from semel.stores.batching import Batcher, Single
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
@@ -114,20 +114,10 @@ class AsyncPostgresStore(AsyncSQLStore):
         """Store the owner's success, together with those who do at the same time."""
         return await self._single.complete(identity, owner, result, ttl)
 
-    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim` for each, in one statement as far as that goes."""
-        told = await self._together.claim_many(asks)
-        return filled_in(told, await super().claim_many(left_open(asks, told)))
-
-    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete` for each, in one statement as far as that goes."""
-        told = await self._together.complete_many(asks)
-        return filled_in(told, await super().complete_many(left_open(asks, told)))
-
-    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
-        told = await self._together.renew_many(asks)
-        return filled_in(told, await super().renew_many(left_open(asks, told)))
+    async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer requests of one kind in one statement, as far as that goes."""
+        told = await self._together.send(requests)
+        return filled_in(told, await super().send(left_open(requests, told)))
 
     async def _run(self, operation: Operation[T]) -> T:
         return await self._postgres.run_one(operation)

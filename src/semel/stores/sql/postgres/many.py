@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest
+from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest, Request
 from semel.errors import StoreError
 from semel.stores.batching import ALONE, Alone
 from semel.stores.sql.postgres.executor import Executor
 from semel.stores.sql.postgres.together import PostgresBatchVerbs, all_differ, each_its_own, parts
 from semel.stores.sql.verbs import Operation
+
+T = TypeVar("T")
 
 
 class Together:
@@ -21,6 +23,17 @@ class Together:
         self._verbs = verbs
         self._executor = executor
         self._renewals = renewals
+        self._answers: dict[type, Any] = {
+            ClaimRequest: self.claim_many,
+            CompleteRequest: self.complete_many,
+            RenewRequest: self.renew_many,
+        }
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
+        """Answer requests of one kind; of other kinds, or of several, nothing."""
+        kinds = {type(request) for request in requests}
+        answer: Any = self._answers.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else answer(requests)
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, Identity, RenewRequest
+from semel.core.records import Identity, Request
 from semel.errors import StoreError
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.migrations import DEFAULT_TABLE
@@ -100,20 +100,10 @@ class PostgresStore(SQLStore):
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
-    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim` for each, in one statement as far as that goes."""
-        told = self._together.claim_many(asks)
-        return filled_in(told, super().claim_many(left_open(asks, told)))
-
-    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete` for each, in one statement as far as that goes."""
-        told = self._together.complete_many(asks)
-        return filled_in(told, super().complete_many(left_open(asks, told)))
-
-    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each, in one statement as far as that goes, on a connection of its own."""
-        told = self._together.renew_many(asks)
-        return filled_in(told, super().renew_many(left_open(asks, told)))
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer requests of one kind in one statement, as far as that goes."""
+        told = self._together.send(requests)
+        return filled_in(told, super().send(left_open(requests, told)))
 
     def _run(self, operation: Operation[T]) -> T:
         return self._postgres.run_one(operation)

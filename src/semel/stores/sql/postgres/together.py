@@ -171,7 +171,7 @@ def parts(asks: Sequence[A]) -> Iterator[Sequence[A]]:
         yield asks[start : start + MOST_TOGETHER]
 
 
-def left_open(asks: Sequence[A], answers: Sequence[object]) -> list[A]:
+def left_open(asks: Sequence[T], answers: Sequence[object]) -> list[T]:
     """List the members that have to be asked for again."""
     return [ask for ask, answer in zip(asks, answers, strict=True) if answer is ALONE]
 

@@ -16,20 +16,25 @@ from uuid import UUID
 
 from semel.core import judge
 from semel.core.records import (
+    AdoptRequest,
     Busy,
     Claim,
     Claimed,
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     Identity,
     PutRequest,
     Record,
     RenewRequest,
     State,
+    TouchRequest,
 )
 from semel.errors import StoreError, StoreUnavailable, ValueRejected
-from semel.stores.base import Counts, Page
+from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.paging import position
 from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.postgres.statements import Statements
@@ -122,36 +127,26 @@ class PostgresVerbs:
         return reply.changed > 0
 
     @single()
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> Verb[bool]:
+    def fail(self, ask: FailRequest) -> Verb[bool]:
         """Store the owner's failure."""
         reply = yield self._end(
             State.FAILED,
-            identity,
-            owner,
-            error,
-            ttl,
-            retryable=retryable,
-            keep_fingerprint=keep_fingerprint,
-            ran=ran,
+            ask.identity,
+            ask.owner,
+            ask.error,
+            ask.ttl,
+            retryable=ask.retryable,
+            keep_fingerprint=ask.keep_fingerprint,
+            ran=ask.ran,
         )
         return reply.changed > 0
 
     @single()
-    def get(self, identity: Identity) -> Verb[Record | None]:
+    def get(self, ask: GetRequest) -> Verb[Record | None]:
         """Read the record; expired is absent."""
-        reply = yield self._statements.get(**self._named(identity))
+        reply = yield self._statements.get(**self._named(ask.identity))
         for row in reply.rows:
-            record = record_of(row, identity)
+            record = record_of(row, ask.identity)
             return judge.present(record, record.now)
         return None
 
@@ -176,19 +171,19 @@ class PostgresVerbs:
         raise _restless(ask.identity)
 
     @single()
-    def touch(self, identity: Identity, ttl: float) -> Verb[bool]:
+    def touch(self, ask: TouchRequest) -> Verb[bool]:
         """Keep a finished record for `ttl` from now."""
-        reply = yield self._statements.touch(**self._named(identity), ttl=ttl)
+        reply = yield self._statements.touch(**self._named(ask.identity), ttl=ask.ttl)
         return reply.changed > 0
 
     @single()
-    def forget(self, identity: Identity) -> Verb[bool]:
+    def forget(self, ask: ForgetRequest) -> Verb[bool]:
         """Remove the record, whatever its state."""
-        reply = yield self._statements.forget(**self._named(identity))
+        reply = yield self._statements.forget(**self._named(ask.identity))
         return any(known for known, _ in reply.rows)
 
     @single()
-    def adopt(self, ask: RenewRequest) -> Verb[Record | None]:
+    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
         """Give an abandoned attempt to a resolver."""
         reply = yield self._statements.adopt(
             **self._named(ask.identity), owner=ask.owner, lease=ask.lease
@@ -198,44 +193,44 @@ class PostgresVerbs:
         return None
 
     @single()
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Verb[Page]:
+    def page(self, ask: ScanRequest) -> Verb[Page]:
         """List records by key, then scope."""
-        whole_number("limit", limit)
-        after_key, after_scope = (None, None) if cursor is None else position(cursor)
+        whole_number("limit", ask.limit)
+        after_key, after_scope = (None, None) if ask.cursor is None else position(ask.cursor)
         reply = yield self._statements.page(
             prefix=self._prefix,
-            start=max(prefix, after_key or ""),
-            behind=behind(prefix),
-            scope=scope,
-            state=None if state is None else int(state),
+            start=max(ask.prefix, after_key or ""),
+            behind=behind(ask.prefix),
+            scope=ask.scope,
+            state=None if ask.state is None else int(ask.state),
             after_key=after_key,
             after_scope=after_scope,
-            limit=limit + 1,
+            limit=ask.limit + 1,
         )
-        return page_of(reply.rows, limit)
+        return page_of(reply.rows, ask.limit)
 
     @single()
-    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+    def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
         """Abandoned records, oldest first."""
-        reply = yield self._statements.stuck(prefix=self._prefix, since=-older_than, limit=limit)
+        reply = yield self._statements.stuck(
+            prefix=self._prefix, since=-ask.older_than, limit=ask.limit
+        )
         return listed(reply.rows)
 
     @single()
-    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+    def purge(self, ask: PurgeRequest) -> Verb[int]:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
-        reply = yield self._statements.purge_expired(prefix=self._prefix, limit=limit)
+        reply = yield self._statements.purge_expired(prefix=self._prefix, limit=ask.limit)
         removed = reply.changed
-        if abandoned_after is not None and removed < limit:
+        if ask.abandoned_after is not None and removed < ask.limit:
             reply = yield self._statements.purge_abandoned(
-                prefix=self._prefix, limit=limit - removed, since=-abandoned_after
+                prefix=self._prefix, limit=ask.limit - removed, since=-ask.abandoned_after
             )
             removed += reply.changed
         return removed
 
     @single()
-    def counts(self) -> Verb[Counts]:
+    def counts(self, _: CountRequest) -> Verb[Counts]:
         """Count the records by state."""
         reply = yield self._statements.counts(prefix=self._prefix)
         return Counts(*reply.rows[0])
