@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -21,24 +21,31 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     Identity,
     PutRequest,
     Record,
     RenewRequest,
-    State,
+    Request,
+    TouchRequest,
 )
 from semel.errors import ConfigError, StoreError, StoreFull
-from semel.stores.base import Counts, Page
+from semel.stores._sync.answering import AnsweringStore
+from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.forking import follow_forks
 from semel.stores.memory import listing
 from semel.stores.memory.shelf import Shelf
 from semel.stores.urls import whole_number
 
-Ask = TypeVar("Ask")
-Answer = TypeVar("Answer")
+T = TypeVar("T")
+Change = TypeVar(
+    "Change", RenewRequest, CompleteRequest, FailRequest, PutRequest, TouchRequest, AdoptRequest
+)
 
 Clock: TypeAlias = Callable[[], float]
-Decision: TypeAlias = Callable[[Record | None, float], Record | None]
+Decision: TypeAlias = Callable[[Record | None, Change, float], Record | None]
 
 DEFAULT_MAX_RECORDS = 100_000
 
@@ -49,7 +56,7 @@ def steady_clock() -> Clock:
     return lambda: time.monotonic() + offset
 
 
-class MemoryStore:
+class MemoryStore(AnsweringStore):
     """A store for threads.
 
     Holds at most `max_records`. When it is full, records that have expired go first, and
@@ -72,9 +79,38 @@ class MemoryStore:
         self._find = self._shelf.find
         self._clock = steady_clock() if clock is None else clock
         self._lock = threading.Lock()
+        self._answers: dict[type, Callable[[Any], Any]] = {
+            ClaimRequest: self.claim,
+            RenewRequest: self._renew,
+            CompleteRequest: self._complete,
+            FailRequest: self._fail,
+            GetRequest: self._get,
+            PutRequest: self._put,
+            TouchRequest: self._touch,
+            ForgetRequest: self._forget,
+            AdoptRequest: self._adopt,
+            ScanRequest: self._scan,
+            StuckRequest: self._stuck,
+            PurgeRequest: self._purge,
+            CountRequest: self._counts,
+        }
         follow_forks(self)
 
-    # --- the verbs -----------------------------------------------------------------------
+    def ask(self, request: Request[T]) -> T:
+        """Answer one request."""
+        return cast("T", self._answers[type(request)](request))
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer each request; a member's refusal is its own."""
+        return [self._own_answer(request) for request in requests]
+
+    def _own_answer(self, request: Request[T]) -> T | StoreError:
+        try:
+            return self.ask(request)
+        except StoreError as refused:
+            return refused
+
+    # --- about one record ----------------------------------------------------------------
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
@@ -93,86 +129,53 @@ class MemoryStore:
                 self._save(record, stored, now, ttl=ask.ttl)
             return answer
 
-    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
-        """Extend the owner's lease from now."""
-        ask = RenewRequest(identity, owner, lease)
-        return self._change(identity, lambda stored, now: judge.renew(stored, ask, now))
-
     def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the owner's success."""
-        with self._lock:  # the same as `_change`, written out: every first execution ends here
-            now, stored = self._clock(), self._find(identity)
-            ask = CompleteRequest(identity, owner, result, ttl)
+        """Store the owner's success; straight, for every first execution ends here."""
+        return self._complete(CompleteRequest(identity, owner, result, ttl))
+
+    def _renew(self, ask: RenewRequest) -> bool:
+        return self._change(ask, judge.renew) is not None
+
+    def _complete(self, ask: CompleteRequest) -> bool:
+        with self._lock:  # the same as `_change`, written out
+            now, stored = self._clock(), self._find(ask.identity)
             record = judge.complete(stored, ask, now)
             if record is None:
                 return False
             self._shelf.place(record)
             return True
 
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> bool:
-        """Store the owner's failure."""
-        return self._change(
-            identity,
-            lambda stored, now: judge.fail(
-                stored,
-                owner,
-                error,
-                retryable=retryable,
-                keep_fingerprint=keep_fingerprint,
-                ttl=ttl,
-                ran=ran,
-                now=now,
-            ),
-        )
+    def _fail(self, ask: FailRequest) -> bool:
+        return self._change(ask, _failed) is not None
 
-    def get(self, identity: Identity) -> Record | None:
-        """Read the record; expired is absent."""
+    def _get(self, ask: GetRequest) -> Record | None:
         with self._lock:
             now = self._clock()
-            record = judge.present(self._find(identity), now)
+            record = judge.present(self._find(ask.identity), now)
             return None if record is None else replace(record, now=now)
 
-    def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
-        """Mark as done without running."""
-        ask = PutRequest(identity, owner, result, ttl)
-        return self._change(identity, lambda stored, now: judge.put(stored, ask, now))
+    def _put(self, ask: PutRequest) -> bool:
+        return self._change(ask, judge.put) is not None
 
-    def touch(self, identity: Identity, ttl: float) -> bool:
-        """Keep a finished record for `ttl` from now."""
-        return self._change(identity, lambda stored, now: judge.touch(stored, ttl, now))
+    def _touch(self, ask: TouchRequest) -> bool:
+        return self._change(ask, _touched) is not None
 
-    def forget(self, identity: Identity) -> bool:
-        """Remove the record, whatever its state."""
+    def _forget(self, ask: ForgetRequest) -> bool:
         with self._lock:
-            known = judge.present(self._find(identity), self._clock()) is not None
-            self._shelf.drop(identity)
+            known = judge.present(self._find(ask.identity), self._clock()) is not None
+            self._shelf.drop(ask.identity)
             return known
 
-    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
-        """Make a resolver the owner of an abandoned attempt, held or not."""
-        ask = AdoptRequest(identity, owner, lease)
-        return self._changed(identity, lambda stored, now: judge.adopt(stored, ask, now))
+    def _adopt(self, ask: AdoptRequest) -> Record | None:
+        return self._change(ask, judge.adopt)
 
     def close(self) -> None:
         """Nothing was opened; the records stay as long as the store object does."""
 
-    def _change(self, identity: Identity, decide: Decision) -> bool:
-        return self._changed(identity, decide) is not None
-
-    def _changed(self, identity: Identity, decide: Decision) -> Record | None:
+    def _change(self, ask: Change, decide: Decision[Change]) -> Record | None:
         with self._lock:
-            now, stored = self._clock(), self._find(identity)
-            record = decide(stored, now)
+            now, stored = self._clock(), self._find(ask.identity)
+            record = decide(stored, ask, now)
             if record is not None:
                 self._save(record, stored, now)
             return record
@@ -194,70 +197,34 @@ class MemoryStore:
             "raise max_records, shorten the ttl, or ask for evict=finished"
         )
 
-    # --- many at once --------------------------------------------------------------------
+    # --- about many ----------------------------------------------------------------------
 
-    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim` for each; a member's refusal is its own."""
-        return [_answer(self.claim, ask) for ask in asks]
-
-    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete` for each."""
-        return [self.complete(ask.identity, ask.owner, ask.result, ask.ttl) for ask in asks]
-
-    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each."""
-        return [self.renew(ask.identity, ask.owner, ask.lease) for ask in asks]
-
-    def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
-        """`get` for each."""
-        return [self.get(identity) for identity in identities]
-
-    def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
-        """`put` for each; a member's refusal is its own."""
-        return [
-            _answer(lambda one: self.put(one.identity, one.result, one.ttl, owner=one.owner), ask)
-            for ask in asks
-        ]
-
-    def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
-        """`forget` for each."""
-        return [self.forget(identity) for identity in identities]
-
-    # --- listings ------------------------------------------------------------------------
-
-    def scan(
-        self,
-        *,
-        scope: str | None = None,
-        prefix: str = "",
-        state: State | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Page:
-        """List records by key, then scope."""
+    def _scan(self, ask: ScanRequest) -> Page:
         with self._lock:
             records = listing.present(self._shelf, self._clock())
             return listing.page(
-                records, scope=scope, prefix=prefix, state=state, limit=limit, cursor=cursor
+                records,
+                scope=ask.scope,
+                prefix=ask.prefix,
+                state=ask.state,
+                limit=ask.limit,
+                cursor=ask.cursor,
             )
 
-    def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
-        """Abandoned records, oldest first."""
+    def _stuck(self, ask: StuckRequest) -> list[Record]:
         with self._lock:
             records = listing.present(self._shelf, self._clock())
-            return listing.stuck(records, older_than, limit)
+            return listing.stuck(records, ask.older_than, ask.limit)
 
-    def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
-        """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
+    def _purge(self, ask: PurgeRequest) -> int:
         with self._lock:
-            removable = listing.removable(self._shelf, self._clock(), abandoned_after)
-            gone = [record.identity for record in islice(removable, limit)]
+            removable = listing.removable(self._shelf, self._clock(), ask.abandoned_after)
+            gone = [record.identity for record in islice(removable, ask.limit)]
             for identity in gone:
                 self._shelf.drop(identity)
             return len(gone)
 
-    def counts(self) -> Counts:
-        """Count the records by state."""
+    def _counts(self, _: CountRequest) -> Counts:
         with self._lock:
             return listing.counts(listing.present(self._shelf, self._clock()))
 
@@ -276,8 +243,18 @@ class MemoryStore:
         self._lock = threading.Lock()
 
 
-def _answer(verb: Callable[[Ask], Answer], ask: Ask) -> Answer | StoreError:
-    try:
-        return verb(ask)
-    except StoreError as refused:
-        return refused
+def _failed(stored: Record | None, ask: FailRequest, now: float) -> Record | None:
+    return judge.fail(
+        stored,
+        ask.owner,
+        ask.error,
+        retryable=ask.retryable,
+        keep_fingerprint=ask.keep_fingerprint,
+        ttl=ask.ttl,
+        ran=ask.ran,
+        now=now,
+    )
+
+
+def _touched(stored: Record | None, ask: TouchRequest, now: float) -> Record | None:
+    return judge.touch(stored, ask.ttl, now)
