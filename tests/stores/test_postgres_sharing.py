@@ -208,7 +208,7 @@ async def test_a_given_async_connection_that_is_busy_keeps_nobody_waiting_for_ev
 
 def test_a_given_connection_that_was_closed_is_unavailable(postgres_url):
     connection = psycopg.connect(postgres_url)
-    store = PostgresStore(connection=connection, timeout=0.3)
+    store = PostgresStore(connection=connection)
     store.counts()
     connection.close()
     with pytest.raises(StoreUnavailable, match="closed"):
@@ -217,7 +217,7 @@ def test_a_given_connection_that_was_closed_is_unavailable(postgres_url):
 
 def test_a_given_connection_that_was_cut_is_unavailable(postgres_url):
     connection = psycopg.connect(postgres_url)
-    store = PostgresStore(connection=connection, timeout=0.3)
+    store = PostgresStore(connection=connection)
     store.counts()
     rows(postgres_url, "SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
     with pytest.raises(StoreUnavailable):
