@@ -4,13 +4,15 @@ heard by hooks that can never break a call."""
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from engines.facade import KINDS, Effect, World, never, wait_until
-from semel import Policy, events
-from semel.core.records import ClaimRequest, Identity
+from semel import Idempotency, Policy, events
+from semel.core.records import ClaimRequest, Identity, State
 from semel.errors import (
     AttemptsExhausted,
     ConcurrentRequest,
@@ -442,6 +444,37 @@ def test_a_hook_that_raises_breaks_neither_the_call_nor_the_other_hooks(world, c
         "a hook failed on Replayed",
     ]
     assert KEY not in caplog.text
+
+
+def test_a_hook_that_wants_to_end_the_program_ends_no_call(world, caplog):
+    def leaving(event):
+        sys.exit(3)
+
+    store = world.kind.open_store("memory://")
+    engine = world.kind.engine(store, hooks=[leaving])
+    assert world.kind.call(engine.execute, KEY, lambda: "paid") == "paid"
+    assert world.kind.call(engine.execute, KEY, never) == "paid"
+    world.kind.finish(engine.close)
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
+        "a hook failed on Ran",
+        "a hook failed on Replayed",
+    ]
+
+
+def test_a_signal_that_comes_during_a_hook_ends_the_program_as_elsewhere():
+    def leave(*_):
+        sys.exit(3)
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with Idempotency(
+            "memory://", hooks=[lambda _: signal.raise_signal(signal.SIGUSR1)]
+        ) as idem:
+            with pytest.raises(SystemExit):
+                idem.execute(KEY, lambda: "paid")
+            assert idem.peek(KEY).state is State.SUCCEEDED
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_hook_that_raises_does_not_hide_the_business_error(world):

@@ -29,7 +29,9 @@ quick, and can never break the call: what it raises is logged and dropped.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct
@@ -251,8 +253,19 @@ class Announcer:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:
+            except (Exception, SystemExit) as error:
+                # What watches a call does not end it, nor a thread that renews for all, nor an
+                # event loop. A signal that comes during a hook ends the program as elsewhere.
+                if isinstance(error, SystemExit) and _by_a_signal(error):
+                    raise
                 logger.exception("a hook failed on %s", event.name)
+
+
+def _by_a_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal raised it, as servers do that end on SIGTERM by sys.exit()."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 logger = logging.getLogger("semel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import uuid
@@ -186,7 +187,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(semel_sqlite):
         ["bash", "-c", f"( {line} ) | true"], capture_output=True, text=True, check=True
     )
     assert "Traceback" not in done.stderr
-    assert done.stderr.split()[-1] in {"0", "1"}
+    assert done.stderr.split()[-1] in {"0", "141"}
 
 
 def test_an_interruption_ends_it_quietly(semel_sqlite, monkeypatch):
@@ -204,7 +205,76 @@ def test_a_broken_pipe_is_answered(monkeypatch, tmp_path):
     target = (tmp_path / "out").open("w")
     monkeypatch.setattr("semel.cli.reading.counts", broken)
     monkeypatch.setattr(sys, "stdout", target)
-    assert main(["--url", "memory://", "counts"]) == 1
+    assert main(["--url", "memory://", "counts"]) == 141
     target.write("this goes nowhere")
     target.close()
     assert (tmp_path / "out").read_text() == ""
+
+
+def ended(arguments, redirected, **environ):
+    """Run the command in a shell, with its output sent somewhere; give its code and complaints."""
+    command = f'"{sys.executable}" -m semel {arguments}'
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {redirected}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environ},
+    )
+    return done.returncode, done.stderr
+
+
+BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+
+
+@BUFFERED
+@pytest.mark.parametrize("arguments", ["counts", "list --json", "--help", "--version"])
+def test_an_output_that_cannot_be_written_is_one_line(semel_sqlite, arguments, unbuffered):
+    semel_sqlite.on_store("migrate")
+    code, complaint = ended(
+        f"--url {semel_sqlite.url} {arguments}", "> /dev/full", PYTHONUNBUFFERED=unbuffered
+    )
+    if arguments.startswith("--") and unbuffered:
+        assert (code, complaint) == (0, "")  # argparse has noticed, and says nothing
+    else:
+        assert code == 1
+        assert complaint == "semel: the output could not be written: No space left on device\n"
+
+
+def test_a_closed_output_is_one_line_before_anything_is_done(tmp_path):
+    code, complaint = ended(f"--url sqlite:///{tmp_path}/new.db migrate", ">&-")
+    assert code == 2
+    assert complaint == "semel: the standard output is closed; to drop it, write >/dev/null\n"
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_help_for_a_closed_output_is_written_all_the_same():
+    code, complaint = ended("--help", ">&-")
+    assert code == 0
+    assert complaint.startswith("usage: semel")
+
+
+@BUFFERED
+def test_a_reader_that_went_away_ends_it_quietly_as_sigpipe_would(semel_sqlite, unbuffered):
+    semel_sqlite.on_store("migrate")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:  # noqa: PTH123 - a descriptor
+        done = subprocess.run(
+            [sys.executable, "-m", "semel", "--url", semel_sqlite.url, "counts"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(semel_sqlite, monkeypatch):
+    def unreadable(options):
+        raise PermissionError(13, "Permission denied", "secrets.toml")
+
+    monkeypatch.setattr("semel.cli.reading.counts", unreadable)
+    with pytest.raises(PermissionError):
+        semel_sqlite.on_store("counts")

@@ -213,6 +213,11 @@ def test_a_file_that_is_not_toml_is_named_with_its_line(problems):
     assert "line 2" in line
 
 
+def test_a_file_with_a_byte_order_mark_is_read_as_without(load):
+    settings = load({"semel.toml": '\ufeffurl = "sqlite:///a.db"', "semel.dev.toml": "\ufeff"})
+    assert settings.url == "sqlite:///a.db"
+
+
 def test_a_file_that_is_not_utf8_is_named(problems, tmp_path):
     (tmp_path / "semel.toml").write_bytes(b'url = "\xff"')
     (line,) = problems()

@@ -77,7 +77,7 @@ class LayerReader:
 
         table: dict[str, Any] = {}
         try:
-            table = tomllib.loads(path.read_text("utf-8"))
+            table = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows write a BOM
         except FileNotFoundError:
             if if_missing is not None:
                 self.problems.append(if_missing)
