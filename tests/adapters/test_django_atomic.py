@@ -9,6 +9,8 @@ from adapters.django_project import given_to_middlewares, post, project, state
 import asyncio
 import logging
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import Context
 
@@ -27,7 +29,7 @@ from semel import ConfigError, Idempotency, LeaseLost, Policy, current_attempt
 from semel.adapters import asgi, wsgi
 from semel.adapters.django import Idempotent, close, idempotent
 from semel.core.records import State
-from transactions.kinds import django_alias
+from transactions.kinds import PATIENCE, django_alias
 
 
 @pytest.fixture(autouse=True)
@@ -444,3 +446,44 @@ def test_an_async_view_cannot_be_atomic():
 
     with pytest.raises(ConfigError, match="plain views"):
         idempotent(atomic=True)(view)
+
+
+def test_beyond_max_waiting_a_duplicate_is_answered_409_and_another_key_runs(postgres_url):
+    alias = django_alias("postgresql", postgres_url)
+    with Idempotency(postgres_url) as idem:
+        idem.peek("any")
+    reached, released = threading.Event(), threading.Event()
+
+    @idempotent(atomic=alias, wait=PATIENCE)
+    def view(request):
+        if request.headers["Idempotency-Key"] == "slow":
+            reached.set()
+            assert released.wait(PATIENCE)
+        return HttpResponse("paid", status=201)
+
+    def posting(key):
+        try:
+            return post(key=key)
+        finally:
+            connections[alias].close()
+
+    with project(postgres_url, {"pay": view}), ThreadPoolExecutor(40) as threads:
+        try:
+            first = threads.submit(posting, "slow")
+            assert reached.wait(PATIENCE)
+            duplicates = [threads.submit(posting, "slow") for _ in range(30)]
+            assert threads.submit(posting, "other").result(PATIENCE).status_code == 201
+            ended = as_completed(duplicates, PATIENCE)
+            rejected = [next(ended).result() for _ in range(28)]
+            assert not first.done()
+        finally:
+            released.set()
+        waited = [each.result() for each in ended]
+        assert first.result(PATIENCE).status_code == 201
+    assert {(each.status_code, each["Retry-After"]) for each in rejected} == {(409, "1")}
+    assert {each.json()["code"] for each in rejected} == {"concurrent_request"}
+    told = {each.json()["detail"] for each in rejected}
+    assert told == {"A request with this key is being processed."}, "clients read nothing of ours"
+    assert [(each.status_code, each["Idempotent-Replayed"]) for each in waited] == [
+        (201, "true")
+    ] * 2

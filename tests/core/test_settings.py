@@ -329,6 +329,21 @@ def test_key_pattern_and_prefix_are_carried(load):
     assert load(key_pattern=None).key_pattern is None
 
 
+@pytest.mark.parametrize(
+    ("files", "environ", "code", "found"),
+    [
+        ({}, {}, {}, UNSET),
+        ({"semel.toml": "max_waiting = 3"}, {}, {}, 3),
+        ({"semel.toml": "max_waiting = 3"}, {"SEMEL_MAX_WAITING": "0"}, {}, 0),
+        ({"semel.toml": "max_waiting = 3"}, {"SEMEL_MAX_WAITING": "None"}, {}, None),
+        ({"semel.toml": 'max_waiting = "none"'}, {}, {}, None),
+        ({"semel.toml": "max_waiting = 3"}, {}, {"max_waiting": None}, None),
+    ],
+)
+def test_max_waiting_is_a_number_or_none_for_no_bound(load, files, environ, code, found):
+    assert load(files, environ, **code).max_waiting == found
+
+
 # --- problems ----------------------------------------------------------------------------
 
 
@@ -348,6 +363,7 @@ def test_everything_that_is_wrong_is_named_at_once_with_its_source(problems):
             "SEMEL_MAX_ATTEMPTS": "three",
             "SEMEL_KEY_PATTERN": "(",
             "SEMEL_RAINBOW": "1",
+            "SEMEL_MAX_WAITING": "-1",
         },
         zebra=1,
         scopes={5: Policy()},
@@ -368,6 +384,7 @@ def test_everything_that_is_wrong_is_named_at_once_with_its_source(problems):
         "SEMEL_MAX_ATTEMPTS: policy field max_attempts must be a whole number",
         "SEMEL_KEY_PATTERN: the key pattern is not a regular expression",
         "SEMEL_RAINBOW: is not known; known are: SEMEL_URL, SEMEL_PREFIX, ",
+        "SEMEL_MAX_WAITING: must be a whole number of 0 or more, or none for no bound",
         "code: zebra: is not known; known are: url, ",
         "code: scopes: the scope must be a str, not int",
     ]

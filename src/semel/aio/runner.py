@@ -106,7 +106,21 @@ class AsyncRunner(AsyncKeeper):
         place = call.place
         if place is None or self._flights.lead(place, call):
             return self._lead(call, place, end)
-        return self._follow(call, place, patience, end)
+        if self._waiting.elsewhere is None:
+            return self._follow(call, place, patience, end)
+        return self._follow_counted(call, place, patience, end)
+
+    async def _follow_counted(
+        self, call: Call, place: Hashable, patience: float | None, end: float
+    ) -> Attempt:
+        """Follow, if one more call may wait; else ask the store, which may have the answer."""
+        try:
+            if self._waiting.join(call, self._waiting.elsewhere):
+                return await self._follow(call, place, patience, end)
+        finally:
+            self._waiting.leave(call)
+        call.shares = False
+        return await self._lead(call, None, end)
 
     async def _follow(
         self, call: Call, place: Hashable, patience: float | None, end: float
@@ -128,7 +142,7 @@ class AsyncRunner(AsyncKeeper):
             answer = await self._ask(call)
             if type(answer) is Wait:
                 waited = True
-                answer = await self._wait(call, answer, end)
+                answer = await self._wait_counted(call, answer, end)
             if type(answer) is Finished:
                 return self._found(call, place, answer, waited=waited)
         except StoreError as error:
@@ -181,6 +195,15 @@ class AsyncRunner(AsyncKeeper):
             if type(step) is Refuse:
                 self._refuse(call, step.error, step.number)
             return step
+
+    async def _wait_counted(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
+        """Wait, if one more call may."""
+        try:
+            if not self._waiting.join(call, self._waiting.elsewhere):
+                self._too_many(call, busy.retry_after)
+            return await self._wait(call, busy, end)
+        finally:
+            self._waiting.leave(call)
 
     async def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""

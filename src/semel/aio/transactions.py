@@ -27,7 +27,6 @@ from semel.errors import (
     ConfigError,
     IdempotencyError,
     LeaseLost,
-    TooManyWaiting,
     about,
     raise_about,
 )
@@ -290,7 +289,7 @@ class AsyncTransactionContext(Generic[Result]):
                 if answer is not LOCKED:
                     return answer
                 if not engine._waiting.join(call, most):
-                    engine._refuse(call, TooManyWaiting(call.rules.message or ""))
+                    engine._too_many(call, 0.0)
             await self._prepare(wait=True)
             return await self._asked(ask, wait=True)
         finally:

@@ -46,6 +46,7 @@ from semel.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    TooManyWaiting,
     ValueRejected,
     about,
 )
@@ -150,6 +151,9 @@ class Answers(Setup[S]):
 
     def _out_of_patience(self, call: Call, retry_after: float) -> NoReturn:
         self._refuse(call, out_of_patience(call.rules, retry_after))
+
+    def _too_many(self, call: Call, retry_after: float) -> NoReturn:
+        self._refuse(call, TooManyWaiting(call.rules.message or "", retry_after=retry_after))
 
     def _left(self, call: Call, busy: Wait, end: float) -> float:
         """How many seconds this call may still wait."""

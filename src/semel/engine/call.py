@@ -63,11 +63,13 @@ class Call(Struct, eq=False, weakref=True):
     """The lease of the claim that the store gave."""
     generation: int = 0
     """Of its identity when the call began: an execution is not shared over a `forget`."""
+    shares: bool = True
+    """False for a call that may not wait for others of its process: too many do."""
 
     @property
     def place(self) -> tuple[Identity, bytes | None, int] | None:
         """Calls of a process with the same place share one execution; None = this one does not."""
-        if self.keeps_value and self.rules.waits:
+        if self.keeps_value and self.rules.waits and self.shares:
             return self.identity, self.fingerprint, self.generation
         return None
 
@@ -114,8 +116,7 @@ class WaitingCalls:
 
     def leave(self, call: Call) -> None:
         """Count this call no more, if it was counted."""
-        with self._lock:
-            self._calls.discard(call)
+        self._calls.discard(call)
 
 
 def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:

@@ -101,7 +101,21 @@ class Runner(Keeper):
         place = call.place
         if place is None or self._flights.lead(place, call):
             return self._lead(call, place, end)
-        return self._follow(call, place, patience, end)
+        if self._waiting.elsewhere is None:
+            return self._follow(call, place, patience, end)
+        return self._follow_counted(call, place, patience, end)
+
+    def _follow_counted(
+        self, call: Call, place: Hashable, patience: float | None, end: float
+    ) -> Attempt:
+        """Follow, if one more call may wait; else ask the store, which may have the answer."""
+        try:
+            if self._waiting.join(call, self._waiting.elsewhere):
+                return self._follow(call, place, patience, end)
+        finally:
+            self._waiting.leave(call)
+        call.shares = False
+        return self._lead(call, None, end)
 
     def _follow(self, call: Call, place: Hashable, patience: float | None, end: float) -> Attempt:
         """Wait for the execution that runs in this process; lead if it ends without an answer."""
@@ -121,7 +135,7 @@ class Runner(Keeper):
             answer = self._ask(call)
             if type(answer) is Wait:
                 waited = True
-                answer = self._wait(call, answer, end)
+                answer = self._wait_counted(call, answer, end)
             if type(answer) is Finished:
                 return self._found(call, place, answer, waited=waited)
         except StoreError as error:
@@ -172,6 +186,15 @@ class Runner(Keeper):
             if type(step) is Refuse:
                 self._refuse(call, step.error, step.number)
             return step
+
+    def _wait_counted(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
+        """Wait, if one more call may."""
+        try:
+            if not self._waiting.join(call, self._waiting.elsewhere):
+                self._too_many(call, busy.retry_after)
+            return self._wait(call, busy, end)
+        finally:
+            self._waiting.leave(call)
 
     def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""
