@@ -19,6 +19,7 @@ from semel.adapters.fastapi.answers import Responses, route_of
 from semel.adapters.starlette.endpoints import (
     Visit,
     checked_endpoint,
+    in_step,
     is_of_kind,
     plain_annotation,
 )
@@ -42,7 +43,7 @@ class FastAPIEndpoint:
     def __init__(self, function: Callable[..., Any], choice: SessionChoice | None = None) -> None:
         checked_endpoint(function)
         self.is_coroutine = is_of_kind(function, inspect.iscoroutinefunction)
-        in_thread: Any = run_in_threadpool if choice is None else choice.in_thread
+        in_thread: Any = run_in_threadpool if choice is None else in_step
         self._call: Callable[..., Awaitable[Any]] = (
             function if self.is_coroutine else partial(in_thread, function)
         )
@@ -59,9 +60,9 @@ class FastAPIEndpoint:
     @property
     def signature(self) -> inspect.Signature:
         """The endpoint's own, without the session that we give to it, and with what we need."""
-        ours = self._choice is not None and not self._choice.depends
-        hidden = {self._choice.parameter} if ours and self._choice is not None else set()
-        shown = [each for each in self.parameters.values() if each.name not in hidden]
+        choice = self._choice
+        hidden = None if choice is None or choice.depends else choice.parameter
+        shown = [each for each in self.parameters.values() if each.name != hidden]
         # What follows the session may have no default, and FastAPI gives all by name.
         return inspect.Signature(
             sorted([*shown, *self._added()], key=lambda each: each.kind),

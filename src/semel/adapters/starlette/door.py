@@ -20,7 +20,7 @@ from semel.adapters.misplaced import Decorated, Routed, name_of, refuse_unprotec
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.starlette.answers import response_of_answer
 from semel.adapters.starlette.bodies import Body
-from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visit
+from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visit, in_step
 from semel.adapters.starlette.running import Running, shield
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
@@ -30,7 +30,8 @@ from semel.http.rulebook import Refusal, Rulebook
 from semel.sync import Idempotency
 
 if TYPE_CHECKING:
-    from semel.adapters.starlette.sessions import SessionChoice, SessionMode
+    from semel.adapters.starlette.session_running import SessionMode
+    from semel.adapters.starlette.sessions import SessionChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 SessionOption: TypeAlias = Callable[[], Any] | str
@@ -119,7 +120,7 @@ class Idempotent:
         """Make an endpoint of a function, as the framework calls it; a hook."""
         if choice is None:
             return StarletteEndpoint(function)
-        return StarletteEndpoint(function, choice.in_thread)
+        return StarletteEndpoint(function, in_step)
 
     def _protect(self, options: dict[str, Any], function: F) -> F:
         options = {**self._options, **options}
@@ -170,7 +171,7 @@ class Idempotent:
                     "with session= and a sync session alone"
                 )
             return None
-        mode = choice.mode(endpoint, book, name, self._engine)
+        choice.bind(endpoint, name)
         if not isinstance(self._given, str) and for_threads is choice.is_async:
             session, engine = (
                 ("an AsyncSession", "AsyncIdempotency")
@@ -181,7 +182,9 @@ class Idempotent:
                 f"{name} has a session that is {session}, which goes with an {engine}; a URL in "
                 "its place opens the kind that is needed"
             )
-        return mode
+        from semel.adapters.starlette.session_running import SessionMode  # noqa: PLC0415 - as below
+
+        return SessionMode(choice, book, partial(self._engine, is_async=choice.is_async))
 
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
         """Give the engine for sessions of a kind: that of the running loop, or that of threads."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args, get_origin
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -110,3 +113,38 @@ def plain_annotation(parameter: inspect.Parameter) -> Any:
     """Give the annotation of a parameter, without what `Annotated` adds to it."""
     annotation = parameter.annotation
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+# --- threads of requests with a sync session -----------------------------------------------------
+
+
+class _Limits(NamedTuple):
+    """What bounds the threads of one event loop."""
+
+    requests: CapacityLimiter
+    """How many requests with a sync session run at the same time: as many as plain endpoints."""
+    steps: CapacityLimiter
+    """Every step of those requests has a thread at once.
+
+    In the framework's own pool, the commit of one request would wait for threads of others, which
+    wait for the connection that it would give back.
+    """
+
+
+_limits: Final[RunVar[_Limits]] = RunVar("semel_session_limits")
+
+
+def limits_here() -> _Limits:
+    """Give the limits of the running event loop."""
+    try:
+        return _limits.get()
+    except LookupError:
+        at_once = to_thread.current_default_thread_limiter().total_tokens
+        made = _Limits(CapacityLimiter(at_once), CapacityLimiter(math.inf))
+        _limits.set(made)
+        return made
+
+
+async def in_step(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run one step of a request with a sync session in a thread."""
+    return await to_thread.run_sync(partial(function, *args, **kwargs), limiter=limits_here().steps)
