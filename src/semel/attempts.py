@@ -37,7 +37,12 @@ innermost = _current.get
 
 
 class Attempt(Struct, Generic[Result], eq=False):
-    """One try at an operation; `replayed` says that it was done before and nothing runs."""
+    """One try at an operation; `replayed` says that it was done before and nothing runs.
+
+    >>> with idem.attempt("order:42", scope="payments") as attempt:
+    ...     attempt.number, attempt.replayed, attempt.scope
+    (1, False, 'payments')
+    """
 
     identity: Identity
     number: int = 1
@@ -92,14 +97,21 @@ class Attempt(Struct, Generic[Result], eq=False):
         return self.lease is not None and self.lease.lost_at(monotonic())
 
     def derive(self, part: str) -> str:
-        """Make a stable key for a downstream call: the same on every attempt of this operation."""
+        """Make a stable key for a downstream call: the same on every attempt of this operation.
+
+        `part` names the call within the operation.
+
+        >>> with idem.attempt("order:42") as attempt:
+        ...     attempt.derive("capture")
+        'capture-d74552dfc76f70017047060620334ccc'
+        """
         return derived(self.identity, part)
 
     def derive_next(self, part: str) -> str:
         """Make a stable key for a call that may come several times: the n-th has its own.
 
-        The first is that of `derive(part)`. Every attempt counts anew, so calls that are made in
-        the same order get the same keys.
+        `part` names the call, as for `derive`, whose key is the first one. Every attempt counts
+        anew, so calls that are made in the same order get the same keys.
         """
         # Both steps are atomic: threads of one attempt never get the same number.
         number = next(self._counts.setdefault(part, count(1)))
@@ -137,7 +149,7 @@ class Attempt(Struct, Generic[Result], eq=False):
 
 
 class Outcome(Generic[Result]):
-    """What `run` gives: the value, whether it was replayed, and the attempt behind it."""
+    """What `run` returns: the `value`, whether it was `replayed`, and the `attempt` behind it."""
 
     __slots__ = ("attempt", "replayed", "value")
 
@@ -156,7 +168,11 @@ class Outcome(Generic[Result]):
 
 
 def current_attempt() -> Attempt | None:
-    """Give the attempt that is running in this context, or None."""
+    """Return the attempt that is running in this context, or None.
+
+    >>> idem.execute("order:42", lambda: current_attempt().key)
+    'order:42'
+    """
     attempt = _current.get()
     # A task that outlives the attempt it was started in keeps the variable, not the attempt.
     while attempt is not None and not attempt.runs:

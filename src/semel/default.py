@@ -67,7 +67,12 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
 def configure(
     url_or_store: str | Store | None = None, **options: Unpack[EngineOptions]
 ) -> Idempotency:
-    """Make the default engine anew: the same arguments as `Idempotency`."""
+    """Make the default engine anew: `url_or_store` and `options` are those of `Idempotency`.
+
+    >>> engine = configure("memory://", policy=Policy(ttl=3600))
+    >>> execute("order:42", lambda: "paid")
+    'paid'
+    """
     engine = Idempotency(url_or_store, **options)
     _default.replace(engine)
     return engine
@@ -82,7 +87,11 @@ def execute(
     returns: type[T] | None = None,
     policy: Policy | None = None,
 ) -> T:
-    """`Idempotency.execute` on the default engine."""
+    """`Idempotency.execute` on the default engine.
+
+    >>> execute("order:42", charge, scope="payments")
+    'paid'
+    """
     return default_engine().execute(
         key, fn, scope=scope, payload=payload, returns=returns, policy=policy
     )
@@ -97,7 +106,11 @@ def run(
     returns: type[T] | None = None,
     policy: Policy | None = None,
 ) -> Outcome[T]:
-    """`Idempotency.run` on the default engine."""
+    """`Idempotency.run` on the default engine.
+
+    >>> run("order:42", charge).replayed
+    False
+    """
     return default_engine().run(
         key, fn, scope=scope, payload=payload, returns=returns, policy=policy
     )
@@ -112,7 +125,11 @@ def consume(
     ttl: Duration | None = None,
     policy: Policy | None = None,
 ) -> bool:
-    """`Idempotency.consume` on the default engine."""
+    """`Idempotency.consume` on the default engine.
+
+    >>> consume("message:7", charge)
+    True
+    """
     return default_engine().consume(key, fn, scope=scope, payload=payload, ttl=ttl, policy=policy)
 
 
@@ -131,7 +148,14 @@ def once(
     policy: Policy | None = None,
 ) -> OnceDecorator: ...
 def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
-    """`Idempotency.once` on the default engine, asked for at each call."""
+    """`Idempotency.once` on the default engine, asked for at each call.
+
+    >>> @once("order:{number}")
+    ... def pay(number: int) -> str:
+    ...     return f"paid {number}"
+    >>> pay(42)
+    'paid 42'
+    """
     return OnceDecorator.of(default_engine, given, key=key, **options)
 
 
@@ -161,7 +185,11 @@ def attempt(
     payload: object = UNSET,
     policy: Policy | None = None,
 ) -> AttemptContext[Any]:
-    """`Idempotency.attempt` on the default engine."""
+    """`Idempotency.attempt` on the default engine.
+
+    >>> with attempt("order:42") as running:
+    ...     running.result = "paid"
+    """
     return default_engine().attempt(
         key, returns=returns, scope=scope, payload=payload, policy=policy
     )

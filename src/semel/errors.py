@@ -132,7 +132,11 @@ class InvalidKey(IdempotencyError, ValueError):
 
 
 class ConcurrentRequest(IdempotencyError):
-    """The same key is running elsewhere, and this caller does not wait for it."""
+    """The same key is running elsewhere, and this caller does not wait for it.
+
+    `message` is the text of the policy, if it has one; `retry_after` is how many seconds the
+    running attempt has at most, if the store says so.
+    """
 
     code = "concurrent_request"
     retry_helps = True
@@ -147,7 +151,8 @@ class ConcurrentRequest(IdempotencyError):
 class TooManyWaiting(ConcurrentRequest):
     """The same key is running, and `max_waiting` calls of this engine wait already.
 
-    Nothing ran, and the caller may try again. HTTP and gRPC answer it as any `ConcurrentRequest`.
+    Nothing ran, and the caller may try again. HTTP and gRPC answer it as any `ConcurrentRequest`,
+    whose `message` and `retry_after` it has.
     """
 
     code = "too_many_waiting"
@@ -166,7 +171,10 @@ class TooManyWaiting(ConcurrentRequest):
 
 
 class DuplicateRequest(IdempotencyError):
-    """The key was used before, and the policy rejects duplicates (guard mode)."""
+    """The key was used before, and the policy rejects duplicates (guard mode).
+
+    `message` is the text of the policy, if it has one.
+    """
 
     code = "duplicate_request"
     http_status = 409
@@ -183,7 +191,11 @@ class NestedCall(IdempotencyError):
 
 
 class PayloadMismatch(IdempotencyError):
-    """The same key came with another payload; nothing ran and the record is unchanged."""
+    """The same key came with another payload; nothing ran and the record is unchanged.
+
+    `superseded` says that a newer payload has replaced this one (mismatch="replace"); `message` is
+    another text.
+    """
 
     code = "payload_mismatch"
     http_status = 422
@@ -222,7 +234,7 @@ class OutcomeUnknown(IdempotencyError):
 
 
 class PreviousFailure(IdempotencyError):
-    """The key failed for good before; carries the type name and message of that failure."""
+    """The key failed for good before; `type_name` and `message` are those of that failure."""
 
     code = "previous_failure"
     http_status = 409
@@ -235,7 +247,7 @@ class PreviousFailure(IdempotencyError):
 
 
 class AttemptsExhausted(IdempotencyError):
-    """The key was tried as often as its policy allows."""
+    """The key was tried as often as its policy allows; `number` is how often."""
 
     code = "attempts_exhausted"
     http_status = 409
@@ -256,7 +268,7 @@ class LeaseLost(IdempotencyError):
 
 
 class ResultUnavailable(IdempotencyError):
-    """The operation succeeded, but its result cannot be given back."""
+    """The operation succeeded, but its result cannot be returned; `reason` says why."""
 
     code = "result_unavailable"
     http_status = 409
@@ -333,7 +345,7 @@ class ValueRejected(StoreError):
 
 
 class RecordUnreadable(StoreError):
-    """A record is there but cannot be understood; nothing ran and it was left as it is."""
+    """A record is there but cannot be understood, for this `reason`; nothing ran."""
 
     code = "record_unreadable"
     retry_helps = False

@@ -35,7 +35,12 @@ __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"
 
 
 class IdempotencyMiddleware:
-    """Protects the requests that have a key; see `semel.http` for the rules and options."""
+    """Protects the requests to `app` that have a key; see `semel.http` for the rules and options.
+
+    `idempotency` is an AsyncIdempotency, or a URL.
+
+    >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
+    """
 
     def __init__(
         self,

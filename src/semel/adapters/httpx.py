@@ -44,7 +44,10 @@ _FOR_THREADS: Final = "an httpx.Client takes an IdempotentTransport, not an asyn
 class IdempotentTransport(httpx.BaseTransport):
     """Sends requests through another transport, with a key, until they are answered.
 
-    Proxies, certificates and limits are those of the wrapped transport, not of the client.
+    `wrapped` is that transport, else one of httpx. Proxies, certificates and limits are its own,
+    not those of the client. `sleep` waits between two tries.
+
+    >>> client = httpx.Client(transport=IdempotentTransport(retries=5))
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class IdempotentTransport(httpx.BaseTransport):
 
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
-    """The same for `httpx.AsyncClient`."""
+    """The same for `httpx.AsyncClient`; `wrapped` is an async transport, and `sleep` is awaited."""
 
     def __init__(
         self,

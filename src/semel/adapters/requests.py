@@ -34,7 +34,14 @@ A redirect or an authentication makes a copy of a request, and the hooks are all
 
 
 class IdempotentAdapter(HTTPAdapter):
-    """Sends requests, with a key, until they are answered; `pool_...` and `max_retries` as ever."""
+    """Sends requests, with a key, until they are answered.
+
+    `pool_connections`, `pool_maxsize`, `pool_block` and `max_retries` are those of `HTTPAdapter`.
+    `sleep` waits between two tries.
+
+    >>> session = requests.Session()
+    >>> session.mount("https://", IdempotentAdapter(retries=5))
+    """
 
     __attrs__ = [*HTTPAdapter.__attrs__, "_rules", "_sleep"]  # noqa: RUF012 - what is pickled, as there
 

@@ -39,7 +39,12 @@ __all__ = ["App", "Environ", "IdempotencyMiddleware", "StartResponse"]
 
 
 class IdempotencyMiddleware:
-    """Protects the requests that have a key; see `semel.http` for the rules and options."""
+    """Protects the requests to `app` that have a key; see `semel.http` for the rules and options.
+
+    `idempotency` is an Idempotency, or a URL.
+
+    >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
+    """
 
     def __init__(
         self, app: App, idempotency: Idempotency | str, **options: Unpack[MiddlewareOptions]

@@ -33,6 +33,13 @@ class AsyncMarks:
     """Marks of one engine: `idem.marks`. A result of 0, "", [] or None is a result like any other.
 
     The records are those of `execute` and `consume`: what one of them finished is marked as done.
+    Each `key` (or each of several `keys`) belongs to a `scope`. `ttl` is how long a mark is kept,
+    else as the policy says; `returns` is the class that a result is read as.
+
+    >>> await idem.marks.set_result("order:42", "paid", ttl=3600)
+    True
+    >>> await idem.marks.get_result("order:42")
+    'paid'
     """
 
     def __init__(self, engine: AsyncIdempotency) -> None:
@@ -67,7 +74,7 @@ class AsyncMarks:
     async def set_result(
         self, key: str, value: object, *, ttl: Duration | None = None, scope: str = "default"
     ) -> bool:
-        """Mark as done with a result; False when it is done or running already."""
+        """Mark as done with `value` as its result; False when it is done or running already."""
         ask = self._put(key, value, ttl, scope)
         return await self._put_one(ask)
 
@@ -156,7 +163,7 @@ class AsyncMarks:
     async def set_result_many(
         self, results: Mapping[str, object], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
-        """Mark each key as done with its result; False where it is done or running already."""
+        """Mark each key of `results` as done with its result; False where it is done or running."""
         asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
         store = self._store
         answers: list[bool | StoreError]

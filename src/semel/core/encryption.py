@@ -24,9 +24,13 @@ KEY_ID_LIMIT: Final = 255
 
 
 class EncryptedCodec:
-    """Encrypts what another codec writes; every key in `keys` reads, `primary` writes.
+    """Encrypts what the codec `inner` writes (json); every key in `keys` reads, `primary` writes.
 
     To rotate: add a key and make it primary; remove the old one when its last record has expired.
+
+    >>> codec = EncryptedCodec(keys={"2026": os.urandom(32)}, primary="2026")
+    >>> Policy(codec=codec)
+    Policy(codec=EncryptedCodec('aesgcm/1+json/1'))
     """
 
     def __init__(
@@ -45,7 +49,10 @@ class EncryptedCodec:
         return f"EncryptedCodec({self.name!r})"
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
-        """Encode with the inner codec, then encrypt with the primary key."""
+        """Encode `value` with the inner codec, then encrypt with the primary key.
+
+        `context` is bound to the result; `hint` is for the inner codec.
+        """
         plain = self._inner.encode(value, context, hint)
         nonce = os.urandom(NONCE_BYTES)
         sealed = self._ciphers[self._primary].encrypt(
@@ -54,7 +61,10 @@ class EncryptedCodec:
         return _prefixed(self._primary) + nonce + sealed
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
-        """Decrypt with the key that the data names, then read with the inner codec."""
+        """Decrypt with the key that `data` names, then read with the inner codec.
+
+        `context` must be that of `encode`; `hint` is for the inner codec.
+        """
         key_id, nonce, sealed = _split(data)
         cipher = self._ciphers.get(key_id)
         if cipher is None:

@@ -104,7 +104,10 @@ _DIGEST_MARK = ":%-"
 
 
 def derive_key(key: str, part: str) -> str:
-    """Make the key of one part of an operation: `derive_key("req-001", "item-A")`.
+    """Make the key of one `part` of an operation from the `key` of the whole.
+
+    >>> derive_key("req-001", "item-A")
+    'req-001:item-A'
 
     `%` and `:` inside the part are escaped, so that two different pairs never give the same key.
     """
@@ -139,10 +142,13 @@ _RANDOM_BITS = 62
 
 
 class KeyGenerator:
-    """Makes new keys without any store: `KeyGenerator("shop").new()` gives `shop-0192...`.
+    """Makes new keys without any store, each with the name `app` in front if given.
 
-    Style "time" is UUID version 7: it sorts by the time it was made, which spares indexes.
-    Style "uuid" is UUID version 4: nothing but random.
+    >>> KeyGenerator("shop").new()
+    'shop-...'
+
+    The `style` "time" is UUID version 7: it sorts by the time it was made, which spares indexes.
+    The style "uuid" is UUID version 4: nothing but random.
     """
 
     __slots__ = ("_last", "_make", "_prefix")
@@ -182,7 +188,11 @@ _generator = KeyGenerator()
 
 
 def new_key(app: str | None = None) -> str:
-    """Make a time-ordered key, with the application's name in front if given."""
+    """Make a time-ordered key, with the application's name `app` in front if given.
+
+    >>> new_key("shop")
+    'shop-...'
+    """
     if app is None:
         return _generator.new()
     return KeyGenerator(app).new()

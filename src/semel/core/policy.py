@@ -109,7 +109,11 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 
     @classmethod
     def preset(cls, name: str, **changes: Unpack[PolicyFields]) -> Policy:
-        """Look a preset up by name: http, message, job, payment, coupon; `changes` win over it."""
+        """Look a preset up by `name`: http, message, job, payment, coupon; `changes` win over it.
+
+        >>> Policy.preset("job", lease=60)
+        Policy(ttl=86400.0, lease=60.0)
+        """
         if name not in PRESETS:
             known = ", ".join(PRESETS)
             raise ConfigError(f"no policy preset is called {name!r}; known: {known}")
@@ -133,7 +137,11 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 
     @classmethod
     def payment(cls, **changes: Unpack[PolicyFields]) -> Policy:
-        """Payments: kept for 3 days, payload needed and compared, held after a crash."""
+        """Payments: kept for 3 days, payload needed and compared, held after a crash.
+
+        >>> Policy.payment(ttl=7 * 86400).abandoned
+        'hold'
+        """
         return cls.preset("payment", **changes)
 
     @classmethod

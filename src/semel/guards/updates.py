@@ -21,7 +21,14 @@ from semel.guards.rows import Guarded, GuardedRow
 
 
 class VersionGuard:
-    """Updates rows of a table whose version column is still the one that the caller has seen."""
+    """Updates rows of a `table` whose version is still the one that the caller has seen.
+
+    `id_column` names the row, and `version_column` is the one that is compared.
+
+    >>> guard = VersionGuard("accounts")
+    >>> guard.update(connection, 7, expected_version=3, changes={"name": "new"})
+    Applied(value=4)
+    """
 
     def __init__(
         self, table: str, *, id_column: str = "id", version_column: str = "version"
@@ -31,7 +38,11 @@ class VersionGuard:
     def update(
         self, connection: Any, row_id: object, expected_version: int, changes: Mapping[str, object]
     ) -> Guarded:
-        """Change the row and raise its version by one, if it still has the expected one."""
+        """Change the row and raise its version by one, if it still is `expected_version`.
+
+        `connection` is a DB-API connection, or one of SQLAlchemy; `row_id` names the row, and
+        `changes` are the columns to write. Nothing is committed here.
+        """
         expected = checks.whole_number("expected_version", expected_version)
         written = self._row.changes(changes)
         if not written:
@@ -40,9 +51,14 @@ class VersionGuard:
 
 
 class StateGuard:
-    """Moves rows of a table along the allowed transitions: `{"paid": {"new"}, ...}`, by target.
+    """Moves rows of a `table` along the allowed `transitions`: `{"paid": {"new"}, ...}`, by target.
 
-    Give all `states` to have a mistyped one refused; without them nobody can know that it is.
+    `id_column` names the row, and `state_column` is the one that is compared. Give all `states` to
+    have a mistyped one rejected; without them nobody can know that it is.
+
+    >>> guard = StateGuard("accounts", {"paid": {"new"}})
+    >>> guard.transition(connection, 7, "paid")
+    Applied(value='paid')
     """
 
     def __init__(
@@ -65,7 +81,10 @@ class StateGuard:
         *,
         changes: Mapping[str, object] | None = None,
     ) -> Guarded:
-        """Move the row to the target state, with other changes, if its state allows that."""
+        """Move the row `row_id` to the state `target`, with other `changes`, if that is allowed.
+
+        `connection` is as for `VersionGuard`.
+        """
         if checks.state("target", target) not in self._sources:
             raise ConfigError(f"no transition leads to {target!r}")
         written = self._row.changes({} if changes is None else changes)
@@ -82,7 +101,14 @@ def update_if_version(
     id_column: str = "id",
     version_column: str = "version",
 ) -> Guarded:
-    """Do what `VersionGuard(table).update` does, once."""
+    """Do what `VersionGuard(table).update` does, once.
+
+    `connection`, `row_id`, `expected_version` and `changes` are those of `update`; `id_column` and
+    `version_column` those of the guard.
+
+    >>> update_if_version(connection, "accounts", 7, expected_version=3, changes={"name": "new"})
+    Applied(value=4)
+    """
     guard = VersionGuard(table, id_column=id_column, version_column=version_column)
     return guard.update(connection, row_id, expected_version, changes)
 
@@ -98,7 +124,14 @@ def transition(
     id_column: str = "id",
     state_column: str = "state",
 ) -> Guarded:
-    """Do what `StateGuard(table, {target: source}).transition` does, once."""
+    """Do what `StateGuard(table, {target: source}).transition` does, once.
+
+    `connection`, `row_id` and `changes` are those of `transition`; `id_column` and `state_column`
+    those of the guard.
+
+    >>> transition(connection, "accounts", 7, "new", "paid")
+    Applied(value='paid')
+    """
     flow = {checks.state("target", target): source}
     guard = StateGuard(table, flow, id_column=id_column, state_column=state_column)
     return guard.transition(connection, row_id, target, changes=changes)

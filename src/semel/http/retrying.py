@@ -52,6 +52,8 @@ class ClientOptions(TypedDict, total=False):
 class ClientRules:
     """The options of a client, complete and checked.
 
+    header           where the key goes
+    methods          of requests that get a key
     retries          tries after the first one
     backoff          the first wait; each further one is twice as long, up to `backoff_max`
     retry_after_max  a server that asks for a longer wait is not asked again
@@ -82,7 +84,7 @@ class ClientRules:
         """Makes the key of a call that no attempt makes."""
 
     def backoff_after(self, made: int) -> float:
-        """Seconds of our own before the next try: clients that failed together come back apart."""
+        """Seconds to wait after so many tries `made`; with jitter, so that clients come apart."""
         longest = min(self.backoff_max, self.backoff * 2.0**made)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
@@ -98,7 +100,9 @@ class ClientRules:
     ) -> Sending | None:
         """Say how a request is sent; None = it is none of ours.
 
-        `known` is the call that the request brought along, `given` the header that it has already.
+        `target` is where it goes. `known` is the call that the request brought along, `given` the
+        header that it has already, and `attempt` the one that runs. A body that cannot be sent
+        twice is not `repeatable`. `now` is the time.
         """
         call = known
         if call is None or call.done or given not in {None, call.line}:

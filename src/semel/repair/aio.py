@@ -24,9 +24,14 @@ logger = logging.getLogger(__name__)
 class AsyncReconciler:
     """Finds abandoned attempts and lets the resolver of their scope say what became of them.
 
-    It takes an engine, a store object or a URL (None: from the settings). Use it with `async with`
-    to run in a task every `every` seconds, or await `run_once()` from a job of your own. Resolvers
-    may be async; plain functions are run in threads.
+    Use it with `async with` to run in a task every `every` seconds, or await `run_once()` from a
+    job of your own. Resolvers may be async; plain functions are run in threads.
+
+    `idempotency` is an engine, a store object or a URL (None: from the settings), and `resolvers`
+    has a function for each scope. An attempt is looked at when it has been abandoned for
+    `older_than` seconds. After an unknown outcome it is asked again, first after `backoff` seconds,
+    `max_tries` times in all. A resolver has `lease` seconds. `name` and `audit` say who decides,
+    and where that is written.
     """
 
     def __init__(

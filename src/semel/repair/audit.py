@@ -39,14 +39,17 @@ def entry(decision: Decision) -> dict[str, Any]:
 
 
 def log_audit(decision: Decision) -> None:
-    """Write the entry to the logger `semel.audit`; its fields are in the record's `semel`."""
+    """Write a `decision` to the logger `semel.audit`; its fields are in the record's `semel`."""
     fields = entry(decision)
     text = " ".join(f"{name}={value}" for name, value in fields.items())
     audit_logger.log(max(decision.level, logging.INFO), "%s", text, extra={"semel": fields})
 
 
 class AuditFile:
-    """Appends one line of JSON for each decision; several processes may share the file."""
+    """Appends one line of JSON for each decision to the file at `path`.
+
+    Several processes may share the file.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)

@@ -29,7 +29,13 @@ class Health(Struct, frozen=True):
 
 
 def health(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
-    """Look at a store: one at hand, an engine's, or by its URL (None: from the settings)."""
+    """Look at the store of a `place`: an engine, a store or a URL (None: from the settings).
+
+    The answer has an alert when something has been stuck for `alert_after` seconds.
+
+    >>> health(idem).alert
+    False
+    """
     patience = seconds("alert_after", alert_after, zero=True)
     with listing(place) as store:
         return run(_looked_at(store, patience))

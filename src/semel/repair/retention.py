@@ -28,12 +28,16 @@ def purge(
     abandoned_after: Duration | None = None,
     max_seconds: Duration | None = None,
 ) -> int:
-    """Remove expired records of a store, an engine's store or a URL; tells how many went.
+    """Remove expired records, `batch` at a time; returns how many went.
 
-    With None the store is the settings'. With `abandoned_after`, also attempts abandoned that long
-    ago which nobody holds. Live and held records are never removed. After each batch it rests for
-    `pause`, or for as long as the batch took if that is longer; with a `pause` of 0 it never rests.
-    It ends with the first batch that is not full, or after `max_seconds`.
+    `place` is an engine, a store or a URL; None: what the settings say. With `abandoned_after`,
+    also attempts abandoned that long ago which nobody holds. Live and held records are never
+    removed. After each batch it rests for `pause`, or for as long as the batch took if that is
+    longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
+    after `max_seconds`.
+
+    >>> purge(idem)
+    0
     """
     with listing(place) as store:
         return run(

@@ -27,10 +27,15 @@ def settle(
     name: str | None = None,
     audit: Audit | None = None,
 ) -> Decision | None:
-    """Decide what became of an abandoned attempt; None = the key has none.
+    """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
 
-    The outcome is kept for `ttl`, or as long as the engine's policy of the scope says; the decision
-    says until when. A held attempt whose policy the engine does not know needs `ttl`.
+    `idempotency` is the engine, and `resolution` what was found out: `Succeeded(value)` or
+    `Failed(error)`. `name` and `audit` say who decides, and where that is written. The outcome is
+    kept for `ttl`, or as long as the engine's policy of the scope says; the decision says until
+    when. A held attempt whose policy the engine does not know needs `ttl`.
+
+    >>> settle(idem, "order:42", Succeeded("ch_42"), scope="payments", ttl=3 * 86400) is None
+    True
     """
     return run(_settled(idempotency, key, resolution, scope=scope, ttl=ttl, name=name, audit=audit))
 

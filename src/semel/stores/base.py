@@ -40,10 +40,15 @@ T = TypeVar("T")
 
 
 class Store(Protocol):
-    """A store for threads."""
+    """A store for threads.
+
+    An `identity` is a scope and a key. An `owner` is the random id of one attempt. `lease` and
+    `ttl` are seconds from now: how long an attempt runs unless renewed, and how long what has ended
+    is kept. `result` and `error` are bytes that a store does not look into.
+    """
 
     def claim(self, ask: ClaimRequest) -> Claim:
-        """Ask to run the operation; the answer says who may, and what is known."""
+        """Ask to run the operation; the answer to `ask` says who may, and what is known."""
         ...
 
     def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
@@ -71,6 +76,7 @@ class Store(Protocol):
     ) -> bool:
         """Store the failure of this owner's attempt; False when it was replaced.
 
+        A `retryable` one may be claimed again, and with `keep_fingerprint` only by its payload.
         With ran=False the function was never called: the record's number is lowered by one, so that
         the next claim has the number that this one had. The fence stays.
         """
@@ -137,7 +143,7 @@ class AsyncStore(Protocol):
 
 @runtime_checkable
 class Batching(Protocol):
-    """Many identities, one round trip, one commit. Each member has its own answer."""
+    """Many `identities`, or `asks`, in one round trip and one commit. Each has its own answer."""
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]: ...
     def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]: ...
@@ -209,7 +215,7 @@ class Partitioned(Protocol):
     """A store on several servers, each of which may hang while the others answer."""
 
     def server_of(self, identity: Identity) -> Hashable:
-        """Name the server that has the record, as far as is known; None = there is only one.
+        """Name the server that has the record of an `identity`; None = there is only one.
 
         It asks nobody. Renewals of different servers are sent by different threads or tasks.
         """
@@ -241,12 +247,17 @@ class Scannable(Protocol):
     ) -> Page:
         """List records page by page; `prefix` is the beginning of the key. A page may be short.
 
-        A record that cannot be read is left out, and a warning names it; it hides no other.
+        `scope` and `state` leave out all others, `limit` is the most records of a page, and
+        `cursor` that of the page before. A record that cannot be read is left out, and a warning
+        names it; it hides no other.
         """
         ...
 
     def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
-        """Abandoned records whose lease ended at least `older_than` seconds ago, oldest first."""
+        """List abandoned records whose lease ended `older_than` seconds ago or before.
+
+        The oldest come first, `limit` of them at most.
+        """
         ...
 
     def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
@@ -285,7 +296,10 @@ class Repairing(Protocol):
     """A store whose abandoned records can be given to a resolver."""
 
     def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
-        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
+        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do.
+
+        `identity`, `owner` and `lease` are as for `claim`.
+        """
         ...
 
 
@@ -361,9 +375,10 @@ class Notifying(Protocol):
     """
 
     def watch(self, identity: Identity) -> AbstractContextManager[Watch]:
-        """Listen for the end of the record's running attempt while the `with` block lasts.
+        """Listen for the end of an identity's running attempt while the `with` block lasts.
 
-        Entering sends a request at most, and leaving neither waits nor fails.
+        `identity` names the record. Entering sends a request at most, and leaving neither waits nor
+        fails.
         """
         ...
 
@@ -379,7 +394,7 @@ class Transactional(Protocol):
     """A store whose record can be written on the caller's own connection (one commit for both)."""
 
     def on_connection(self, connection: object) -> Store:
-        """The same store, speaking through the caller's open transaction."""
+        """The same store, speaking through the open transaction of the caller's `connection`."""
         ...
 
 

@@ -245,7 +245,8 @@ class Batcher:
     """A lane for claims and a lane for completes.
 
     `single` has a store's verbs for one member, `many` those for many, which may also answer
-    `ALONE`: ask for this member by itself.
+    `ALONE`: ask for this member by itself. A batch has at most `most_members`, and ends with the
+    member that makes it larger than `most_bytes`.
     """
 
     def __init__(

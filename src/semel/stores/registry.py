@@ -77,11 +77,14 @@ def open_store(
     timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> Store:
-    """Open a store for threads: `open_store("sqlite:///semel.db")`.
+    """Open the store of a `url` for threads; it connects on first use.
 
-    `timeout` bounds each store call in seconds; further options go to the store itself. With
-    `behind`, a URL or a store, Redis only stands in front: `open_store("redis://localhost",
-    behind="sqlite:///semel.db")`.
+    `prefix` stands in front of all names in the store. `timeout` bounds each store call in seconds;
+    further options go to the store itself. With `behind`, a URL or a store, Redis only stands in
+    front: `open_store("redis://localhost", behind="sqlite:///semel.db")`.
+
+    >>> store = open_store("memory://", timeout=2.0)
+    >>> idem = Idempotency(store)
     """
     if behind is not None:
         options["behind"] = behind
@@ -97,7 +100,13 @@ def open_async_store(
     timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> AsyncStore:
-    """Open a store for asyncio: `open_async_store("redis://localhost")`. Connects on first use."""
+    """Open the store of a `url` for asyncio; it connects on first use.
+
+    `behind`, `prefix`, `timeout` and further options are those of `open_store`.
+
+    >>> store = open_async_store("memory://")
+    >>> idem = AsyncIdempotency(store)
+    """
     if behind is not None:
         options["behind"] = behind
     opener: Callable[..., AsyncStore] = _opener(url, "open_async_store", options)

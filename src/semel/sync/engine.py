@@ -36,8 +36,17 @@ CONSUMING = Policy(concurrent="reject")
 class Idempotency(TransactionRunner):
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
-    It takes a store URL, a store object, or nothing (then the settings decide).
+    `url_or_store` is a store URL, a store object, or nothing (then the settings decide).
     Any number of threads may use it.
+
+    `policy` is the policy of all calls, `scopes` what differs in a scope. `hooks` are called with
+    each event. `prefix`, `key_pattern` and `max_waiting` are as in the settings. `codecs` read old
+    results, beside those of the policies. `cache` is how many finished results are kept in this
+    process, each for `cache_ttl` at most.
+
+    >>> with Idempotency("memory://", policy=Policy(ttl=3600)) as idem:
+    ...     idem.execute("order:42", charge)
+    'paid'
     """
 
     def execute(
@@ -50,7 +59,15 @@ class Idempotency(TransactionRunner):
         returns: type[T] | None = None,
         policy: Policy | None = None,
     ) -> T:
-        """Run `fn` once per key and give its result; duplicates wait, then get the same."""
+        """Run `fn` once per `key` and return its result; duplicates wait, then get the same.
+
+        `scope` is the kind of operation: each has its own keys. `payload` is what every call with
+        this key has to say again: another one raises `PayloadMismatch`. `returns` is the class of
+        the result, where `fn` does not declare it. `policy` wins over that of the engine.
+
+        >>> idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
+        'paid'
+        """
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
@@ -67,7 +84,14 @@ class Idempotency(TransactionRunner):
         returns: type[T] | None = None,
         policy: Policy | None = None,
     ) -> Outcome[T]:
-        """Do what `execute` does, and tell whether the value was replayed and by which attempt."""
+        """Do what `execute` does, and tell whether the value was replayed and by which attempt.
+
+        `key`, `fn`, `scope`, `payload`, `returns` and `policy` are those of `execute`.
+
+        >>> outcome = idem.run("order:42", charge)
+        >>> outcome.value, outcome.replayed, outcome.attempt.number
+        ('paid', False, 1)
+        """
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
@@ -86,7 +110,13 @@ class Idempotency(TransactionRunner):
         """Handle a message once: True = ran now, False = was done before.
 
         A message that is being handled elsewhere raises `ConcurrentRequest` at once, so that it
-        is never acknowledged as done by mistake.
+        is never acknowledged as done by mistake. `key`, `fn`, `scope`, `payload` and `policy` are
+        those of `execute`; `ttl` is how long it is remembered that the message was handled.
+
+        >>> idem.consume("message:7", charge, ttl=86400)
+        True
+        >>> idem.consume("message:7", charge)
+        False
         """
         self._check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
@@ -110,7 +140,19 @@ class Idempotency(TransactionRunner):
         policy: Policy | None = None,
     ) -> OnceDecorator: ...
     def once(self, given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
-        """Decorate a function: each call runs once per key made from its arguments."""
+        """Decorate a function: each call runs once per key made from its arguments.
+
+        The key is a template such as "order:{order.id}", or `key`, which may also be a function of
+        the arguments; without both it is a digest of all arguments. `scope` is the name of the
+        function unless given. `payload` names the arguments to compare. `ttl` and `message` are
+        fields of a policy, and `policy` is a whole one.
+
+        >>> @idem.once("order:{number}", ttl=3600)
+        ... def pay(number: int) -> str:
+        ...     return f"paid {number}"
+        >>> pay(42)
+        'paid 42'
+        """
         return OnceDecorator.of(lambda: self, given, key=key, **options)
 
     @overload
@@ -142,17 +184,37 @@ class Idempotency(TransactionRunner):
         payload: object = UNSET,
         policy: Policy | None = None,
     ) -> AttemptContext[Any]:
-        """Do the same by hand: `with idem.attempt(key) as attempt: ...`."""
+        """Do what `execute` does by hand, in a block that may run or find a stored result.
+
+        `key`, `scope`, `payload` and `policy` are those of `execute`. `returns` is the class of the
+        result: a replay is read as that class, and type checkers know it.
+
+        >>> with idem.attempt("order:42", returns=str) as attempt:
+        ...     if not attempt.replayed:
+        ...         attempt.result = "paid"
+        >>> attempt.result
+        'paid'
+        """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AttemptContext(self, call)
 
     @property
     def marks(self) -> Marks:
-        """Plain marks on the same records: check, set, do, results, and batches of them."""
+        """Plain marks on the same records: check, set, do, results, and batches of them.
+
+        >>> idem.marks.set("order:42")
+        True
+        >>> idem.marks.check("order:42")
+        True
+        """
         return Marks(self)
 
     def peek(self, key: str, *, scope: str = "default") -> Record | None:
-        """Read the record of a key, without changing anything."""
+        """Read the record of a `key` in a `scope`, without changing anything; None: there is none.
+
+        >>> idem.peek("order:42") is None
+        True
+        """
         identity = self._identity(key, scope)
         try:
             return self._store.get(identity)
@@ -162,7 +224,10 @@ class Idempotency(TransactionRunner):
     def records(
         self, *, scope: str | None = None, prefix: str = "", state: State | None = None
     ) -> Iterator[Record]:
-        """List records, page by page; `prefix` is the beginning of the key."""
+        """List records, page by page, of one `scope` or `state` if given.
+
+        `prefix` is the beginning of the key.
+        """
         if not isinstance(self._store, Scannable):
             raise ConfigError(f"{type(self._store).__name__} cannot list its records")
         cursor: str | None = None
@@ -175,7 +240,10 @@ class Idempotency(TransactionRunner):
                 return
 
     def forget(self, key: str, *, scope: str = "default") -> bool:
-        """Remove the record of a key: the next call runs again. False when there was none."""
+        """Remove the record of a `key` in a `scope`: the next call runs again.
+
+        False when there was none.
+        """
         identity = self._identity(key, scope)
         try:
             return self._store.forget(identity)

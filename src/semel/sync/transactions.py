@@ -86,7 +86,14 @@ class TransactionRunner(Runner):
     ) -> TransactionContext[Any]:
         """Write the record in the caller's own open transaction.
 
-        Record and business rows are committed together, by the caller, or not at all.
+        Record and business rows are committed together, by the caller, or not at all. `connection`
+        is a connection, or a session, with an open transaction, and `table` the name of the table
+        of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
+        are those of `attempt`.
+
+        >>> with idem.transaction(connection, "order:42") as attempt:
+        ...     if not attempt.replayed:
+        ...         attempt.result = "paid"
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return TransactionContext(self, call, connection, table)
@@ -100,7 +107,11 @@ class TransactionRunner(Runner):
         policy: Policy | None = None,
         table: str | None = None,
     ) -> TransactionsContext:
-        """Do the same with several keys, claimed in an order that is everybody's; gives a dict."""
+        """Do the same with several `keys` at once; the block gets a dict of their attempts.
+
+        They are claimed in one order, so that two such transactions do not block each other.
+        `connection`, `scope`, `policy` and `table` are those of `transaction`.
+        """
         refusals.check_keys(keys)
         rules = self._rules(scope, policy)
         calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
@@ -121,7 +132,9 @@ class TransactionRunner(Runner):
     ) -> T:
         """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
 
-        Duplicates get the stored result. `begin` is, for example, `Session.begin`.
+        Duplicates get the stored result. `begin` is, for example, `Session.begin`, and `fn` gets
+        the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
+        `scope`, `payload` and `policy` are those of `execute`.
         """
         refusals.check_begin(begin)
         self._check_function(fn)

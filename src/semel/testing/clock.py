@@ -11,7 +11,13 @@ START = 1_700_000_000.0
 
 
 class FakeClock:
-    """Seconds that pass by `advance` alone: `MemoryStore(clock=FakeClock())`."""
+    """Seconds from `start` on that pass by `advance` alone: `MemoryStore(clock=FakeClock())`.
+
+    >>> clock = FakeClock(start=1000.0)
+    >>> clock.advance(by=60)
+    >>> clock()
+    1060.0
+    """
 
     def __init__(self, start: float = START) -> None:
         self._now = start
@@ -22,11 +28,11 @@ class FakeClock:
         return self._now
 
     def advance(self, by: Duration) -> None:
-        """Let time pass."""
+        """Let time pass, `by` so many seconds, or a timedelta."""
         self._move(seconds("the time that passes", by, zero=True))
 
     def set_back(self, by: Duration) -> None:
-        """Let the clock go wrong, as when somebody sets it back."""
+        """Let the clock go wrong, as when somebody sets it back `by` so many seconds."""
         self._move(-seconds("what the clock is set back by", by))
 
     def _move(self, by: float) -> None:

@@ -180,7 +180,7 @@ class StoreDriver:
     # --- many callers at once ------------------------------------------------------------
 
     def race(self, asks: Sequence[ClaimRequest]) -> list[Claim]:
-        """Send all claims at the same moment, each from a thread or task of its own."""
+        """Send all claims, `asks`, at the same moment, each from a thread or task of its own."""
         return self.race_verbs([("claim", ask) for ask in asks])
 
     def race_verbs(self, calls: Sequence[tuple[Any, ...]], *, apart: float = 0.0) -> list[Any]:

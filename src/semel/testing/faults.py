@@ -61,7 +61,7 @@ class Call(Struct, frozen=True):
 
 
 class FaultScript:
-    """What shall go wrong, and what was called."""
+    """What shall go wrong, and what was called; `verbs` are those that may fail."""
 
     def __init__(self, verbs: Iterable[str]) -> None:
         self.calls: list[Call] = []
@@ -69,7 +69,10 @@ class FaultScript:
         self._faults: defaultdict[str, deque[Fault]] = defaultdict(deque)
 
     def inject(self, verb: str, fault: Fault, *, times: int = 1) -> None:
-        """Let the next calls of a verb meet this fault; the store must have such a verb."""
+        """Let the next calls of a `verb`, `times` of them, meet this `fault`.
+
+        The store must have such a verb.
+        """
         # What would never happen is refused: the test that counts on it would prove nothing.
         self._check_verb(verb)
         if isinstance(fault, type):

@@ -44,7 +44,8 @@ class ViewOptions(DoorOptions, total=False):
 class Idempotent:
     """Protects views: `@idempotent`, or `@idempotent(required=True, ...)` with other options.
 
-    Without an engine the settings decide (`settings.SEMEL`); options that are given go before them.
+    `idempotency` is an Idempotency or an AsyncIdempotency; without one the settings decide
+    (`settings.SEMEL`). Options that are given go before them.
     """
 
     def __init__(

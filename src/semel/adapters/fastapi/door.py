@@ -25,12 +25,19 @@ if TYPE_CHECKING:
 class Idempotent(door.Idempotent):
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
 
-    It takes a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with `session=` and a
+    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with `session=` and a
     sync session alone; a URL opens whichever kind of engine an endpoint needs.
+
+    Examples:
+        >>> idempotent = Idempotent("memory://")
+        >>> @app.post("/payments")
+        ... @idempotent
+        ... async def pay() -> str:
+        ...     return "paid"
     """
 
     def init_app(self, app: FastAPI) -> None:
-        """Tell of the protected endpoints in the application's OpenAPI, and end when it ends.
+        """Tell of the protected endpoints in the OpenAPI of `app`, and end when it ends.
 
         When it starts, a decorator that protects nothing is a ConfigError.
         """

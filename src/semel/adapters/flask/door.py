@@ -28,7 +28,8 @@ _PREFIX: Final = "SEMEL_"
 class Idempotent:
     """Protects views: `@idempotent`, or `@idempotent(required=True, ...)` with other options.
 
-    Without an engine or a URL, `init_app` takes `SEMEL_URL` from the application's configuration.
+    `idempotency` is an Idempotency, or a URL. Without one, `init_app` takes `SEMEL_URL` from the
+    application's configuration.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Idempotent:
     def init_app(
         self, app: Flask, *, middleware: bool = False, **paths: Unpack[PathOptions]
     ) -> None:
-        """Take what an application's configuration says; there may be several applications.
+        """Take what the configuration of `app` says; there may be several applications.
 
         With `middleware=True` every view is protected, without a decorator, but outside of
         `before_request`; `include`, `exclude` and `routes` then say which.

@@ -15,7 +15,7 @@ from semel.adapters.grpc.retrying import ClientOptions, Retrying
 
 
 class AsyncIdempotencyClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Gives each unary call a key, and tries it again under that key."""
+    """Gives each unary call a key, and tries it again under that key; `sleep` waits in between."""
 
     def __init__(
         self,

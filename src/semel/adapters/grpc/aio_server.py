@@ -41,7 +41,8 @@ from semel.http.rulebook import Refusal
 class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
     """Protects the unary calls that have a key, on a server for asyncio.
 
-    `await close()` lets running handlers end, and closes the engine if it was opened here.
+    `idempotency` is an AsyncIdempotency, or a URL. `await close()` lets running handlers end, and
+    closes the engine if it was opened here.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class _Details(NamedTuple):
 
 
 class IdempotencyClientInterceptor(grpc.UnaryUnaryClientInterceptor):
-    """Gives each unary call a key, and tries it again under that key."""
+    """Gives each unary call a key, and tries it again under that key; `sleep` waits in between."""
 
     def __init__(
         self, *, sleep: Callable[[float], None] = time.sleep, **options: Unpack[ClientOptions]

@@ -46,6 +46,7 @@ class ClientOptions(TypedDict, total=False):
 class Retrying:
     """The options of a client, complete and checked.
 
+    metadata      where the key goes
     codes         after which a call is tried again
     retries       tries after the first one
     backoff       the first wait; each further one is twice as long, up to `backoff_max`
@@ -71,7 +72,10 @@ class Retrying:
         self.rules = ClientRules(retry_after_max=longest, **options)  # as clients of HTTP
 
     def begin(self, method: str | bytes, metadata: Any, timeout: float | None) -> LogicalCall:
-        """Begin a call: its key is the caller's, or derived from the running attempt, or new."""
+        """Begin a call of a `method`: its key is the caller's, or derived from the attempt, or new.
+
+        `metadata` and `timeout` are those of the call.
+        """
         given: tuple[tuple[str, Any], ...] = () if metadata is None else tuple(metadata)
         if all(name != self._metadata for name, _ in given):
             around = current_attempt()

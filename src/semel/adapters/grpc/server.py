@@ -37,7 +37,8 @@ from semel.sync import Idempotency
 class IdempotencyInterceptor(grpc.ServerInterceptor):
     """Protects the unary calls that have a key, on a server for threads.
 
-    `close()` closes the engine, if it was opened here by its URL.
+    `idempotency` is an Idempotency, or a URL. `close()` closes the engine, if it was opened here by
+    its URL.
     """
 
     def __init__(

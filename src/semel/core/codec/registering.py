@@ -22,11 +22,19 @@ def register_type(
     encode: Callable[[T], object] | None = None,
     decode: Callable[[Any], T] | None = None,
 ) -> type[T]:
-    """Make a class storable: `encode` turns its objects into storable data, `decode` back.
+    """Make the class `cls` storable: `encode` turns its objects into storable data, `decode` back.
 
-    Data classes, Structs, pydantic models, enumerations and named tuples need neither; for them
-    it fixes the stored name, so that the class may move. A class may have old names too: the last
+    `name` is the stored name of the class, else its module and name. Data classes, Structs,
+    pydantic models, enumerations and named tuples need neither function; for them it fixes the
+    stored name, so that the class may move. A class may have old names too: the last
     one given is written, all are read. Returns the class, so that it works as a decorator.
+
+    >>> class Money:
+    ...     def __init__(self, cents: int) -> None:
+    ...         self.cents = cents
+    >>> Money = register_type(
+    ...     Money, name="shop.Money", encode=lambda money: money.cents, decode=Money
+    ... )
     """
     if cls in JSON_WRITERS:
         raise ConfigError(f"{type_name(cls)} has a format already")

@@ -26,7 +26,7 @@ class Codec(Protocol):
         ...
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
-        """Encode a result.
+        """Encode a result, `value`.
 
         `context` is scope and key as bytes, the same when the result is read back: what encrypts or
         signs can bind the result to it. `hint` is the type that the call or the annotation of its
@@ -35,7 +35,10 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
-        """Read a result back, equal in value and type."""
+        """Read a result back from its `data`, equal in value and type.
+
+        `context` and `hint` are those of `encode`.
+        """
         ...
 
 
