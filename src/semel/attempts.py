@@ -39,9 +39,10 @@ innermost = _current.get
 class Attempt(Struct, Generic[Result], eq=False):
     """One try at an operation; `replayed` says that it was done before and nothing runs.
 
-    >>> with idem.attempt("order:42", scope="payments") as attempt:
-    ...     attempt.number, attempt.replayed, attempt.scope
-    (1, False, 'payments')
+    Examples:
+        >>> with idem.attempt("order:42", scope="payments") as attempt:
+        ...     attempt.number, attempt.replayed, attempt.scope
+        (1, False, 'payments')
     """
 
     identity: Identity
@@ -101,9 +102,10 @@ class Attempt(Struct, Generic[Result], eq=False):
 
         `part` names the call within the operation.
 
-        >>> with idem.attempt("order:42") as attempt:
-        ...     attempt.derive("capture")
-        'capture-d74552dfc76f70017047060620334ccc'
+        Examples:
+            >>> with idem.attempt("order:42") as attempt:
+            ...     attempt.derive("capture")
+            'capture-d74552dfc76f70017047060620334ccc'
         """
         return derived(self.identity, part)
 
@@ -170,8 +172,9 @@ class Outcome(Generic[Result]):
 def current_attempt() -> Attempt | None:
     """Return the attempt that is running in this context, or None.
 
-    >>> idem.execute("order:42", lambda: current_attempt().key)
-    'order:42'
+    Examples:
+        >>> idem.execute("order:42", lambda: current_attempt().key)
+        'order:42'
     """
     attempt = _current.get()
     # A task that outlives the attempt it was started in keeps the variable, not the attempt.

@@ -69,9 +69,10 @@ def configure(
 ) -> Idempotency:
     """Make the default engine anew: `url_or_store` and `options` are those of `Idempotency`.
 
-    >>> engine = configure("memory://", policy=Policy(ttl=3600))
-    >>> execute("order:42", lambda: "paid")
-    'paid'
+    Examples:
+        >>> engine = configure("memory://", policy=Policy(ttl=3600))
+        >>> execute("order:42", lambda: "paid")
+        'paid'
     """
     engine = Idempotency(url_or_store, **options)
     _default.replace(engine)
@@ -89,8 +90,9 @@ def execute(
 ) -> T:
     """`Idempotency.execute` on the default engine.
 
-    >>> execute("order:42", charge, scope="payments")
-    'paid'
+    Examples:
+        >>> execute("order:42", charge, scope="payments")
+        'paid'
     """
     return default_engine().execute(
         key, fn, scope=scope, payload=payload, returns=returns, policy=policy
@@ -108,8 +110,9 @@ def run(
 ) -> Outcome[T]:
     """`Idempotency.run` on the default engine.
 
-    >>> run("order:42", charge).replayed
-    False
+    Examples:
+        >>> run("order:42", charge).replayed
+        False
     """
     return default_engine().run(
         key, fn, scope=scope, payload=payload, returns=returns, policy=policy
@@ -127,8 +130,9 @@ def consume(
 ) -> bool:
     """`Idempotency.consume` on the default engine.
 
-    >>> consume("message:7", charge)
-    True
+    Examples:
+        >>> consume("message:7", charge)
+        True
     """
     return default_engine().consume(key, fn, scope=scope, payload=payload, ttl=ttl, policy=policy)
 
@@ -150,11 +154,12 @@ def once(
 def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
     """`Idempotency.once` on the default engine, asked for at each call.
 
-    >>> @once("order:{number}")
-    ... def pay(number: int) -> str:
-    ...     return f"paid {number}"
-    >>> pay(42)
-    'paid 42'
+    Examples:
+        >>> @once("order:{number}")
+        ... def pay(number: int) -> str:
+        ...     return f"paid {number}"
+        >>> pay(42)
+        'paid 42'
     """
     return OnceDecorator.of(default_engine, given, key=key, **options)
 
@@ -187,8 +192,9 @@ def attempt(
 ) -> AttemptContext[Any]:
     """`Idempotency.attempt` on the default engine.
 
-    >>> with attempt("order:42") as running:
-    ...     running.result = "paid"
+    Examples:
+        >>> with attempt("order:42") as running:
+        ...     running.result = "paid"
     """
     return default_engine().attempt(
         key, returns=returns, scope=scope, payload=payload, policy=policy

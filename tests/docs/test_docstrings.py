@@ -37,6 +37,9 @@ OPTIONS = {"semel.http.options.Choices", "semel.adapters.grpc.options.Choices"}
 MADE_BY_US = {"semel.sync.Once"}
 """Nobody else calls their constructors."""
 
+ALIKE = {"semel.sync.Marks"}
+"""Classes whose methods take the same few arguments, which the class explains."""
+
 VERBS = {
     name: verb
     for protocol in (base.Store, base.Batching, base.Scannable, base.Repairing)
@@ -90,7 +93,7 @@ def functions() -> Iterator[tuple[str, Documented]]:
         for part, method in inspect.getmembers(thing, inspect.isroutine):
             ours = getattr(method, "__module__", None) or ""
             if not part.startswith("_") and ours.startswith("semel"):
-                text = f"{method.__doc__} {own}"
+                text = f"{method.__doc__} {own if name in ALIKE else ''}"
                 if part in VERBS:
                     text += f"{VERBS[part].__doc__} {base.Store.__doc__} {base.Batching.__doc__}"
                 yield f"{name}.{part}", Documented(method, text)

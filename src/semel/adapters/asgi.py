@@ -39,7 +39,8 @@ class IdempotencyMiddleware:
 
     `idempotency` is an AsyncIdempotency, or a URL.
 
-    >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
+    Examples:
+        >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
     """
 
     def __init__(

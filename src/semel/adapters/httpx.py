@@ -47,7 +47,8 @@ class IdempotentTransport(httpx.BaseTransport):
     `wrapped` is that transport, else one of httpx. Proxies, certificates and limits are its own,
     not those of the client. `sleep` waits between two tries.
 
-    >>> client = httpx.Client(transport=IdempotentTransport(retries=5))
+    Examples:
+        >>> client = httpx.Client(transport=IdempotentTransport(retries=5))
     """
 
     def __init__(

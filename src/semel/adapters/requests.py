@@ -39,8 +39,9 @@ class IdempotentAdapter(HTTPAdapter):
     `pool_connections`, `pool_maxsize`, `pool_block` and `max_retries` are those of `HTTPAdapter`.
     `sleep` waits between two tries.
 
-    >>> session = requests.Session()
-    >>> session.mount("https://", IdempotentAdapter(retries=5))
+    Examples:
+        >>> session = requests.Session()
+        >>> session.mount("https://", IdempotentAdapter(retries=5))
     """
 
     __attrs__ = [*HTTPAdapter.__attrs__, "_rules", "_sleep"]  # noqa: RUF012 - what is pickled, as there

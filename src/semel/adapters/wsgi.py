@@ -43,7 +43,8 @@ class IdempotencyMiddleware:
 
     `idempotency` is an Idempotency, or a URL.
 
-    >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
+    Examples:
+        >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
     """
 
     def __init__(

@@ -43,9 +43,10 @@ class AsyncIdempotency(AsyncTransactionRunner):
     results, beside those of the policies. `cache` is how many finished results are kept in this
     process, each for `cache_ttl` at most.
 
-    >>> async with AsyncIdempotency("memory://", policy=Policy(ttl=3600)) as idem:
-    ...     await idem.execute("order:42", charge)
-    'paid'
+    Examples:
+        >>> async with AsyncIdempotency("memory://", policy=Policy(ttl=3600)) as idem:
+        ...     await idem.execute("order:42", charge)
+        'paid'
     """
 
     async def execute(
@@ -64,8 +65,9 @@ class AsyncIdempotency(AsyncTransactionRunner):
         this key has to say again: another one raises `PayloadMismatch`. `returns` is the class of
         the result, where `fn` does not declare it. `policy` wins over that of the engine.
 
-        >>> await idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
-        'paid'
+        Examples:
+            >>> await idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
+            'paid'
         """
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
@@ -87,9 +89,10 @@ class AsyncIdempotency(AsyncTransactionRunner):
 
         `key`, `fn`, `scope`, `payload`, `returns` and `policy` are those of `execute`.
 
-        >>> outcome = await idem.run("order:42", charge)
-        >>> outcome.value, outcome.replayed, outcome.attempt.number
-        ('paid', False, 1)
+        Examples:
+            >>> outcome = await idem.run("order:42", charge)
+            >>> outcome.value, outcome.replayed, outcome.attempt.number
+            ('paid', False, 1)
         """
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
@@ -112,10 +115,11 @@ class AsyncIdempotency(AsyncTransactionRunner):
         is never acknowledged as done by mistake. `key`, `fn`, `scope`, `payload` and `policy` are
         those of `execute`; `ttl` is how long it is remembered that the message was handled.
 
-        >>> await idem.consume("message:7", charge, ttl=86400)
-        True
-        >>> await idem.consume("message:7", charge)
-        False
+        Examples:
+            >>> await idem.consume("message:7", charge, ttl=86400)
+            True
+            >>> await idem.consume("message:7", charge)
+            False
         """
         self._check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
@@ -146,11 +150,12 @@ class AsyncIdempotency(AsyncTransactionRunner):
         function unless given. `payload` names the arguments to compare. `ttl` and `message` are
         fields of a policy, and `policy` is a whole one.
 
-        >>> @idem.once("order:{number}", ttl=3600)
-        ... async def pay(number: int) -> str:
-        ...     return f"paid {number}"
-        >>> await pay(42)
-        'paid 42'
+        Examples:
+            >>> @idem.once("order:{number}", ttl=3600)
+            ... async def pay(number: int) -> str:
+            ...     return f"paid {number}"
+            >>> await pay(42)
+            'paid 42'
         """
         return AsyncOnceDecorator.of(lambda: self, given, key=key, **options)
 
@@ -188,11 +193,12 @@ class AsyncIdempotency(AsyncTransactionRunner):
         `key`, `scope`, `payload` and `policy` are those of `execute`. `returns` is the class of the
         result: a replay is read as that class, and type checkers know it.
 
-        >>> async with idem.attempt("order:42", returns=str) as attempt:
-        ...     if not attempt.replayed:
-        ...         attempt.result = "paid"
-        >>> attempt.result
-        'paid'
+        Examples:
+            >>> async with idem.attempt("order:42", returns=str) as attempt:
+            ...     if not attempt.replayed:
+            ...         attempt.result = "paid"
+            >>> attempt.result
+            'paid'
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AsyncAttemptContext(self, call)
@@ -201,18 +207,20 @@ class AsyncIdempotency(AsyncTransactionRunner):
     def marks(self) -> AsyncMarks:
         """Plain marks on the same records: check, set, do, results, and batches of them.
 
-        >>> await idem.marks.set("order:42")
-        True
-        >>> await idem.marks.check("order:42")
-        True
+        Examples:
+            >>> await idem.marks.set("order:42")
+            True
+            >>> await idem.marks.check("order:42")
+            True
         """
         return AsyncMarks(self)
 
     async def peek(self, key: str, *, scope: str = "default") -> Record | None:
         """Read the record of a `key` in a `scope`, without changing anything; None: there is none.
 
-        >>> await idem.peek("order:42") is None
-        True
+        Examples:
+            >>> await idem.peek("order:42") is None
+            True
         """
         identity = self._identity(key, scope)
         self._home.check(identity)

@@ -90,9 +90,10 @@ class AsyncTransactionRunner(AsyncRunner):
         of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
         are those of `attempt`.
 
-        >>> async with idem.transaction(connection, "order:42") as attempt:
-        ...     if not attempt.replayed:
-        ...         attempt.result = "paid"
+        Examples:
+            >>> async with idem.transaction(connection, "order:42") as attempt:
+            ...     if not attempt.replayed:
+            ...         attempt.result = "paid"
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AsyncTransactionContext(self, call, connection, table)

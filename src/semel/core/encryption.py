@@ -28,9 +28,10 @@ class EncryptedCodec:
 
     To rotate: add a key and make it primary; remove the old one when its last record has expired.
 
-    >>> codec = EncryptedCodec(keys={"2026": os.urandom(32)}, primary="2026")
-    >>> Policy(codec=codec)
-    Policy(codec=EncryptedCodec('aesgcm/1+json/1'))
+    Examples:
+        >>> codec = EncryptedCodec(keys={"2026": os.urandom(32)}, primary="2026")
+        >>> Policy(codec=codec)
+        Policy(codec=EncryptedCodec('aesgcm/1+json/1'))
     """
 
     def __init__(

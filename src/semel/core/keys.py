@@ -106,8 +106,9 @@ _DIGEST_MARK = ":%-"
 def derive_key(key: str, part: str) -> str:
     """Make the key of one `part` of an operation from the `key` of the whole.
 
-    >>> derive_key("req-001", "item-A")
-    'req-001:item-A'
+    Examples:
+        >>> derive_key("req-001", "item-A")
+        'req-001:item-A'
 
     `%` and `:` inside the part are escaped, so that two different pairs never give the same key.
     """
@@ -144,8 +145,9 @@ _RANDOM_BITS = 62
 class KeyGenerator:
     """Makes new keys without any store, each with the name `app` in front if given.
 
-    >>> KeyGenerator("shop").new()
-    'shop-...'
+    Examples:
+        >>> KeyGenerator("shop").new()
+        'shop-...'
 
     The `style` "time" is UUID version 7: it sorts by the time it was made, which spares indexes.
     The style "uuid" is UUID version 4: nothing but random.
@@ -190,8 +192,9 @@ _generator = KeyGenerator()
 def new_key(app: str | None = None) -> str:
     """Make a time-ordered key, with the application's name `app` in front if given.
 
-    >>> new_key("shop")
-    'shop-...'
+    Examples:
+        >>> new_key("shop")
+        'shop-...'
     """
     if app is None:
         return _generator.new()

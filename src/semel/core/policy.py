@@ -77,8 +77,9 @@ class PolicyFields(TypedDict, total=False):
 class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """How one kind of operation behaves; durations are seconds or timedelta.
 
-    >>> Policy(ttl=3600, concurrent="reject")
-    Policy(concurrent='reject', ttl=3600.0)
+    Examples:
+        >>> Policy(ttl=3600, concurrent="reject")
+        Policy(concurrent='reject', ttl=3600.0)
     """
 
     duplicate: Duplicate | UnsetType = UNSET
@@ -111,8 +112,9 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     def preset(cls, name: str, **changes: Unpack[PolicyFields]) -> Policy:
         """Look a preset up by `name`: http, message, job, payment, coupon; `changes` win over it.
 
-        >>> Policy.preset("job", lease=60)
-        Policy(ttl=86400.0, lease=60.0)
+        Examples:
+            >>> Policy.preset("job", lease=60)
+            Policy(ttl=86400.0, lease=60.0)
         """
         if name not in PRESETS:
             known = ", ".join(PRESETS)
@@ -139,8 +141,9 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     def payment(cls, **changes: Unpack[PolicyFields]) -> Policy:
         """Payments: kept for 3 days, payload needed and compared, held after a crash.
 
-        >>> Policy.payment(ttl=7 * 86400).abandoned
-        'hold'
+        Examples:
+            >>> Policy.payment(ttl=7 * 86400).abandoned
+            'hold'
         """
         return cls.preset("payment", **changes)
 

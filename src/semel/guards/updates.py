@@ -25,9 +25,10 @@ class VersionGuard:
 
     `id_column` names the row, and `version_column` is the one that is compared.
 
-    >>> guard = VersionGuard("accounts")
-    >>> guard.update(connection, 7, expected_version=3, changes={"name": "new"})
-    Applied(value=4)
+    Examples:
+        >>> guard = VersionGuard("accounts")
+        >>> guard.update(connection, 7, expected_version=3, changes={"name": "new"})
+        Applied(value=4)
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class StateGuard:
     `id_column` names the row, and `state_column` is the one that is compared. Give all `states` to
     have a mistyped one rejected; without them nobody can know that it is.
 
-    >>> guard = StateGuard("accounts", {"paid": {"new"}})
-    >>> guard.transition(connection, 7, "paid")
-    Applied(value='paid')
+    Examples:
+        >>> guard = StateGuard("accounts", {"paid": {"new"}})
+        >>> guard.transition(connection, 7, "paid")
+        Applied(value='paid')
     """
 
     def __init__(
@@ -106,8 +108,9 @@ def update_if_version(
     `connection`, `row_id`, `expected_version` and `changes` are those of `update`; `id_column` and
     `version_column` those of the guard.
 
-    >>> update_if_version(connection, "accounts", 7, expected_version=3, changes={"name": "new"})
-    Applied(value=4)
+    Examples:
+        >>> update_if_version(connection, "accounts", 7, 3, {"name": "new"})
+        Applied(value=4)
     """
     guard = VersionGuard(table, id_column=id_column, version_column=version_column)
     return guard.update(connection, row_id, expected_version, changes)
@@ -129,8 +132,9 @@ def transition(
     `connection`, `row_id` and `changes` are those of `transition`; `id_column` and `state_column`
     those of the guard.
 
-    >>> transition(connection, "accounts", 7, "new", "paid")
-    Applied(value='paid')
+    Examples:
+        >>> transition(connection, "accounts", 7, "new", "paid")
+        Applied(value='paid')
     """
     flow = {checks.state("target", target): source}
     guard = StateGuard(table, flow, id_column=id_column, state_column=state_column)

@@ -33,8 +33,9 @@ def health(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
 
     The answer has an alert when something has been stuck for `alert_after` seconds.
 
-    >>> health(idem).alert
-    False
+    Examples:
+        >>> health(idem).alert
+        False
     """
     patience = seconds("alert_after", alert_after, zero=True)
     with listing(place) as store:

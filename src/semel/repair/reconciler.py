@@ -33,8 +33,9 @@ class Reconciler:
     `max_tries` times in all. A resolver has `lease` seconds. `name` and `audit` say who decides,
     and where that is written.
 
-    >>> Reconciler(idem, {"payments": lambda record: Succeeded("ch_42")}).run_once().resolved
-    0
+    Examples:
+        >>> Reconciler(idem, {"payments": lambda record: Succeeded("ch_42")}).run_once().resolved
+        0
     """
 
     def __init__(

@@ -36,8 +36,9 @@ def purge(
     longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
     after `max_seconds`.
 
-    >>> purge(idem)
-    0
+    Examples:
+        >>> purge(idem)
+        0
     """
     with listing(place) as store:
         return run(

@@ -34,8 +34,9 @@ def settle(
     kept for `ttl`, or as long as the engine's policy of the scope says; the decision says until
     when. A held attempt whose policy the engine does not know needs `ttl`.
 
-    >>> settle(idem, "order:42", Succeeded("ch_42"), scope="payments", ttl=3 * 86400) is None
-    True
+    Examples:
+        >>> settle(idem, "order:42", Succeeded("ch_42"), scope="payments", ttl=3 * 86400) is None
+        True
     """
     return run(_settled(idempotency, key, resolution, scope=scope, ttl=ttl, name=name, audit=audit))
 

@@ -83,8 +83,9 @@ def open_store(
     further options go to the store itself. With `behind`, a URL or a store, Redis only stands in
     front: `open_store("redis://localhost", behind="sqlite:///semel.db")`.
 
-    >>> store = open_store("memory://", timeout=2.0)
-    >>> idem = Idempotency(store)
+    Examples:
+        >>> store = open_store("memory://", timeout=2.0)
+        >>> idem = Idempotency(store)
     """
     if behind is not None:
         options["behind"] = behind
@@ -104,8 +105,9 @@ def open_async_store(
 
     `behind`, `prefix`, `timeout` and further options are those of `open_store`.
 
-    >>> store = open_async_store("memory://")
-    >>> idem = AsyncIdempotency(store)
+    Examples:
+        >>> store = open_async_store("memory://")
+        >>> idem = AsyncIdempotency(store)
     """
     if behind is not None:
         options["behind"] = behind

@@ -44,9 +44,10 @@ class Idempotency(TransactionRunner):
     results, beside those of the policies. `cache` is how many finished results are kept in this
     process, each for `cache_ttl` at most.
 
-    >>> with Idempotency("memory://", policy=Policy(ttl=3600)) as idem:
-    ...     idem.execute("order:42", charge)
-    'paid'
+    Examples:
+        >>> with Idempotency("memory://", policy=Policy(ttl=3600)) as idem:
+        ...     idem.execute("order:42", charge)
+        'paid'
     """
 
     def execute(
@@ -65,8 +66,9 @@ class Idempotency(TransactionRunner):
         this key has to say again: another one raises `PayloadMismatch`. `returns` is the class of
         the result, where `fn` does not declare it. `policy` wins over that of the engine.
 
-        >>> idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
-        'paid'
+        Examples:
+            >>> idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
+            'paid'
         """
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
@@ -88,9 +90,10 @@ class Idempotency(TransactionRunner):
 
         `key`, `fn`, `scope`, `payload`, `returns` and `policy` are those of `execute`.
 
-        >>> outcome = idem.run("order:42", charge)
-        >>> outcome.value, outcome.replayed, outcome.attempt.number
-        ('paid', False, 1)
+        Examples:
+            >>> outcome = idem.run("order:42", charge)
+            >>> outcome.value, outcome.replayed, outcome.attempt.number
+            ('paid', False, 1)
         """
         self._check_function(fn)
         hint = returned_by(fn) if returns is None else returns
@@ -113,10 +116,11 @@ class Idempotency(TransactionRunner):
         is never acknowledged as done by mistake. `key`, `fn`, `scope`, `payload` and `policy` are
         those of `execute`; `ttl` is how long it is remembered that the message was handled.
 
-        >>> idem.consume("message:7", charge, ttl=86400)
-        True
-        >>> idem.consume("message:7", charge)
-        False
+        Examples:
+            >>> idem.consume("message:7", charge, ttl=86400)
+            True
+            >>> idem.consume("message:7", charge)
+            False
         """
         self._check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
@@ -147,11 +151,12 @@ class Idempotency(TransactionRunner):
         function unless given. `payload` names the arguments to compare. `ttl` and `message` are
         fields of a policy, and `policy` is a whole one.
 
-        >>> @idem.once("order:{number}", ttl=3600)
-        ... def pay(number: int) -> str:
-        ...     return f"paid {number}"
-        >>> pay(42)
-        'paid 42'
+        Examples:
+            >>> @idem.once("order:{number}", ttl=3600)
+            ... def pay(number: int) -> str:
+            ...     return f"paid {number}"
+            >>> pay(42)
+            'paid 42'
         """
         return OnceDecorator.of(lambda: self, given, key=key, **options)
 
@@ -189,11 +194,12 @@ class Idempotency(TransactionRunner):
         `key`, `scope`, `payload` and `policy` are those of `execute`. `returns` is the class of the
         result: a replay is read as that class, and type checkers know it.
 
-        >>> with idem.attempt("order:42", returns=str) as attempt:
-        ...     if not attempt.replayed:
-        ...         attempt.result = "paid"
-        >>> attempt.result
-        'paid'
+        Examples:
+            >>> with idem.attempt("order:42", returns=str) as attempt:
+            ...     if not attempt.replayed:
+            ...         attempt.result = "paid"
+            >>> attempt.result
+            'paid'
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return AttemptContext(self, call)
@@ -202,18 +208,20 @@ class Idempotency(TransactionRunner):
     def marks(self) -> Marks:
         """Plain marks on the same records: check, set, do, results, and batches of them.
 
-        >>> idem.marks.set("order:42")
-        True
-        >>> idem.marks.check("order:42")
-        True
+        Examples:
+            >>> idem.marks.set("order:42")
+            True
+            >>> idem.marks.check("order:42")
+            True
         """
         return Marks(self)
 
     def peek(self, key: str, *, scope: str = "default") -> Record | None:
         """Read the record of a `key` in a `scope`, without changing anything; None: there is none.
 
-        >>> idem.peek("order:42") is None
-        True
+        Examples:
+            >>> idem.peek("order:42") is None
+            True
         """
         identity = self._identity(key, scope)
         try:

@@ -37,10 +37,11 @@ class Marks:
     Each `key` (or each of several `keys`) belongs to a `scope`. `ttl` is how long a mark is kept,
     else as the policy says; `returns` is the class that a result is read as.
 
-    >>> idem.marks.set_result("order:42", "paid", ttl=3600)
-    True
-    >>> idem.marks.get_result("order:42")
-    'paid'
+    Examples:
+        >>> idem.marks.set_result("order:42", "paid", ttl=3600)
+        True
+        >>> idem.marks.get_result("order:42")
+        'paid'
     """
 
     def __init__(self, engine: Idempotency) -> None:

@@ -91,9 +91,10 @@ class TransactionRunner(Runner):
         of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
         are those of `attempt`.
 
-        >>> with idem.transaction(connection, "order:42") as attempt:
-        ...     if not attempt.replayed:
-        ...         attempt.result = "paid"
+        Examples:
+            >>> with idem.transaction(connection, "order:42") as attempt:
+            ...     if not attempt.replayed:
+            ...         attempt.result = "paid"
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
         return TransactionContext(self, call, connection, table)

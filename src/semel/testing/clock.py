@@ -13,10 +13,11 @@ START = 1_700_000_000.0
 class FakeClock:
     """Seconds from `start` on that pass by `advance` alone: `MemoryStore(clock=FakeClock())`.
 
-    >>> clock = FakeClock(start=1000.0)
-    >>> clock.advance(by=60)
-    >>> clock()
-    1060.0
+    Examples:
+        >>> clock = FakeClock(start=1000.0)
+        >>> clock.advance(by=60)
+        >>> clock()
+        1060.0
     """
 
     def __init__(self, start: float = START) -> None:

@@ -44,8 +44,9 @@ OPTIONAL_VERBS = (
 class FaultyStore(FaultScript):
     """A `store` for threads whose calls fail as scripted.
 
-    >>> store = FaultyStore(open_store("memory://"))
-    >>> store.inject("claim", Refuse())
+    Examples:
+        >>> store = FaultyStore(open_store("memory://"))
+        >>> store.inject("claim", Refuse())
     """
 
     def __init__(self, store: Store) -> None:

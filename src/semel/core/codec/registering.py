@@ -29,12 +29,13 @@ def register_type(
     stored name, so that the class may move. A class may have old names too: the last
     one given is written, all are read. Returns the class, so that it works as a decorator.
 
-    >>> class Money:
-    ...     def __init__(self, cents: int) -> None:
-    ...         self.cents = cents
-    >>> Money = register_type(
-    ...     Money, name="shop.Money", encode=lambda money: money.cents, decode=Money
-    ... )
+    Examples:
+        >>> class Money:
+        ...     def __init__(self, cents: int) -> None:
+        ...         self.cents = cents
+        >>> Money = register_type(
+        ...     Money, name="shop.Money", encode=lambda money: money.cents, decode=Money
+        ... )
     """
     if cls in JSON_WRITERS:
         raise ConfigError(f"{type_name(cls)} has a format already")
