@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Idempotent(door.Idempotent):
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
 
-    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with `session=` and a
-    sync session alone; a URL opens whichever kind of engine an endpoint needs.
+    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
+    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
 
     Examples:
         >>> idempotent = Idempotent("memory://")

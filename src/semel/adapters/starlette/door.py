@@ -48,8 +48,8 @@ class EndpointOptions(DoorOptions, total=False):
 class Idempotent:
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
 
-    It takes a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with `session=` and a
-    sync session alone; a URL opens whichever kind of engine an endpoint needs.
+    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
+    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Idempotent:
         return self._protect(options, endpoint)
 
     def init_app(self, app: Any) -> None:
-        """End when the application ends, and finish the requests that still run then.
+        """End when `app` ends, and finish the requests that still run then.
 
         When it starts, a decorator that protects nothing is a ConfigError.
         """
