@@ -129,25 +129,25 @@ async def test_being_cancelled_twice_does_not_stop_the_record_from_being_told(st
 # --- during the save --------------------------------------------------------------------------
 
 
-def slow_saves(store) -> asyncio.Event:
-    """Let every save take a while; the event tells that one has begun."""
-    saving = asyncio.Event()
+def slow_saves(store) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold up every save: the first event tells that one has begun, the second lets it go on."""
+    saving, go_on = asyncio.Event(), asyncio.Event()
     complete = store.store.complete
 
     async def slow(*args):
         saving.set()
-        await asyncio.sleep(0.05)
+        await go_on.wait()
         return await complete(*args)
 
     store.store.complete = slow
-    return saving
+    return saving, go_on
 
 
 @fault(23)
 @pytest.mark.parametrize("policy", [Policy(), HOLD], ids=["takeover", "hold"])
 async def test_a_save_goes_on_when_its_caller_is_cancelled_and_the_retry_replays(store, policy):
     engine = AsyncIdempotency(store, policy=policy)
-    saving = slow_saves(store)
+    saving, go_on = slow_saves(store)
     runs = []
 
     async def work():
@@ -158,6 +158,7 @@ async def test_a_save_goes_on_when_its_caller_is_cancelled_and_the_retry_replays
     await saving.wait()
     await cancel(task)
     assert (await engine.peek("k")).state is State.PROCESSING  # the fault: not saved yet
+    go_on.set()
     assert await engine.execute("k", done) == "saved"
     assert runs == [1]
     await engine.close()
@@ -166,11 +167,12 @@ async def test_a_save_goes_on_when_its_caller_is_cancelled_and_the_retry_replays
 @fault(23)
 async def test_close_drains_the_save_of_a_cancelled_call(store):
     engine = AsyncIdempotency(store)
-    saving = slow_saves(store)
+    saving, go_on = slow_saves(store)
     task = asyncio.create_task(engine.execute("k", done))
     await saving.wait()
     await cancel(task)
     assert (await engine.peek("k")).state is State.PROCESSING
+    asyncio.get_running_loop().call_soon(go_on.set)
     await engine.close()
     assert (await engine.peek("k")).state is State.SUCCEEDED
 

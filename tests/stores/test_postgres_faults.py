@@ -235,7 +235,7 @@ def test_a_statement_that_takes_too_long_is_stopped(url, kind):
 
 @fault(26)
 def test_a_pool_without_a_free_connection_is_unavailable(url):
-    store = PostgresStore(url, timeout=0.3, max_size=1)
+    store = PostgresStore(url, timeout=3, max_size=1)
     store.claim(ask("k"))
     busy = store._postgres._source.lend(Patience(10.0))
     with busy, pytest.raises(StoreUnavailable, match="max_size"):
@@ -247,15 +247,15 @@ def test_a_pool_without_a_free_connection_is_unavailable(url):
 @fault(26)
 def test_a_given_pool_without_a_free_connection_is_unavailable(url):
     with ConnectionPool(url, min_size=1, max_size=1) as pool:
+        PostgresStore(pool=pool).counts()  # creates the table
         store = PostgresStore(pool=pool, timeout=0.3)
-        store.counts()
         with pool.connection(), pytest.raises(StoreUnavailable, match="max_size"):
             store.counts()
 
 
 @fault(26)
 async def test_an_async_pool_without_a_free_connection_is_unavailable(url):
-    store = AsyncPostgresStore(url, timeout=0.3, max_size=1)
+    store = AsyncPostgresStore(url, timeout=3, max_size=1)
     await store.claim(ask("k"))
     async with store._postgres._source.lend(Patience(10.0)):
         with pytest.raises(StoreUnavailable, match="max_size"):

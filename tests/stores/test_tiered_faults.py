@@ -207,7 +207,7 @@ def test_forget_asks_a_front_that_is_out_of_use_all_the_same(opened, proxy):
 
 
 def test_what_is_kept_for_no_time_is_forgotten_by_a_front_that_is_out_of_use_too(opened, proxy):
-    tiers = opened(proxy.url)
+    tiers = opened(proxy.url, front_timeout=PATIENT)
     succeed(tiers, ANNA, RED)
     proxy.refusing = True
     proxy.cut_all()
