@@ -121,7 +121,7 @@ async def test_other_methods_and_requests_without_a_key_pass(door):
         return JsonResponse({"attempt": current_attempt() is not None})
 
     async with served(door(pay)):
-        answer = await AsyncClient().get("/pay/", headers={"Idempotency-Key": "k"})
+        answer = await AsyncClient().get("/pay/", **{"Idempotency-Key": "k"})
         assert answer.json() == (await apost(key=None)).json() == {"attempt": False}
 
 

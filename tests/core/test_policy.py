@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import get_type_hints
 
 import pytest
-from msgspec.structs import replace
 
 from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.encryption import EncryptedCodec
@@ -21,6 +20,7 @@ from semel.core.policy import (
     Policy,
     PolicyFields,
     Rules,
+    changed,
     resolve,
     seconds,
 )
@@ -355,7 +355,7 @@ def test_a_start_above_the_longest_interval_moves_it():
 
 
 def test_what_follows_from_the_rules_follows_from_changed_ones_too():
-    rules = replace(Rules(), abandoned="hold", mismatch="replace", concurrent="reject")
+    rules = changed(Rules(), abandoned="hold", mismatch="replace", concurrent="reject")
     assert (rules.hold, rules.replace, rules.waits, rules.replays) == (True, True, False, True)
-    rules = replace(rules, abandoned="takeover", duplicate="reject", hold=True)
+    rules = changed(rules, abandoned="takeover", duplicate="reject", hold=True)
     assert (rules.hold, rules.replays) == (False, False)

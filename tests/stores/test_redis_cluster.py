@@ -18,6 +18,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import _Cursor
+from semel.stores.redis.redis_py import close_client
 from servers.redis import RedisServer, free_port, redis_cluster, wait_until
 from stores.redis_given import IDENTITY, RESULT, ask, finish, new_owner, opened, opened_async
 
@@ -119,7 +120,7 @@ async def test_the_applications_own_cluster_clients_are_used_and_stay_open(clust
     assert len((await async_store.scan()).records) == 1
     await async_store.close()
     assert await async_client.ping()
-    await async_client.aclose()
+    await close_client(async_client)
 
 
 def test_every_node_may_forget_its_scripts(cluster):

@@ -14,6 +14,7 @@ import redis
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, scripts
+from semel.stores.redis.redis_py import close_client, take_connection
 from servers.proxy import proxy_to
 from servers.redis import free_port, redis_server, wait_until
 from stores.redis_given import IDENTITY, RESULT, ask, finish, new_owner, opened, opened_async
@@ -251,7 +252,7 @@ def test_a_caller_that_finds_no_connection_in_time_gets_store_unavailable_and_no
 
 def test_a_full_pool_of_the_application_is_store_unavailable(server):
     with server.client(max_connections=1) as client:
-        connection = client.connection_pool.get_connection()
+        connection = take_connection(client.connection_pool)
         with pytest.raises(StoreUnavailable, match="higher max_connections"):
             RedisStore(client).claim(ask())
         client.connection_pool.release(connection)
@@ -392,7 +393,7 @@ async def test_an_async_client_that_decodes_replies_does_no_harm(server):
     assert (await store.claim_many([ask(), ask()]))[0].takeover
     await store.close()
     assert await client.ping()
-    await client.aclose()
+    await close_client(client)
 
 
 async def test_a_client_of_the_other_kind_is_named(server):
@@ -408,7 +409,7 @@ async def test_a_client_of_the_other_kind_is_named(server):
         repr(AsyncRedisStore(async_client))
         == f"<AsyncRedisStore redis localhost:{server.port} prefix='idem:'>"
     )
-    await async_client.aclose()
+    await close_client(async_client)
     with pytest.raises(ConfigError, match=r"got a builtins\.str"):
         RedisStore("redis://localhost")
 
@@ -420,7 +421,7 @@ def test_an_async_store_belongs_to_the_first_loop_that_uses_it(server):
         try:
             return await store.get(IDENTITY)
         finally:
-            await store._transport._client.aclose()
+            await close_client(store._transport._client)
 
     store = open_async_store(server.url)
     assert asyncio.run(use_and_leave(store)) is None

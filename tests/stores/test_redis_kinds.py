@@ -17,6 +17,7 @@ import semel.stores.redis as package
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
+from semel.stores.redis.redis_py import close_client
 from semel.stores.urls import tls_error
 from servers.proxy import answering_for
 from servers.redis import Certificates, redis_sentinel, redis_server, wait_until
@@ -375,9 +376,9 @@ async def test_a_sentinel_client_of_the_application_is_taken_as_it_is(sentinel):
     async_watchers = redis.asyncio.Sentinel(hosts)
     async_client = async_watchers.master_for(sentinel.service)
     assert isinstance(await AsyncRedisStore(async_client).claim(ask()), Busy)
-    await async_client.aclose()
+    await close_client(async_client)
     for watcher in async_watchers.sentinels:
-        await watcher.aclose()
+        await close_client(watcher)
 
 
 def test_a_service_that_sentinel_does_not_know_is_store_unavailable(sentinel):

@@ -18,6 +18,7 @@ from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, open_async_store, open_store, scripts
 from semel.stores.redis.aio_transport import _hand_on
 from semel.stores.redis.line import HANDFUL, Lane, Line
+from semel.stores.redis.redis_py import close_client, take_connection
 from semel.stores.redis.scripts import Call, packed
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
@@ -35,12 +36,12 @@ def server(redis_of_this_worker, redis_url):
 @contextlib.asynccontextmanager
 async def line_to(url, patience=PATIENCE):
     client = redis.asyncio.Redis.from_url(url)
-    connection = await client.connection_pool.get_connection()
+    connection = await take_connection(client.connection_pool)
     try:
         yield Line(connection, patience)
     finally:
         await connection.disconnect()
-        await client.aclose()
+        await close_client(client)
 
 
 async def test_replies_belong_to_the_commands_in_their_order(server):
@@ -294,29 +295,29 @@ async def test_renewals_share_the_line_of_a_client_that_has_no_second_connection
     for _ in range(3):
         assert await store.renew(IDENTITY, claim.owner, 30.0)
     await store.close()
-    await client.aclose()
+    await close_client(client)
 
 
 async def test_a_full_pool_of_the_application_is_store_unavailable_to_asyncio_too(server):
     client = redis.asyncio.Redis.from_url(server.url, max_connections=1)
-    connection = await client.connection_pool.get_connection()
+    connection = await take_connection(client.connection_pool)
     store = AsyncRedisStore(client)
     for call in (store.claim(ask()), store.renew(IDENTITY, ask().owner, 30.0)):
         with pytest.raises(StoreUnavailable, match="higher max_connections"):
             await call
     await client.connection_pool.release(connection)
     assert isinstance(await store.claim(ask()), Claimed)
-    await client.aclose()
+    await close_client(client)
 
 
 async def test_a_line_that_was_closed_by_the_application_is_opened_anew(server):
     client = redis.asyncio.Redis.from_url(server.url)
     store, claim = AsyncRedisStore(client), ask()
     await store.claim(claim)
-    await client.aclose()
+    await close_client(client)
     assert isinstance(await store.claim(claim), Claimed)
     await store.close()
-    await client.aclose()
+    await close_client(client)
 
 
 async def test_closing_ends_an_opening_that_is_under_way():

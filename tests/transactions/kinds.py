@@ -264,10 +264,13 @@ os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # the tests are coroutines, th
 
 def django_settings(dialect: str, url: str) -> dict[str, Any]:
     if dialect == "sqlite":
+        import django
+
+        mode = {"transaction_mode": "IMMEDIATE"} if django.VERSION >= (5, 1) else {}
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": path_of(url),
-            "OPTIONS": {"timeout": PATIENCE, "transaction_mode": "IMMEDIATE"},
+            "OPTIONS": {"timeout": PATIENCE, **mode},
         }
     parts = urlsplit(url)
     return {

@@ -1,12 +1,18 @@
-"""What is said when a package is missing: who needs it, and the command that installs it.
+"""What is said when a package is missing, or does not have what semel needs of it.
 
 Every module that stands on an optional package imports it under `Needed`, so that all of them say
-the same.
+the same: who needs it, and the command that installs it. What a package does not promise to keep
+is looked up by `inside`, so that its loss is one clear error and not an AttributeError some day.
 """
 
 from __future__ import annotations
 
+import pkgutil
+from importlib.metadata import version
 from types import TracebackType
+from typing import Any
+
+from semel.errors import ConfigError
 
 
 class Needed:
@@ -44,3 +50,28 @@ class Needed:
         if isinstance(refusal, ImportError):
             refusal.name = missing  # as Python's own error has it
         raise refusal from error
+
+
+def inside(package: str, name: str) -> Any:
+    """Look up what a package keeps for itself: `inside("starlette", "starlette._utils:name")`."""
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as missing:
+        raise gone(package, name.replace(":", ".")) from missing
+
+
+def have(package: str, thing: object, *names: str) -> None:
+    """Raise a `ConfigError` if an object of a package does not have these attributes."""
+    kind = type(thing)
+    for name in names:
+        if not hasattr(thing, name):
+            raise gone(package, f"{kind.__module__}.{kind.__qualname__}.{name}")
+
+
+def gone(package: str, name: str) -> ConfigError:
+    """Say that this version of a package does not have what semel needs."""
+    return ConfigError(
+        f"{package} {version(package)} has no {name}, which semel needs: install a version of "
+        f"{package} that semel is tested with (see the page Versions of its documentation), or a "
+        "newer semel"
+    )

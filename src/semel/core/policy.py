@@ -209,6 +209,12 @@ class Rules(Struct, frozen=True, kw_only=True):
         force_setattr(self, "replays", self.duplicate == "replay")
 
 
+def changed(rules: Rules, **fields: Any) -> Rules:
+    """Give the rules with other values, and with what follows from those."""
+    # Not by msgspec's replace: until 0.19 it runs no __post_init__.
+    return Rules(**{**asdict(rules), **fields})
+
+
 def resolve(*levels: Policy | None) -> Rules:
     """Lay policies over each other, the highest level first."""
     fields: dict[str, Any] = {}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-import msgspec
-
 from semel.core.codec import Codec, JsonCodec, MsgpackCodec
-from semel.core.policy import Policy, Rules
+from semel.core.policy import Policy, Rules, changed
 
 _WRAPPING: Final = (JsonCodec, MsgpackCodec)
 """Codecs that would only wrap bytes; any other is the application's own, and may encrypt."""
@@ -39,5 +37,5 @@ def rules_of(
     rules = resolved(chosen.scope, room, chosen.policy, patience)
     # By type, not by kind: a subclass of ours may encrypt as well.
     if type(rules.codec) in _WRAPPING:
-        return msgspec.structs.replace(rules, codec=codec)
+        return changed(rules, codec=codec)
     return rules

@@ -13,8 +13,14 @@ from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.datastructures import DefaultPlaceholder
-from fastapi.routing import serialize_response
-from fastapi.utils import is_body_allowed_for_status_code
+
+from semel.core.extras import inside
+
+# What makes a response of a value is not FastAPI's public API.
+serialize_response: Final = inside("fastapi", "fastapi.routing:serialize_response")
+is_body_allowed_for_status_code: Final = inside(
+    "fastapi", "fastapi.utils:is_body_allowed_for_status_code"
+)
 
 _KNOWN: Final = inspect.signature(serialize_response).parameters
 """What this FastAPI wants to know to serialize a value: older ones know less."""

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fastapi import Request, Response, params
-from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature
 from starlette.concurrency import run_in_threadpool
 
 from semel.adapters.fastapi.answers import Responses, route_of
@@ -23,10 +22,17 @@ from semel.adapters.starlette.endpoints import (
     is_of_kind,
     plain_annotation,
 )
+from semel.core.extras import inside
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
     from semel.adapters.starlette.sessions import SessionChoice
+
+# How FastAPI reads a signature is not its public API.
+get_typed_signature: Final = inside("fastapi", "fastapi.dependencies.utils:get_typed_signature")
+get_typed_return_annotation: Final = inside(
+    "fastapi", "fastapi.dependencies.utils:get_typed_return_annotation"
+)
 
 _REQUEST: Final = "semel_request"
 _RESPONSE: Final = "semel_response"

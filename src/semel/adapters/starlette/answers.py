@@ -11,15 +11,18 @@ from copy import copy
 from functools import partial
 from typing import Any, Final, cast
 
-from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from semel.core.extras import inside
 from semel.adapters.aio_following import Flow
 from semel.http.messages import Answer
 from semel.http.storing import is_event_stream
+
+# Not public: what Starlette itself asks of a handler.
+is_async_callable: Final = inside("starlette", "starlette._utils:is_async_callable")
 
 _HANDLED: Final = "semel.handled"
 """Is in the scope of a request whose error has its answer: the error, and the answer."""

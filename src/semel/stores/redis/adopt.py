@@ -19,11 +19,13 @@ from semel.stores.redis.clients import async_opener, connection_limit, opener
 from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.failures import CLUSTER
 from semel.stores.redis.gate import Gate
+from semel.stores.redis.redis_py import check
 from semel.stores.redis.transport import ServerTransport, Transport
 
 
 def adopt(client: Any, timeout: float) -> Transport:
     """The transport over a client for threads that the application has."""
+    check()
     if isinstance(client, redis.RedisCluster):
         return ClusterTransport(lambda: client, _cluster_name(client), timeout)
     if isinstance(client, redis.Redis):
@@ -33,6 +35,7 @@ def adopt(client: Any, timeout: float) -> Transport:
 
 def adopt_async(client: Any, timeout: float) -> AsyncTransport:
     """The transport over a client for asyncio that the application has."""
+    check()
     if isinstance(client, redis.asyncio.RedisCluster):
         return AsyncClusterTransport(client, _cluster_name(client), timeout)
     if isinstance(client, redis.asyncio.Redis):
@@ -44,6 +47,7 @@ def adopt_async(client: Any, timeout: float) -> AsyncTransport:
 
 def connect(url: str, timeout: float, options: dict[str, Any]) -> Transport:
     """The transport to the servers that a URL names, for threads."""
+    check()
     address = parse_url(url)
     where = address.where
     make = opener(address, timeout, options)
@@ -55,6 +59,7 @@ def connect(url: str, timeout: float, options: dict[str, Any]) -> Transport:
 
 def connect_async(url: str, timeout: float, options: dict[str, Any]) -> AsyncTransport:
     """The transport to the servers that a URL names, for asyncio."""
+    check()
     address = parse_url(url)
     client = async_opener(address, timeout, options)()
     kind = AsyncClusterTransport if address.kind is Kind.CLUSTER else AsyncServerTransport

@@ -17,6 +17,7 @@ from semel.stores.redis.cluster import ASKING, PAUSE, silent_node
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS
 from semel.stores.redis.line import Lanes
+from semel.stores.redis.redis_py import close_nodes, give_back_to_node, read_map_async
 from semel.stores.redis.transport import scan_command, scan_reply
 
 
@@ -33,6 +34,8 @@ class AsyncClusterTransport(AsyncTransport):
         self._newcomers: dict[Address, ClusterNode] = {}
         self._lanes_of: dict[str, Lanes[_Node]] = {}
         self._first_map: asyncio.Task[None] | None = None
+        self._reading_map = asyncio.Lock()
+        self._maps_read = 0
 
     def _may_redirect(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
@@ -137,9 +140,14 @@ class AsyncClusterTransport(AsyncTransport):
             reading.exception()  # raised to those who wait; if nobody does any more, to nobody
 
     async def _read_map(self, lost: str | None) -> None:
-        # If the map cannot be read now either, the error we have says more.
-        with contextlib.suppress(*DRIVER_ERRORS):
-            await self._client.nodes_manager.initialize(last_failed_node_name=lost)
+        known = self._maps_read
+        async with self._reading_map:
+            if self._maps_read != known:
+                return  # somebody has looked since
+            self._maps_read += 1
+            # If the map cannot be read now either, the error we have says more.
+            with contextlib.suppress(*DRIVER_ERRORS):
+                await read_map_async(self._client.nodes_manager, lost)
 
     async def nodes(self) -> list[str]:
         """The primaries, by name."""
@@ -166,8 +174,7 @@ class AsyncClusterTransport(AsyncTransport):
         await super()._close()
         if self._owned:
             # The client would not: it was never told that there is a map.
-            await self._client.nodes_manager.aclose()
-            await self._client.nodes_manager.aclose("startup_nodes")
+            await close_nodes(self._client.nodes_manager, ("nodes_cache", "startup_nodes"))
         for node in self._newcomers.values():
             await node.disconnect()
 
@@ -211,12 +218,12 @@ class _Node:
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it so
         except BaseException:
-            self.node.release(connection)
+            give_back_to_node(self.node, connection)
             raise
         return connection
 
     async def give_back(self, connection: Any) -> None:
-        self.node.release(connection)
+        give_back_to_node(self.node, connection)
 
 
 async def _ask_node(

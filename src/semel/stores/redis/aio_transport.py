@@ -29,12 +29,12 @@ from semel.stores.redis.delivery import (
 )
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
 from semel.stores.redis.line import Lanes, Line
+from semel.stores.redis.redis_py import close_client, primary_address, take_connection
 from semel.stores.redis.repeating import (
     NOT_THE_PRIMARY,
     WITHOUT_SENTINEL,
     Repeating,
     follows_the_primary,
-    primary_address,
     unfit_server,
 )
 from semel.stores.redis.scripts import Call
@@ -120,7 +120,7 @@ class AsyncTransport(ABC):
             await lanes.close()
         if self._owned:
             for client in clients_of(self._client):
-                await client.aclose()
+                await close_client(client)
 
     def server_of(self, _key: bytes) -> str | None:
         """Name the server that has a key; None = there is only one."""
@@ -296,7 +296,7 @@ class _Pool:
         self._pool = pool
 
     async def borrow(self) -> Any:
-        return await self._pool.get_connection()
+        return await take_connection(self._pool)
 
     async def give_back(self, connection: Any) -> None:
         await self._pool.release(connection)

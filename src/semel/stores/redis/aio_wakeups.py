@@ -15,6 +15,7 @@ from semel.stores.redis.aio_cluster import AsyncClusterTransport
 from semel.stores.redis.aio_transport import AsyncTransport
 from semel.stores.redis.hearsay import Hearsay, Manner, read_message
 from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.redis_py import take_over
 from semel.stores.wakeups.rooms import Rooms
 from semel.stores.wakeups.tasks import AsyncEar, AsyncWatch, Broke
 
@@ -34,10 +35,7 @@ class AsyncRedisLine(asyncio.Protocol):
         """Connect, and read the stream from then on."""
         await self._connection.connect()
         self._rooms, self._broke = rooms, broke
-        # redis-py has no public way to the stream; `semel[redis]` pins what is tested.
-        self._transport: asyncio.Transport = self._connection._writer.transport  # noqa: SLF001
-        self._stream: Any = self._transport.get_protocol()
-        self._transport.set_protocol(self)
+        self._transport, self._stream = take_over(self._connection, self)
 
     def subscribe(self, channel: Any) -> None:
         """Ask for the messages of a channel."""

@@ -14,6 +14,7 @@ This module configures. What differs from redis-py's defaults, and why:
 from __future__ import annotations
 
 import inspect
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,12 +33,15 @@ from redis.sentinel import Sentinel
 from semel.errors import ConfigError
 from semel.stores.redis.addresses import Kind, ServerAddress
 from semel.stores.redis.failures import is_hopeless
+from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
 from semel.stores.registry import OPEN_OPTIONS
 from semel.stores.urls import did_you_mean
 
 DEFAULT_CONNECTIONS = 64
 SPARE_CONNECTIONS = 8
 """Room in the pool beyond the gate, for what a cluster client asks on its own (its map)."""
+NO_LIMIT = 2**31
+"""What redis-py's own pools take for no limit."""
 
 # redis-py leaves these three without types.
 new_node: Any = ClusterNode
@@ -113,9 +117,8 @@ def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> C
             settings.check(redis.RedisCluster, redis.Redis)
             nodes = [new_node(host, port) for host, port in address.hosts]
             # The transport repeats by itself, with an eye on the time.
-            return lambda: redis.RedisCluster(
-                startup_nodes=nodes, retry=Retry(backoff(timeout), 1), **settings.both
-            )
+            retry = RetryWithin(0) if RETRIES_BELONG_TO_NODES else Retry(backoff(timeout), 1)
+            return lambda: redis.RedisCluster(startup_nodes=nodes, retry=retry, **settings.both)
         case Kind.SENTINEL:
             settings.check(redis.Redis)
             finders = settings.for_sentinels | {"retry": RetryWithin(0)}
@@ -137,8 +140,13 @@ def async_opener(
         case Kind.CLUSTER:
             settings.check(redis.asyncio.RedisCluster)
             nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
+            once = AsyncRetryWithin(0)
+            retry = once if RETRIES_BELONG_TO_NODES else AsyncRetry(backoff(timeout), 1)
+            # Lines are few by themselves; a count that redis-py (until 7) does not get back when a
+            # node cannot be reached would end in a node that nobody can reach any more.
+            more_settings = settings.both | {"max_connections": NO_LIMIT}
             return lambda: redis.asyncio.RedisCluster(
-                startup_nodes=nodes, retry=AsyncRetry(backoff(timeout), 1), **settings.both
+                startup_nodes=nodes, retry=retry, **more_settings
             )
         case Kind.SENTINEL:
             settings.check(redis.asyncio.Redis)
@@ -178,6 +186,9 @@ class _Settings:
         self.both["max_connections"] = places + SPARE_CONNECTIONS
         if address.tls:
             self.both["ssl"] = True
+            if given.get("ssl_cert_reqs", "required") not in _UNCHECKED:
+                # redis-py checks the name from version 6 on; before that, only when it is told to.
+                self.both.setdefault("ssl_check_hostname", True)
         login = {"username": "sentinel_username", "password": "sentinel_password"}
         # Sentinels are asked one after another: together they get the time of one server.
         share = timeout / 2 / max(len(address.hosts), 1)
@@ -204,6 +215,7 @@ class _Settings:
 
 
 _PROTOCOLS = (2, 3, "2", "3")
+_UNCHECKED = (None, "none", ssl.CERT_NONE)
 _FILES = {"ssl_ca_certs": Path.is_file, "ssl_ca_path": Path.is_dir}
 _FILES |= dict.fromkeys(("ssl_certfile", "ssl_keyfile"), Path.is_file)
 

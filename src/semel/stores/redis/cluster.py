@@ -17,6 +17,7 @@ from redis.exceptions import MovedError
 from semel.stores.redis.clients import new_node
 from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
 from semel.stores.redis.failures import DRIVER_ERRORS, translated
+from semel.stores.redis.redis_py import read_map
 from semel.stores.redis.scripts import packed
 from semel.stores.redis.transport import Transport, scan_command, scan_reply
 from semel.stores.redis.wires import Wires
@@ -41,6 +42,8 @@ class ClusterTransport(Transport):
         self._lock = threading.Lock()
         self._newcomers: dict[Address, Any] = {}
         self._wires_of: dict[str, Wires] = {}
+        self._reading_map = threading.Lock()
+        self._maps_read = 0
 
     @property
     def client(self) -> Any:
@@ -117,9 +120,14 @@ class ClusterTransport(Transport):
         return wires
 
     def _read_map(self, lost: str | None) -> None:
-        # If the map cannot be read now either, the error we have says more.
-        with contextlib.suppress(*DRIVER_ERRORS):
-            self.client.nodes_manager.initialize(last_failed_node_name=lost)
+        known = self._maps_read
+        with self._reading_map:
+            if self._maps_read != known:
+                return  # somebody has looked since
+            self._maps_read += 1
+            # If the map cannot be read now either, the error we have says more.
+            with contextlib.suppress(*DRIVER_ERRORS):
+                read_map(self.client.nodes_manager, lost)
 
     def nodes(self) -> list[str]:
         """The primaries, by name."""

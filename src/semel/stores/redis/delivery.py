@@ -23,6 +23,7 @@ from redis import exceptions as driver
 
 from semel.errors import StoreError
 from semel.stores.redis.failures import failure, is_hopeless
+from semel.stores.redis.redis_py import pool_is_empty
 from semel.stores.redis.scripts import Call, packed
 from semel.stores.redis.verbs import granted
 
@@ -102,11 +103,7 @@ def _after(
 
 def means_old_map(reply: Reply | Exception) -> bool:
     """Whether the error may go away with a new map of the cluster."""
-    return (
-        isinstance(reply, _OLD_MAP)
-        and not isinstance(reply, driver.MaxConnectionsError)
-        and not is_hopeless(reply)
-    )
+    return isinstance(reply, _OLD_MAP) and not pool_is_empty(reply) and not is_hopeless(reply)
 
 
 def answers_to(

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hiredis import Reader
-from redis._parsers.base import BaseParser
 from redis.exceptions import AskError, InvalidResponse, ResponseError
 
 from semel.core.records import Ended
 from semel.errors import RecordUnreadable
 from semel.stores.redis.packing import unpack_ended
+from semel.stores.redis.redis_py import reply_error
 from semel.stores.redis.scripts import packed
 from semel.stores.wakeups.rooms import OtherWay, Rooms
 
@@ -56,7 +56,7 @@ class Hearsay:
         self._manner = manner
         self._reader = Reader(
             protocolError=InvalidResponse,
-            replyError=BaseParser.parse_error,
+            replyError=reply_error,
             notEnoughData=_NOT_YET,
         )
 

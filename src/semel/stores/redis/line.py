@@ -21,11 +21,11 @@ from time import monotonic
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from hiredis import PushNotification, Reader
-from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError as LineBroken
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as LineSilent
 
+from semel.stores.redis.redis_py import reply_error, take_over
 from semel.stores.redis.repeating import SILENCE
 from semel.stores.redis.scripts import Call
 
@@ -80,13 +80,10 @@ class Line(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._reader = Reader(
             protocolError=InvalidResponse,
-            replyError=BaseParser.parse_error,
+            replyError=reply_error,
             notEnoughData=_NOT_YET,
         )
-        # redis-py has no public way under its command layer; `semel[redis]` pins what is tested.
-        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001
-        self._stream: Any = self._transport.get_protocol()
-        self._transport.set_protocol(self)
+        self._transport, self._stream = take_over(connection, self)
 
     def ask(self, command: bytes, call: Call[Any] | None = None) -> Answer:
         """Send a command; gives its reply, or what the call that it was made of reads from it.

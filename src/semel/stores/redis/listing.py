@@ -76,7 +76,7 @@ class _Cursor(Struct, frozen=True, array_like=True):
     def parse(text: str) -> _Cursor:
         try:
             return msgspec.json.decode(base64.urlsafe_b64decode(text), type=_Cursor)
-        except ValueError:  # base64, UTF-8 and JSON errors are all of this class
+        except (ValueError, msgspec.MsgspecError):  # base64 and UTF-8; JSON
             raise ConfigError(f"{text!r} is not a cursor of this store") from None
 
 

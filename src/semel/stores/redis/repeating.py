@@ -11,14 +11,11 @@ from time import monotonic
 from typing import Any
 
 from redis.exceptions import ConnectionError as Disconnected
-from redis.exceptions import (
-    MaxConnectionsError,
-    ReadOnlyError,
-)
-from redis.utils import str_if_bytes
+from redis.exceptions import ReadOnlyError
 
 from semel.stores.redis.clients import backoff
 from semel.stores.redis.failures import is_hopeless
+from semel.stores.redis.redis_py import pool_is_empty
 
 SILENCE = 0.5
 """Seconds. A Sentinel calls no primary down that answered since then, so what a connection said
@@ -44,7 +41,7 @@ class Repeating:
         """Give the seconds until the next try; raises the error when there is none."""
         # A wrong password stays wrong, and so does a certificate; the application's pool is not
         # waited for behind its back.
-        if isinstance(error, MaxConnectionsError) or is_hopeless(error):
+        if pool_is_empty(error) or is_hopeless(error):
             raise error
         if monotonic() >= self._deadline:
             raise error
@@ -56,13 +53,6 @@ class Repeating:
 def follows_the_primary(client: Any) -> bool:
     """Whether connecting anew leads to another server after a failover."""
     return getattr(client.connection_pool, "is_master", False)
-
-
-def primary_address(manager: Any, found: tuple[Any, int]) -> tuple[str, int]:
-    """Read what a Sentinel says of its primary, as redis-py does when it connects."""
-    # Not what redis-py asks for: that is the old primary until the failover has ended.
-    host, port = found
-    return manager._force_master_ip or str_if_bytes(host), port  # noqa: SLF001 - has no other name
 
 
 def unfit_server(replies: Sequence[Any]) -> Disconnected | None:

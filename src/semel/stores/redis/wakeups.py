@@ -14,6 +14,7 @@ from semel.core.records import Identity
 from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.hearsay import Hearsay, Manner, read_message
 from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.redis_py import socket_of
 from semel.stores.redis.transport import ServerTransport, Transport
 from semel.stores.wakeups.rooms import Rooms
 from semel.stores.wakeups.threads import Ear, Watch
@@ -35,8 +36,7 @@ class RedisLine:
     def open(self) -> None:
         """Connect."""
         self._connection.connect()
-        # redis-py has no public way to the socket; `semel[redis]` pins what is tested.
-        self._socket = self._connection._sock  # noqa: SLF001
+        self._socket = socket_of(self._connection)
 
     def fileno(self) -> int:
         """Give the socket to wait on."""

@@ -22,12 +22,8 @@ from redis.exceptions import ResponseError
 
 from semel.stores.redis.delivery import Address, Reply
 from semel.stores.redis.failures import DRIVER_ERRORS
-from semel.stores.redis.repeating import (
-    NOT_THE_PRIMARY,
-    SILENCE,
-    WITHOUT_SENTINEL,
-    primary_address,
-)
+from semel.stores.redis.redis_py import known_error, primary_address, read_reply, take_connection
+from semel.stores.redis.repeating import NOT_THE_PRIMARY, SILENCE, WITHOUT_SENTINEL
 
 
 class Wire:
@@ -43,7 +39,7 @@ class Wire:
         self.taken = 0.0
         """When it was last taken, for those who ask."""
         self.connection: Any = None
-        self.connection = pool.get_connection()
+        self.connection = take_connection(pool)
 
     def lend_back(self) -> None:
         """Give the connection back to the pool as it is."""
@@ -93,8 +89,7 @@ class Wires:
         try:
             connection = wire.connection
             connection.send_packed_command((command,))
-            # By its parser: what redis-py does around that is for those who do not repeat.
-            reply: Reply = connection._parser.read_response(disable_decoding=True)  # noqa: SLF001
+            reply: Reply = read_reply(connection)
         except BaseException:
             self.drop(wire)
             raise
@@ -193,4 +188,4 @@ def _reply(connection: Any) -> Reply | Exception:
     except ResponseError as error:
         # Without its traceback: that would keep the frames of this exchange, and so its
         # connection, until the garbage collector runs.
-        return error.with_traceback(None)
+        return known_error(error).with_traceback(None)

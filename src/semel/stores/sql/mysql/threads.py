@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from pymysql.connections import Connection as PyMySQLConnection
 from pymysql.cursors import Cursor
 
+from semel.core.extras import have
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.places import Place, Places
@@ -60,6 +61,8 @@ def connector(address: Address, timeout: float) -> Connect:
         # to try a TLS that checks none of them.
         "ssl_disabled": address.tls is None,
     }
+    # The two that `allow` sets; they are not public.
+    have("pymysql", OwnConnection(**arguments), "_read_timeout", "_write_timeout")
     return lambda: OwnConnection(**arguments)
 
 

@@ -18,6 +18,7 @@ from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready
 
+from semel.core.extras import inside
 from semel.stores.sql.postgres.errors import TimeIsUp
 
 R = TypeVar("R")
@@ -60,6 +61,9 @@ class _Connecting(threading.local):
 
 _connecting: Final = _Connecting()
 
+# Overridden below: without it a connection that is being opened would wait without an end.
+inside("psycopg", "psycopg:Connection._connect_gen")
+
 
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection for threads, whose waits end at `deadline` (of the monotonic clock)."""
@@ -77,8 +81,9 @@ class BoundedConnection(psycopg.Connection[Any]):
             _connecting.deadline = float("inf")
 
     @classmethod
-    def _connect_gen(cls, conninfo: str = "") -> PQGenConn[Self]:
-        return _bounded(super()._connect_gen(conninfo), _connecting)
+    def _connect_gen(cls, conninfo: str = "", **options: Any) -> PQGenConn[Self]:
+        # psycopg 3.2 has an option here (timeout), 3.3 has none.
+        return _bounded(super()._connect_gen(conninfo, **options), _connecting)
 
     def wait(self, gen: PQGen[V], *args: Any, **options: Any) -> V:
         """See the base class."""
