@@ -35,6 +35,13 @@ def free_port() -> int:
         return port
 
 
+def errors_answered(client: redis.Redis, code: str) -> int:
+    """How often a server has answered this error."""
+    stats: Any = client.info("errorstats")
+    told = stats.get(f"errorstat_{code}", {"count": 0})
+    return int(told["count"] if isinstance(told, dict) else told.partition("=")[2])  # redis-py 5.0
+
+
 def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """Wait for a condition; errors of a server that is not up yet count as "not yet"."""
     deadline = time.monotonic() + patience

@@ -6,12 +6,11 @@ import os
 import threading
 
 import pytest
-import redis
 
 from semel.core.records import Claimed
 from semel.errors import StoreError, StoreUnavailable
 from semel.testing import StoreDriver
-from servers.redis import free_port, redis_sentinel, redis_server, wait_until
+from servers.redis import errors_answered, free_port, redis_sentinel, redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, open_async_store, open_store
 
 KINDS = {"threads": open_store, "asyncio": open_async_store}
@@ -45,11 +44,6 @@ def open_on(request):
         driver.close()
 
 
-def refusals(client: redis.Redis, code: str) -> int:
-    """How often the server has answered with this error."""
-    return client.info("errorstats").get(f"errorstat_{code}", {"count": 0})["count"]
-
-
 def test_a_server_that_is_still_loading_is_asked_until_it_is_ready(server, client, open_on):
     store = open_on(server.url, timeout=60)
     assert store.get(IDENTITY) is None  # connected before it loads
@@ -64,11 +58,13 @@ def test_a_server_that_is_still_loading_is_asked_until_it_is_ready(server, clien
 
     reload, answers = threading.Thread(target=load_again), []
     asking = threading.Thread(target=lambda: answers.append(store.claim(ask())))
-    before = refusals(client, "LOADING")
+    before = errors_answered(client, "LOADING")
     reload.start()
     wait_until(lambda: client.info("persistence")["loading"] == 1, "the loading to begin")
     asking.start()
-    wait_until(lambda: refusals(client, "LOADING") > before + 1, "the claim to be sent again")
+    wait_until(
+        lambda: errors_answered(client, "LOADING") > before + 1, "the claim to be sent again"
+    )
     client.config_set("key-load-delay", 0)
     for thread in (reload, asking):
         thread.join()
@@ -105,7 +101,7 @@ def test_behind_a_sentinel_a_primary_that_turns_replica_is_left_until_there_is_o
         answers = []
         asking = threading.Thread(target=lambda: answers.append(store.claim(ask())))
         asking.start()
-        wait_until(lambda: refusals(primary, "READONLY") > 0, "the claim to be refused")
+        wait_until(lambda: errors_answered(primary, "READONLY") > 0, "the claim to be refused")
         primary.replicaof("NO", "ONE")
         asking.join()
         assert isinstance(answers[0], Claimed)

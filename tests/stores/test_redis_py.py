@@ -1,0 +1,160 @@
+"""What semel takes from the inside of redis-py, and how its versions differ."""
+
+from __future__ import annotations
+
+import asyncio
+import pkgutil
+from collections import deque
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
+import redis
+import redis.asyncio
+from redis import exceptions as driver
+
+from semel import AsyncIdempotency, Idempotency
+from semel.errors import ConfigError
+from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
+
+ANYWHERE = "redis://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def looked_up_anew():
+    redis_py.check.cache_clear()
+    yield
+    redis_py.check.cache_clear()
+
+
+def opened_in_every_way():
+    yield lambda: Idempotency(ANYWHERE)
+    yield lambda: AsyncIdempotency(ANYWHERE)
+    yield lambda: RedisStore(redis.Redis())
+    yield lambda: AsyncRedisStore(redis.asyncio.Redis())
+
+
+@pytest.mark.parametrize("name", redis_py._NAMES)
+def test_a_method_that_redis_py_has_no_more_is_named_when_a_store_is_opened(name, monkeypatch):
+    owner, _, attribute = name.rpartition(".")
+    for kind in pkgutil.resolve_name(owner).__mro__:
+        if attribute in vars(kind):
+            monkeypatch.delattr(kind, attribute)
+    message = f"redis {version('redis')} has no {name.replace(':', '.')}, which semel needs"
+    for opening in opened_in_every_way():
+        with pytest.raises(ConfigError) as refused:
+            opening()
+        assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [(name, each) for name, attributes in redis_py._ATTRIBUTES for each in attributes],
+)
+def test_an_attribute_that_redis_py_has_no_more_is_named_too(name, attribute, monkeypatch):
+    whole = pkgutil.resolve_name(name)
+
+    class Connection(whole):
+        def __init__(self, **options):
+            super().__init__(**options)
+            delattr(self, attribute)
+
+        def __del__(self):
+            pass  # redis-py's own would miss it
+
+    module, _, kind = name.partition(":")
+    monkeypatch.setattr(pkgutil.resolve_name(module), kind, Connection)
+    for opening in opened_in_every_way():
+        with pytest.raises(ConfigError, match=rf"redis .* has no .*Connection\.{attribute}, which"):
+            opening()
+
+
+def test_a_module_that_redis_py_has_no_more_is_named(monkeypatch):
+    monkeypatch.setattr(redis_py, "_NAMES", ("redis.gone.away:Thing",))
+    with pytest.raises(ConfigError, match=r"redis .* has no redis\.gone\.away\.Thing, which"):
+        Idempotency(ANYWHERE)
+
+
+def test_nothing_is_looked_up_twice(monkeypatch):
+    Idempotency(ANYWHERE).close()
+    monkeypatch.setattr(redis_py, "_NAMES", ("redis.gone.away:Thing",))
+    Idempotency(ANYWHERE).close()
+
+
+# --- what a server answers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", redis_py._ERRORS)
+def test_an_error_of_the_server_has_the_class_that_redis_py_gives_it(code):
+    rest = "1 127.0.0.1:7000" if code in {"ASK", "MOVED"} else "and why"
+    error = redis_py.reply_error(f"{code} {rest}")
+    assert type(error) is redis_py._ERRORS[code]
+    assert str(error) == rest
+
+
+def test_other_errors_of_the_server_keep_their_words():
+    assert type(redis_py.reply_error("ERR max number of clients reached")) is driver.ConnectionError
+    other = redis_py.reply_error("BUSY Redis is busy running a script")
+    assert type(other) is driver.ResponseError
+    assert str(other) == "BUSY Redis is busy running a script"
+
+
+def test_an_error_of_a_cluster_gets_its_class_where_redis_py_knows_it_only_in_a_clusters_client():
+    moved = redis_py.known_error(driver.ResponseError("MOVED 12 127.0.0.1:7001"))
+    assert isinstance(moved, driver.MovedError)
+    assert (moved.host, moved.port) == ("127.0.0.1", 7001)
+    known = driver.NoScriptError("no such script")
+    assert redis_py.known_error(known) is known
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (driver.MaxConnectionsError(), True),
+        (driver.ConnectionError("Too many connections"), True),
+        (driver.ConnectionError("refused"), False),
+        (driver.BusyLoadingError("Too many connections"), False),
+    ],
+)
+def test_a_pool_without_a_connection_is_recognised_in_every_version(error, expected):
+    assert redis_py.pool_is_empty(error) is expected
+
+
+# --- versions that are not installed here ------------------------------------------------------
+
+
+def test_an_older_pool_is_told_a_command(monkeypatch):
+    monkeypatch.setattr(redis_py, "_FOR_A_POOL", ("",))
+    pool = SimpleNamespace(get_connection=lambda command: f"for {command!r}")
+    assert redis_py.take_connection(pool) == "for ''"
+
+
+@pytest.mark.parametrize("name", ["aclose", "close"])
+def test_a_client_is_closed_by_the_name_that_its_version_has(name):
+    closed = []
+
+    async def closing(*which):
+        closed.append(which)
+
+    asyncio.run(redis_py.close_client(SimpleNamespace(**{name: closing})))
+    asyncio.run(redis_py.close_nodes(SimpleNamespace(**{name: closing}), ["nodes_cache"]))
+    assert closed == [(), ("nodes_cache",)]
+
+
+def test_a_connection_goes_back_to_a_node_of_every_version():
+    given_back = []
+    redis_py.give_back_to_node(SimpleNamespace(release=given_back.append), "one")
+    older = SimpleNamespace(_free=deque())
+    redis_py.give_back_to_node(older, "another")
+    assert (given_back, list(older._free)) == (["one"], ["another"])
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", b"10.0.0.1"])
+def test_the_address_of_a_primary_may_be_forced_where_redis_py_can(host, monkeypatch):
+    manager = SimpleNamespace(_force_master_ip=None)
+    monkeypatch.setattr(redis_py, "_MAY_FORCE", True)
+    assert redis_py.primary_address(manager, (host, 6379)) == ("10.0.0.1", 6379)
+    manager._force_master_ip = "127.0.0.1"
+    assert redis_py.primary_address(manager, (host, 6379)) == ("127.0.0.1", 6379)
+    monkeypatch.setattr(redis_py, "_MAY_FORCE", False)
+    assert redis_py.primary_address(manager, (host, 6379)) == ("10.0.0.1", 6379)
