@@ -25,6 +25,13 @@ from stores.redis_given import IDENTITY, RESULT, ask, finish, opened, opened_asy
 
 # --- TLS ------------------------------------------------------------------------------------
 
+# redis-py 5 leaves a socket whose TLS fails to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+    if redis.__version__.startswith("5.")
+    else "error"
+)
+
 
 @pytest.fixture(scope="module")
 def tls_server():
@@ -204,14 +211,6 @@ def test_a_port_that_waits_without_tls_is_store_unavailable():
             store.claim(ask())
 
 
-LEFT_OPEN = (
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-    if redis.__version__.startswith("5.")  # it leaves a socket whose TLS fails to the collector
-    else "error"
-)
-
-
-@pytest.mark.filterwarnings(LEFT_OPEN)
 def test_a_file_of_certificates_that_holds_none_is_refused_at_once(tls_server, tmp_path):
     (tmp_path / "ca.pem").write_text("nothing of the kind")
     url = f"rediss://127.0.0.1:{tls_server.port}?ssl_ca_certs={tmp_path / 'ca.pem'}"

