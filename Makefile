@@ -18,6 +18,8 @@ RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.ready
 BENCH_VENV ?= .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
+LOWEST_VENV ?= .venv-lowest
+LOWEST_READY := $(LOWEST_VENV)/.ready
 
 # pyright's wheel holds all it needs; without this it would still ask the network for news.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -25,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test quick busy check lint types layers docs package bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
+.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -38,6 +40,12 @@ $(READY): pyproject.toml constraints.txt scripts/setup.sh
 
 $(BENCH_READY): pyproject.toml constraints.txt scripts/setup.sh
 	scripts/setup.sh $(BENCH_VENV) bench
+	@touch $@
+
+# Not every one of the lowest versions has wheels for a newer Python.
+$(LOWEST_READY): pyproject.toml constraints.txt constraints-lowest.txt scripts/setup.sh
+	PYTHON="$(or $(PYTHON),python3.11 python3.12)" LOWEST=constraints-lowest.txt \
+	    scripts/setup.sh $(LOWEST_VENV) test
 	@touch $@
 
 demo: $(READY)  ## see it work: 15 seconds, or a minute or two with a new environment
@@ -54,6 +62,13 @@ test: servers  ## run every test, and insist on the coverage of the core, engine
 	$(RUN) coverage run -m pytest $(SHARED) $(ARGS)
 	$(RUN) coverage combine --quiet
 	$(RUN) coverage report --include='$(COVERED)' --omit='src/semel/testing/*' --precision=2 --fail-under=$(COVERAGE_MIN)
+
+# What the versions of drivers and frameworks can change. A session limit bounds it to 20 minutes.
+LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions
+
+test-lowest: $(LOWEST_READY)  ## run contract, adapters, faults and transactions with the lowest versions supported
+	$(LOWEST_VENV)/bin/python scripts/servers.py
+	$(LOWEST_VENV)/bin/python -m pytest $(SHARED) --session-timeout=1200 $(LOWEST_TESTS) $(ARGS)
 
 quick: $(READY)  ## run the tests without coverage, stopping at the first failure
 	$(RUN) pytest -x $(SHARED) $(ARGS)
@@ -117,6 +132,6 @@ constraints:  ## pin the newest versions of everything, found with a fresh envir
 	scripts/constraints.sh
 
 clean:  ## remove everything that the other targets made
-	rm -rf $(VENV) $(BENCH_VENV) site build dist .coverage .coverage.* .hypothesis \
+	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) site build dist .coverage .coverage.* .hypothesis \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

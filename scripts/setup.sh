@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh VENV             PYTHON=... chooses the interpreter of a new environment
 #   scripts/setup.sh VENV GROUP...    with these groups of pyproject.toml in place of the tools
+#   LOWEST=FILE scripts/setup.sh ...  with the versions in FILE where it has one
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
@@ -47,8 +48,17 @@ if ! works "$venv/bin/python"; then
     make_environment "$python"
 fi
 
-pip=("$venv/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt)
+constraints=$venv/constraints.txt
+# A package may be constrained once only: what LOWEST names is left out of the other file.
+awk -F== '
+    function name(text) { text = tolower(text); gsub(/[-_.]+/, "-", text); return text }
+    !/^[^#]*==/ || name($1) in seen { next }
+    FILENAME == lowest { seen[name($1)] = 1 }
+    { print }
+' lowest="${LOWEST:-}" ${LOWEST:+"$LOWEST"} constraints.txt >"$constraints"
+
+pip=("$venv/bin/python" -m pip install -qq --disable-pip-version-check -c "$constraints")
 
 say "Installing semel and its tools (${groups[*]}) into $venv ..."
 "${pip[@]}" 'pip>=25.3'  # first, because older ones do not know dependency groups
-"${pip[@]}" --build-constraint constraints.txt "${groups[@]/#/--group=}" --editable '.[all]'
+"${pip[@]}" --build-constraint "$constraints" "${groups[@]/#/--group=}" --editable '.[all]'

@@ -21,7 +21,8 @@ from semel.core.records import (
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import MOST_MEMBERS
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, effort
-from semel.stores.sql.mysql.batches import BatchStatements
+from semel.stores.sql.mysql.batches import UNABLE, BatchStatements
+from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.sharing import HEAVY
 from servers.mariadb import mariadb_server
 from servers.proxy import proxy_to
@@ -604,3 +605,13 @@ async def test_what_a_batch_writes_is_what_single_calls_write(store):
         assert getattr(one, name) == getattr(other, name)
     assert one.state is State.SUCCEEDED
     assert other.fence == round(other.created_at * 1e6)
+
+
+async def test_a_driver_without_prepared_statements_is_sent_the_text():
+    class Connection:
+        """One of asyncmy's before 0.2.12."""
+
+        connected = True
+
+    bulk = BatchStatements(TABLE).claim_in_bulk({b"digest": ask()})
+    assert await PreparedStatements().send(Connection(), bulk) is UNABLE

@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import pytest
+from asyncmy.connection import Connection as DriverConnection
 from asyncmy.errors import NotSupportedError
 
 from semel.core.records import Busy, Claimed, Identity
@@ -18,6 +19,10 @@ from servers.proxy import proxy_to
 from stores.mysql_given import TABLE, ask, database_of, is_bulk, through
 
 HASH = b"fingerprint"
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(DriverConnection, "prepare"), reason="this asyncmy has no prepared statements"
+)
 
 
 @pytest.fixture

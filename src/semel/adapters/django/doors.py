@@ -22,6 +22,7 @@ from semel.adapters.aio_door import AsyncDoor
 from semel.adapters.door import Door, Exchange
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
+from semel.core.extras import have
 from semel.engine.call import Call
 from semel.errors import ConfigError
 from semel.http.messages import Answer, HeaderLine, Request
@@ -30,6 +31,9 @@ from semel.stores.base import OnFile
 from semel.sync import Idempotency
 
 # --- the transactions of this thread -------------------------------------------------------------
+
+# Whether a transaction is that of a TestCase is not public.
+have("django", transaction.atomic(), "_from_testcase")
 
 
 def open_transactions() -> list[Any]:

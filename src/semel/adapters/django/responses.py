@@ -20,9 +20,13 @@ from semel.adapters.aio_following import Flow
 from semel.adapters.django.bodies import inner
 from semel.adapters.django.streaming import read_on
 from semel.adapters.following import up_to
+from semel.core.extras import have
 from semel.http.messages import Answer, HeaderLine
 from semel.http.rulebook import Rulebook
 from semel.http.storing import UNPROTECTED
+
+# What a response closes when it has been sent, in order, is not public; here and in `streaming`.
+have("django", HttpResponseBase(content_type="text/plain"), "_resource_closers")
 
 
 class Told(NamedTuple):

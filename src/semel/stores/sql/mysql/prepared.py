@@ -49,7 +49,10 @@ class PreparedStatements:
 
 
 async def _prepare(connection: Connection, sql: str) -> Any:
+    prepare = getattr(connection, "prepare", None)
+    if prepare is None:
+        return _REFUSED  # an older asyncmy, until 0.2.11
     try:
-        return await connection.prepare(sql)  # type: ignore[no-untyped-call] # its own stubs say so
+        return await prepare(sql)
     except MySQLError:
         return _REFUSED  # what else is wrong, the text will meet as well
