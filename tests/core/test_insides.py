@@ -48,7 +48,7 @@ def imported_anew():
     [
         ("semel.adapters.fastapi.answers", "fastapi.routing", "serialize_response"),
         ("semel.adapters.fastapi.answers", "fastapi.utils", "is_body_allowed_for_status_code"),
-        ("semel.adapters.fastapi.answers", "starlette._utils", "is_async_callable"),
+        ("semel.adapters.starlette.answers", "starlette._utils", "is_async_callable"),
         ("semel.adapters.fastapi.endpoints", "fastapi.dependencies.utils", "get_typed_signature"),
     ],
 )

@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from semel.core.extras import inside
 from semel.adapters.aio_following import Flow
+from semel.core.extras import inside
 from semel.http.messages import Answer
 from semel.http.storing import is_event_stream
 
