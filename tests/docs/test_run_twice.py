@@ -14,20 +14,21 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from semel import Idempotency, IdempotencyError, Policy
+from semel import Idempotency, OutcomeUnknown, Policy
 from semel.repair import Failed, settle
 from semel.testing import bypass
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODES = ["default", "hold", "transaction"]
-LEASE = 0.5
+LEASE = 2
 CANNOT_HAPPEN = "\u2013"
 
 
@@ -53,6 +54,9 @@ def rows() -> dict[str, Row]:
 class World:
     """An operation on a database of its own, in one of the modes."""
 
+    patience = 20.0
+    """How long a connection waits for another one that writes."""
+
     def __init__(self, folder: Path, mode: str) -> None:
         self.mode = mode
         self.path = folder / "shop.db"
@@ -63,7 +67,7 @@ class World:
             idem.peek("any")  # makes the table of records
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, isolation_level=None, timeout=0.2)
+        return sqlite3.connect(self.path, isolation_level=None, timeout=self.patience)
 
     def engine(self, **policy) -> Idempotency:
         if self.mode == "hold":
@@ -149,6 +153,7 @@ def cannot_be_reached(world: World) -> int:
         world.engine(store_error="open", store_timeout=0.2) as idem,
     ):
         other.execute("BEGIN IMMEDIATE")  # now nobody can claim
+        world.patience = 0.2
         for _ in range(2):
             if world.mode != "transaction":
                 idem.execute("order:42", lambda: runs.append(1))
@@ -156,6 +161,7 @@ def cannot_be_reached(world: World) -> int:
                 with pytest.raises(sqlite3.OperationalError, match="locked"):
                     world.operate(idem)
         other.execute("ROLLBACK")
+        world.patience = World.patience
         if not runs:
             world.operate(idem)
     return world.effects() + len(runs)
@@ -198,7 +204,7 @@ def switched_off(world: World) -> int:
 
 
 def asked_again(world: World) -> int:
-    with world.engine() as idem, suppress(IdempotencyError):
+    with world.engine() as idem, suppress(OutcomeUnknown):
         world.operate(idem)
     return world.effects()
 
@@ -225,6 +231,7 @@ PROVED = {
         "tests/transactions/test_contention.py::test_a_duplicate_waits_for_the_commit_and_replays",
     },
     "The store is away": {
+        "tests/docs/test_run_twice.py::test_what_cannot_be_saved_before_the_lease_ends_runs_again_unless_it_is_held",
         "tests/faults/test_store_down.py::test_a_function_is_told_in_time_that_redis_stands_still_and_gives_way_to_a_successor",
         "tests/faults/test_saving.py::test_a_result_that_could_not_be_stored_in_time_does_not_touch_its_successor",
         "tests/transactions/test_kills.py::test_a_process_killed_inside_its_commit_leaves_both_or_none",
@@ -272,6 +279,34 @@ def test_what_redis_alone_forgets_runs_again(redis_url, redis_of_this_worker, ab
             client.flushall()
         idem.execute("order:42", lambda: runs.append(1))
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize(("mode", "runs"), [("default", 2), ("hold", 1)])
+def test_what_cannot_be_saved_before_the_lease_ends_runs_again_unless_it_is_held(
+    tmp_path, mode, runs
+):
+    world = World(tmp_path, mode)
+    done = []
+    with closing(world.connect()) as other:
+
+        def work() -> None:
+            done.append(1)
+            other.execute("BEGIN IMMEDIATE")  # now nobody can save
+
+        with world.engine() as reader, world.engine(store_timeout=0.2) as idem:
+            idem.execute("order:42", work)
+            until_abandoned(reader, "order:42")
+        other.execute("ROLLBACK")
+    with world.engine() as idem, suppress(OutcomeUnknown):
+        idem.execute("order:42", lambda: done.append(1))
+    assert len(done) == runs
+
+
+def until_abandoned(idem: Idempotency, key: str) -> None:
+    deadline = time.monotonic() + 60
+    while (record := idem.peek(key)).lease_until > record.now:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def die() -> None:
