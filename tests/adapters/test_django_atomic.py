@@ -254,6 +254,28 @@ def test_a_database_that_asks_for_a_repetition_is_told_as_unavailable_for_now(sh
     assert shop.orders() == 0
 
 
+@pytest.mark.parametrize("asks_again", [True, False])
+def test_a_commit_that_fails_is_told_as_what_it_is(shop, monkeypatch, asks_again):
+    def fail():
+        cause = sqlite3.OperationalError("database is locked")
+        cause.sqlite_errorname = "SQLITE_BUSY" if asks_again else "SQLITE_IOERR"
+        raise OperationalError("commit") from cause
+
+    def answer():
+        monkeypatch.setattr(connections[shop.alias], "commit", fail)
+        return HttpResponse("paid")
+
+    with shop.serving(answer):
+        first = post()
+        monkeypatch.undo()
+    if asks_again:
+        assert (first.status_code, first.json()["code"]) == (503, "retry_transaction")
+    else:
+        assert first.status_code == 500
+    assert shop.orders() == 0
+    assert state(shop.url) is None
+
+
 def test_inside_a_transaction_it_is_a_part_of_it(shop):
     @idempotent(atomic=shop.alias)
     def inner(request):

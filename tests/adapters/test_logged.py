@@ -8,8 +8,8 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 
 from semel import ConfigError, Idempotency, StoreError, StoreFull, StoreUnavailable
-from semel.adapters.logged import log_failure
 from semel.adapters.wsgi import IdempotencyMiddleware
+from semel.http.problems import log_failure
 from semel.stores.memory import MemoryStore
 from semel.testing import FaultyStore, Refuse
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from semel.adapters.logged import log_failure, log_redirect
+from semel.adapters.logged import log_redirect
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -21,6 +21,7 @@ from semel.engine.call import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
+from semel.http.problems import log_failure
 from semel.http.routing import Routing
 from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
 

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from semel.errors import StoreFull, StoreUnavailable
 from semel.events import logger
 from semel.http.rulebook import Rulebook
 from semel.http.storing import SEE_OTHER
 
 _SHOWN: Final = 200
 """Characters of a path that are logged; a client may send one of any length."""
-
-
-def log_failure(what: str, error: Exception) -> None:
-    """Log in a line what the store says of itself; with its traceback what somebody has to mend.
-
-    A store that is down fails every request in the same way, and its error names the reason.
-    """
-    of_the_store = isinstance(error, StoreUnavailable | StoreFull)
-    logger.error("%s: %s", what, error, exc_info=None if of_the_store else error)
 
 
 def log_redirect(book: Rulebook, status: int, raw: object, *, rolled_back: bool = False) -> None:

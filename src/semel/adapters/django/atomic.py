@@ -20,12 +20,13 @@ from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
 from semel.adapters.door import Door
 from semel.adapters.logged import log_redirect
-from semel.attempts import current_attempt
+from semel.adapters.nesting import claimed_outside, owners_around
 from semel.engine.call import Call
-from semel.errors import ConfigError, IdempotencyError, StoreError
+from semel.errors import IdempotencyError, StoreError, about
 from semel.http.rulebook import Refusal, Rulebook
 from semel.http.storing import is_event_stream
 from semel.sync.transactions import TransactionContext
+from semel.transactions import troubles
 
 
 class _NotStored(Exception):
@@ -65,24 +66,21 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any],
         if error is failure:
             raise
         return response_of(refused(book, _explained(door, call, error)))
+    except Exception as error:
+        # The COMMIT itself may fail in a way that asks for another try; nothing was done then.
+        if error is failure or not troubles.must_repeat(error):
+            raise
+        return response_of(refused(book, about(troubles.repeat(), call.identity)))
 
 
 def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyError:
     """Say that it is an integration around this one that has the record which refuses it."""
-    owners, around = set(), current_attempt()
-    while around is not None:
-        if around.identity == call.identity:
-            owners.add(around.owner)
-        around = around.outer
+    owners = owners_around(call.identity)
     if owners:
         with suppress(StoreError):
             record = door.engine._store.get(call.identity)
             if record is not None and record.owner in owners:
-                return ConfigError(
-                    "this request is protected by another integration further outside, with the "
-                    "same store and the same key as @idempotent(atomic=...): give one of them "
-                    "another scope=, or let the outer one leave this path alone (exclude=)"
-                )
+                return claimed_outside("atomic")
     return error
 
 

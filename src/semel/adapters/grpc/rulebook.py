@@ -23,7 +23,6 @@ from semel.adapters.grpc.storing import (
     packed,
     unpacked,
 )
-from semel.adapters.logged import log_failure
 from semel.core.decide import Undone
 from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Rules
@@ -40,7 +39,7 @@ from semel.events import logger
 from semel.http.fingerprints import digest
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.policies import rules_of
-from semel.http.problems import PROBLEMS, problem_of
+from semel.http.problems import PROBLEMS, log_failure, problem_of
 from semel.http.rulebook import Refusal, known_tenant
 
 Trailers: TypeAlias = tuple[tuple[str, Any], ...]

@@ -36,15 +36,16 @@ from starlette.responses import Response
 from semel.adapters.aio_door import refused
 from semel.adapters.aio_following import Flow
 from semel.adapters.logged import log_redirect
+from semel.adapters.nesting import claimed_outside, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
 from semel.adapters.starlette.endpoints import Visit, in_step, limits_here
 from semel.adapters.starlette.running import shield
 from semel.adapters.starlette.sessions import SessionChoice, plain_session
 from semel.aio import AsyncIdempotency
 from semel.aio.transactions import AsyncTransactionContext
-from semel.attempts import Attempt, current_attempt
+from semel.attempts import Attempt
 from semel.engine.call import Call
-from semel.errors import ConfigError, IdempotencyError, RetryTransaction, StoreError
+from semel.errors import ConfigError, IdempotencyError, RetryTransaction, StoreError, about
 from semel.http.messages import Answer, HeaderLine
 from semel.http.rulebook import Rulebook
 from semel.http.storing import is_event_stream
@@ -354,12 +355,13 @@ class Work:
         try:
             await self._end(None)
         except Exception as error:
-            raised = error
-            if self._call is not None and troubles.must_repeat(error):
-                raised = troubles.repeat()
-            if self._call is None or not isinstance(raised, IdempotencyError):
-                raise
-            raise _Instead(refused(self._book, raised)) from error
+            call = self._call
+            if call is not None and isinstance(error, IdempotencyError):
+                raise _Instead(refused(self._book, error)) from error
+            if call is not None and troubles.must_repeat(error):
+                again = about(troubles.repeat(), call.identity)
+                raise _Instead(refused(self._book, again)) from error
+            raise
 
     async def _rolled_back(self, error: BaseException) -> Answer | None:
         """Roll back because of an error; gives the answer if the database asks for another try."""
@@ -375,18 +377,11 @@ class Work:
 
     async def _explained(self, error: IdempotencyError) -> IdempotencyError:
         """Say that it is an integration around this one that has the record which refuses it."""
-        owners, around, call = set(), current_attempt(), self._call
-        while around is not None and call is not None:
-            if around.identity == call.identity:
-                owners.add(around.owner)
-            around = around.outer
-        if owners and call is not None:
+        call = self._call
+        owners = set() if call is None else owners_around(call.identity)
+        if call is not None and owners:
             with suppress(StoreError):
                 record = await self._steps.known(self._mode.engine(), call)
                 if record is not None and record.owner in owners:
-                    return ConfigError(
-                        "this request is protected by another integration further outside, with "
-                        "the same store and the same key as @idempotent(session=...): give one of "
-                        "them another scope=, or let the outer one leave this path alone (exclude=)"
-                    )
+                    return claimed_outside("session")
         return error
