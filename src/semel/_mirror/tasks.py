@@ -26,6 +26,7 @@ from semel._mirror.seats import (
     one_for,
 )
 from semel.errors import ConfigError, about
+from semel.stores.loops import running_loop
 
 if TYPE_CHECKING:
     from semel.core.leases import Lease
@@ -162,7 +163,7 @@ class Home:
         # time. (`get_running_loop` asks the system, until 3.12.)
         if getattr(self.loop, "_thread_id", None) == get_ident():
             return
-        running = asyncio.get_running_loop()
+        running = running_loop()
         if self.loop is None:
             self.loop = running
             if self.settle is not None:

@@ -24,6 +24,7 @@ from semel.http.options import chosen
 from semel.http.problems import log_failure
 from semel.http.routing import Routing
 from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
+from semel.stores.loops import running_loop
 
 LARGE: Final = 64 * 1024
 """Bytes from which on an answer is large: it is copied several times on its way to the store."""
@@ -107,7 +108,7 @@ class AsyncDoor:
         return await given if inspect.isawaitable(given) else given
 
     def _here(self) -> _Place:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         place = self._places.get(loop)
         if place is None:
             # Loops run in threads of their own: each step here is atomic.
@@ -131,7 +132,7 @@ class AsyncDoor:
         """Close the engine of the loop that runs, if it was opened here."""
         if self.opened_here:
             await self._here().engine.close()
-            del self._places[asyncio.get_running_loop()]
+            del self._places[running_loop()]
 
 
 def refused(book: Rulebook, error: IdempotencyError | Refusal) -> Answer:

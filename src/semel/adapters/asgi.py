@@ -30,6 +30,7 @@ from semel.adapters.nesting import PROTECTED
 from semel.adapters.options import MiddlewareOptions
 from semel.aio import AsyncIdempotency
 from semel.http.messages import Answer
+from semel.stores.loops import running_loop
 
 __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
 
@@ -100,6 +101,7 @@ class IdempotencyMiddleware:
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application live its life, and end ours after it."""
+        running_loop()  # a server on trio learns here that semel cannot work there
         heard = False
 
         async def hearing() -> Message:

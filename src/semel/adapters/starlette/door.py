@@ -27,6 +27,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer
 from semel.http.options import DoorOptions
 from semel.http.rulebook import Refusal, Rulebook
+from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Idempotent:
 
         @asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[Any]:
+            running_loop()  # a server on trio learns here that semel cannot work there
             refuse_unprotected(self._decorated, self._routed(app))
             try:
                 async with around(app) as state:

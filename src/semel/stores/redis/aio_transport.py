@@ -112,7 +112,8 @@ class AsyncTransport(ABC):
         """Close what was opened for this transport; a client of the application stays open."""
         ended = has_ended(self._loop, self.where)
         self._closed = True
-        if not ended:
+        # Never used, nothing is open; and redis-py would make an event loop where none is running.
+        if self._loop is not None and not ended:
             await self._close()
 
     async def _close(self) -> None:

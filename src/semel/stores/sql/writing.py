@@ -20,6 +20,7 @@ from typing import Any
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
+from semel.stores.loops import running_loop
 from semel.stores.sql.jobs import Job
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.verbs import Operation
@@ -39,7 +40,7 @@ class _Awaited(Job):
 
     def __init__(self, operations: Sequence[Operation[Any]]) -> None:
         super().__init__(operations)
-        self.loop = asyncio.get_running_loop()
+        self.loop = running_loop()
         self.answered: asyncio.Future[list[Any]] = self.loop.create_future()
         self.asked = time.monotonic()
 
@@ -129,7 +130,7 @@ class Writer:
 
     async def close(self) -> None:
         """Finish what was asked for, then end the thread and close the session."""
-        desk = self._desks.get(asyncio.get_running_loop())
+        desk = self._desks.get(running_loop()) if self._desks else None
         if desk is not None and not self._closed:
             self._hand_over(desk)
         with self._mutex:
