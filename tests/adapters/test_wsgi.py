@@ -16,7 +16,7 @@ from wsgiref.validate import validator
 import pytest
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from semel import ConfigError, Idempotency, Policy, current_attempt
+from semel import ConfigError, Idempotency, OutcomeUnknown, Policy, current_attempt
 from semel.adapters.wsgi import IdempotencyMiddleware
 from semel.core.records import State
 from semel.http import Route
@@ -676,3 +676,22 @@ def test_an_engine_that_was_given_stays_open(idem):
     door = IdempotencyMiddleware(echo, idem)
     door.close()
     assert post(door).status == 200
+
+
+def test_an_error_of_the_engine_says_with_which_status_a_request_ended():
+    def fail(environ, start_response):
+        start_response("502 Bad Gateway", [])
+        return [b""]
+
+    with Idempotency("memory://", policy=Policy(abandoned="hold")) as idem:
+        protected = IdempotencyMiddleware(fail, idem, stored=lambda status: "unknown")
+        environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k"}
+        setup_testing_defaults(environ)
+        answer = protected(environ, lambda *_: None)
+        assert list(answer) == [b""]
+        answer.close()
+        with pytest.raises(OutcomeUnknown) as raised:
+            idem.execute("k", lambda: "never", scope="http")
+    assert raised.value.text == (
+        "nobody knows whether attempt 1 took effect: it answered with 502, and its record is held"
+    )

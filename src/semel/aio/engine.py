@@ -39,9 +39,9 @@ class AsyncIdempotency(AsyncTransactionRunner):
     It belongs to the first event loop that uses it.
 
     `policy` is the policy of all calls, `scopes` what differs in a scope. `hooks` are called with
-    each event. `prefix`, `key_pattern` and `max_waiting` are as in the settings. `codecs` read old
-    results, beside those of the policies. `cache` is how many finished results are kept in this
-    process, each for `cache_ttl` at most.
+    each event. `prefix` and `key_pattern` are as in the settings. `codecs` read old results, beside
+    those of the policies. `cache` is how many finished results are kept in this process, each for
+    `cache_ttl` at most. `max_waiting` is how many calls may wait for others at the same time.
 
     Examples:
         >>> async with AsyncIdempotency("memory://", policy=Policy(ttl=3600)) as idem:

@@ -40,9 +40,9 @@ class Idempotency(TransactionRunner):
     Any number of threads may use it.
 
     `policy` is the policy of all calls, `scopes` what differs in a scope. `hooks` are called with
-    each event. `prefix`, `key_pattern` and `max_waiting` are as in the settings. `codecs` read old
-    results, beside those of the policies. `cache` is how many finished results are kept in this
-    process, each for `cache_ttl` at most.
+    each event. `prefix` and `key_pattern` are as in the settings. `codecs` read old results, beside
+    those of the policies. `cache` is how many finished results are kept in this process, each for
+    `cache_ttl` at most. `max_waiting` is how many calls may wait for others at the same time.
 
     Examples:
         >>> with Idempotency("memory://", policy=Policy(ttl=3600)) as idem:
