@@ -15,7 +15,7 @@ from fastapi import HTTPException
 from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, QueuePool
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
@@ -539,6 +539,47 @@ async def test_a_duplicate_of_a_running_request_is_told_so_or_waits(make_shop, a
     assert [answer.content for answer in answers] == [b"paid"] * 2
     assert replayed(answers[1])
     assert shop.orders() == 1
+
+
+@pytest.mark.parametrize("any_url", ["postgresql", "mysql"], indirect=True)
+@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=str)
+async def test_another_key_is_answered_beside_thirty_duplicates_that_would_wait(
+    make_shop, any_url, kind
+):
+    pool = AsyncAdaptedQueuePool if kind.is_async else QueuePool
+    engine = {"poolclass": pool, "pool_size": 4, "max_overflow": 0, "pool_timeout": 60}
+    shop = make_shop(any_url, kind, **engine)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def action(session):
+        order(session)
+        if current_attempt().key == "other":
+            return JSONResponse("paid", 201)
+        entered.set()
+        return StreamingResponse(later(), 201)
+
+    async def later():
+        while not go_on.is_set():  # noqa: ASYNC110 - both kinds of endpoint tell it
+            await asyncio.sleep(0.005)
+        yield b"paid"
+
+    async with shop.serving(action, wait=60) as client:
+        first = asyncio.create_task(post(client, "slow"))
+        await eventually(entered.is_set)
+        duplicates = [asyncio.create_task(post(client, "slow")) for _ in range(30)]
+        assert (await post(client, "other")).status_code == 201
+        await eventually(lambda: sum(each.done() for each in duplicates) == 28)
+        assert not first.done()
+        go_on.set()
+        assert (await first).status_code == 201
+        answers = await asyncio.gather(*duplicates)
+    rejected = [answer for answer in answers if answer.status_code == 409]
+    assert len(rejected) == 28
+    assert {(each.json()["code"], each.headers["Retry-After"]) for each in rejected} == {
+        ("concurrent_request", "1")
+    }
+    assert [replayed(answer) for answer in answers if answer.status_code == 201] == [True] * 2
+    assert shop.orders() == 2
 
 
 async def test_many_requests_for_few_connections_and_threads_are_all_answered(
