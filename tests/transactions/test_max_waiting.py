@@ -241,18 +241,19 @@ async def test_without_a_bound_the_duplicates_take_every_connection(url, server,
 @in_both_engines
 @on_both_servers
 async def test_the_bound_is_for_all_keys_together(url, server, asynchronous):
-    gate = Gate()
+    gates = {"one": Gate(), "two": Gate()}
     async with opened(
         url, DRIVERS[server][asynchronous], asynchronous=asynchronous, max_waiting=1
     ) as shop:
         try:
-            slow = [shop.pay(key, gate.stay) for key in ("one", "two")]
-            await until(lambda: shop.pool.checkedout() == 2)
-            await asyncio.to_thread(gate.wait_reached)
-            futures = [shop.pay(key) for key in ("one", "two")]
+            slow = [shop.pay(key, gate.stay) for key, gate in gates.items()]
+            for gate in gates.values():
+                await asyncio.to_thread(gate.wait_reached)
+            futures = [shop.pay(key) for key in gates]
             await until(lambda: len(ended(futures)) == 1)
         finally:
-            gate.release()
+            for gate in gates.values():
+                gate.release()
         results = await asyncio.gather(*map(answer, futures), return_exceptions=True)
         await asyncio.gather(*map(answer, slow))
     assert sorted(type(result).__name__ for result in results) == ["Attempt", "TooManyWaiting"]
