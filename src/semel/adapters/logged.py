@@ -1,4 +1,4 @@
-"""What the integrations log: requests that were not processed, redirects that are not stored."""
+"""What the web integrations log of redirects that are not stored."""
 
 from __future__ import annotations
 

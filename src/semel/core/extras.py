@@ -8,7 +8,6 @@ is looked up by `inside`, so that its loss is one clear error and not an Attribu
 from __future__ import annotations
 
 import pkgutil
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
@@ -70,6 +69,9 @@ def have(package: str, thing: object, *names: str) -> None:
 
 def gone(package: str, name: str) -> ConfigError:
     """Say that this version of a package does not have what semel needs."""
+    # Imported here: it takes longer than most of semel, which loads this module at once.
+    from importlib.metadata import version  # noqa: PLC0415
+
     return ConfigError(
         f"{package} {version(package)} has no {name}, which semel needs: install a version of "
         f"{package} that semel is tested with (see the page Versions of its documentation), or a "
