@@ -228,8 +228,8 @@ class OutcomeUnknown(IdempotencyError):
             return self.text
         command = f"semel resolve --digest {quote(self.scope)} {self.key_digest}"
         return (
-            f"{self.text}. Find out what happened, then run `{command} --succeeded JSON` or "
-            f"`{command} --failed TEXT` [scope={self.scope} key_digest={self.key_digest}]"
+            f"{self.text}. Find out what happened, then run `{command} --succeeded JSON` (or "
+            f"`--failed TEXT`) [scope={self.scope} key_digest={self.key_digest}]"
         )
 
 

@@ -183,11 +183,12 @@ def held(semel) -> OutcomeUnknown:
 
 
 @pytest.mark.parametrize("page", [500, 1])
-@pytest.mark.parametrize("which", [0, 1])
-def test_the_command_that_an_error_names_decides(semel, held, page, which, monkeypatch):
+@pytest.mark.parametrize("other", [False, True])
+def test_the_command_that_an_error_names_decides(semel, held, page, other, monkeypatch):
     monkeypatch.setattr("semel.cli.opening.PAGE", page)
-    named = re.findall(r"`semel ([^`]+)`", str(held))[which]
-    words = shlex.split(named.replace("JSON", "'[1]'").replace("TEXT", "declined"))
+    command, instead = re.findall(r"`([^`]+)`", str(held))
+    named = command.replace("--succeeded JSON", instead) if other else command
+    words = shlex.split(named.replace("JSON", "'[1]'").replace("TEXT", "declined"))[1:]
     refused = semel.on_store(*words)
     assert (refused.code, "--ttl" in refused.err) == (2, True), "its policy is not in the settings"
     assert semel.on_store(*words, "--ttl", "3d").code == 0

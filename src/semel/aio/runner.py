@@ -153,7 +153,7 @@ class AsyncRunner(AsyncKeeper):
             return self._without_store(call, error)
         except BaseException as error:
             self._settle(call, error)
-            if isinstance(error, IdempotencyError):
+            if isinstance(error, IdempotencyError) and error.key_digest is None:
                 raise_about(error, call.identity)  # a store does not know whom it answers
             raise
         return answer
