@@ -80,7 +80,7 @@ soak-transactions: servers  ## kill transactions at random, KILLS=500 times on e
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
 
 soak-sessions: servers  ## kill web servers with session= endpoints, KILLS=250 times on each database and kind, within MINUTES=30
-	PYTHONPATH=tests $(VENV)/bin/python -m adapters.session_kills
+	PYTHONPATH=tests $(VENV)/bin/python tests/adapters/soak_sessions.py
 
 simulate: $(READY)  ## simulate engines with faults, new seeds for MINUTES=1 (or from FIRST=42 on, COUNT=1 of them)
 	PYTHONPATH=tests $(RUN) proof.sim.hunt --minutes $(or $(MINUTES),1) $(if $(FIRST),--first $(FIRST)) $(if $(COUNT),--count $(COUNT))

@@ -4,18 +4,13 @@ Each request moves an amount: a row in the ledger, with a token that the endpoin
 in the table would stop a second one. The clients send every key until it is answered, whatever
 happens to the server. In the end every key has one row and one finished record, and what a client
 gets for a key, once and again, is the token of its row.
-
-    make soak-sessions                    250 kills for each database and kind of session
-    make soak-sessions KILLS=50 MINUTES=5
 """
 
 import contextlib
 import itertools
-import os
 import random
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,12 +27,18 @@ from starlette.responses import JSONResponse, Response
 from adapters.asgi_serving import keyed, replayed
 from adapters.session_shop import Kind, Shop
 from semel import Idempotency, current_attempt
-from servers.mariadb import mariadb_server
-from servers.postgres import postgres_server
 from transactions.kinds import PATIENCE
 from transactions.transfers import processes, start_forkserver
 
 CLIENTS = 4
+
+KILLED = [
+    Kind("fastapi", False),
+    Kind("fastapi", True, depends=True),
+    Kind("starlette", False),
+    Kind("starlette", True),
+]
+"""The kinds of endpoints whose servers are killed."""
 
 
 # --- the server's process ------------------------------------------------------------------------
@@ -185,41 +186,3 @@ class Till:
         told = {key: f'{{"token":"{token}"}}'.encode() for key, _, token in ledger}
         assert told == self.answers
         return len(self.answers)
-
-
-# --- the soak ------------------------------------------------------------------------------------
-
-SOAKED = [
-    Kind("fastapi", False),
-    Kind("fastapi", True, depends=True),
-    Kind("starlette", False),
-    Kind("starlette", True),
-]
-
-
-def main() -> int:
-    kills = int(os.environ.get("KILLS", "250"))
-    deadline = time.monotonic() + 60 * float(os.environ.get("MINUTES", "30"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the servers' own stop
-    enough = True
-    with postgres_server() as postgres, mariadb_server() as mariadb:
-        makers = {"PostgreSQL": postgres.fresh_database, "MariaDB": mariadb.database}
-        left = len(makers) * len(SOAKED)
-        for (name, fresh), kind in itertools.product(makers.items(), SOAKED):
-            began = time.monotonic()
-            till = Till(fresh(), kind)
-            till.run(kills, within=0.05, deadline=began + (deadline - began) / left)
-            count, left = till.check(), left - 1
-            enough &= till.kills == kills
-            print(
-                f"{name}, {kind}: {till.kills} of {kills} kills in {time.monotonic() - began:.0f} s,"
-                f" {till.broken} requests met by them, {count} keys; answers, effects and records "
-                "are equal",
-                flush=True,
-            )
-    print("all kills done" if enough else "the time was up before all kills were done")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

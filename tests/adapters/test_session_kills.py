@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.session_kills import SOAKED, Till
+from adapters.session_kills import KILLED, Till
 
 KILLS = 5
 """For each database and kind of endpoint: twenty on each database."""
@@ -20,7 +20,7 @@ KILLS = 5
 @pytest.mark.fault(3, 4, 5)
 @pytest.mark.timeout(600)  # on a machine whose cores are busy a new server takes its time
 @pytest.mark.parametrize("database", ["postgres_url", "mysql_url"])
-@pytest.mark.parametrize("kind", SOAKED, ids=str)
+@pytest.mark.parametrize("kind", KILLED, ids=str)
 def test_servers_killed_at_random_leave_one_effect_and_one_record_for_each_key(
     request, database, kind
 ):
