@@ -29,7 +29,8 @@ def test_the_guarantees_are_stated_word_for_word():
     assert GUARANTEES in (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 
 
-REPEATABLE = ["guards", "asgi", "fastapi", "wsgi", "flask", "django", "grpc"]
+INTEGRATIONS = ["asgi", "fastapi", "wsgi", "flask", "django", "grpc"]
+REPEATABLE = ["guards", *INTEGRATIONS, "by-hand"]
 
 
 def test_the_pages_can_be_tried_twice_in_one_folder(tmp_path):
@@ -49,13 +50,24 @@ def test_the_pages_can_be_tried_twice_in_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/howto/{door}.md" for door in REPEATABLE if door != "guards")]
+    "page", ["README.md", *(f"docs/howto/{page}.md" for page in [*INTEGRATIONS, "sessions"])]
 )
 def test_the_first_example_of_a_door_says_whose_key_it_is_and_holds_none(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     first = next(block.code for block in blocks(text) if DOOR.search(block.code))
     assert re.search(r"\btenant\b", first, re.IGNORECASE), first
     assert "payment()" not in first
+
+
+@pytest.mark.parametrize(
+    ("first", "folder"),
+    [("README.md", "howto"), ("docs/index.md", "howto"), ("docs/reference/index.md", "reference")],
+)
+def test_every_page_is_linked_from_the_first_page(first, folder):
+    text = (ROOT / first).read_text(encoding="utf-8")
+    linked = {link.rpartition("/")[2] for link in re.findall(r"\]\(([^)#]+\.md)", text)}
+    pages = {page.name for page in (ROOT / "docs" / folder).glob("*.md")} - {"index.md"}
+    assert pages - linked == set()
 
 
 @pytest.mark.parametrize("page", ["http", "fastapi", "grpc"])
