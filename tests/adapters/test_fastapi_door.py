@@ -45,7 +45,7 @@ async def test_a_bad_option_is_told_of_when_the_door_is_made(engine):
         Idempotent(engine)(methods=["GET"])(pay)
     with pytest.raises(ConfigError, match="AsyncIdempotency"), Idempotency("memory://") as wrong:
         Idempotent(wrong)(pay)
-    with pytest.raises(ConfigError, match=r"where records are kept: .*goes by semel's settings"):
+    with pytest.raises(ConfigError, match=r"where records are kept: .*uses semel's settings"):
         Idempotent()
     with pytest.raises(ConfigError, match="an endpoint is needed, not str"):
         Idempotent(engine)("/pay")  # type: ignore[type-var]

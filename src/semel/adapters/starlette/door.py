@@ -60,8 +60,8 @@ class Idempotent:
     ) -> None:
         if idempotency is None:
             raise ConfigError(
-                'it is not said where records are kept: Idempotent("sqlite:///semel.db"), say, '
-                "or Idempotent(AsyncIdempotency()), which goes by semel's settings"
+                'say where records are kept: Idempotent("sqlite:///semel.db"), for example, or '
+                "Idempotent(AsyncIdempotency()), which uses semel's settings"
             )
         self._options: dict[str, Any] = {**options}
         self._given = idempotency
@@ -73,7 +73,7 @@ class Idempotent:
         )
         checked = {**self._options}
         _choice_of(checked.pop("session", None))
-        self._door.book(checked)  # a bad option is told of here, not at the first endpoint
+        self._door.book(checked)  # a bad option is an error here, not at the first endpoint
         self._aside = Aside()
         self._decorated: list[Decorated] = []
 
