@@ -51,8 +51,8 @@ def of_threads(idem: Idempotency) -> None:
         assert_type(attempt.fence, int)
         assert_type(attempt.derive("capture"), str)
         assert_type(attempt.lost, bool)
-        attempt.result = 5
         assert_type(attempt.result, Any)
+        attempt.result = 5
     with idem.attempt("k", returns=list[int]) as typed:
         assert_type(typed, Attempt[list[int]])
         assert_type(typed.result, list[int])

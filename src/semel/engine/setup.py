@@ -168,10 +168,10 @@ class Setup(ABC, Generic[S]):
                 "this engine has calls that still run: its store can only be exchanged while none "
                 "does, as a call must not claim in one store and save in the other"
             )
-        before = self.__dict__
+        before = vars(self)
         cache = None if self._cache is None else self._cache.emptied()
         fresh = {"_store": store, "_opening": None, "_closed": False, "_cache": cache}
-        self.__dict__ = {**before, **fresh}
+        object.__setattr__(self, "__dict__", {**before, **fresh})
         self._reset()
         return before
 

@@ -59,9 +59,9 @@ class AsyncAnsweringStore(ABC):
 
     # --- about one record ----------------------------------------------------------------
 
-    def claim(self, request: ClaimRequest) -> Awaitable[Claim]:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self.ask(request)
+        return self.ask(ask)
 
     async def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the lease from now; 0 or less parks the attempt, abandoned that long ago."""
@@ -111,25 +111,25 @@ class AsyncAnsweringStore(ABC):
 
     # --- about many ----------------------------------------------------------------------
 
-    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+    async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each."""
-        return await self.send(requests)
+        return await self.send(asks)
 
-    async def complete_many(self, requests: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+    async def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete` for each."""
-        return await self.send(requests)
+        return await self.send(asks)
 
-    async def renew_many(self, requests: Sequence[RenewRequest]) -> list[bool | StoreError]:
+    async def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew` for each."""
-        return await self.send(requests)
+        return await self.send(asks)
 
     async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get` for each; the first error is raised."""
         return all_or_error(await self.send([GetRequest(each) for each in identities]))
 
-    async def put_many(self, requests: Sequence[PutRequest]) -> list[bool | StoreError]:
+    async def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
         """`put` for each."""
-        return await self.send(requests)
+        return await self.send(asks)
 
     async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget` for each; the first error is raised."""

@@ -214,7 +214,7 @@ class Lane(Generic[Ask, Answer]):
 class Single(Protocol):
     """A store's verbs for one."""
 
-    def claim(self, request: ClaimRequest, /) -> Awaitable[Claim]:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation."""
         ...
 

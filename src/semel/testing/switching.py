@@ -91,7 +91,7 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
             if self._engine is not None:
                 raise ConfigError("this in_memory block is open already: make another one")
             engine: Any = default_engine() if self._given is None else self._given
-            store = self._store
+            store: Any = self._store
             if store is None:
                 is_async = isinstance(engine, AsyncIdempotency)
                 store = AsyncMemoryStore() if is_async else MemoryStore()

@@ -60,9 +60,9 @@ class AnsweringStore(ABC):
 
     # --- about one record ----------------------------------------------------------------
 
-    def claim(self, request: ClaimRequest) -> Claim:
+    def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self.ask(request)
+        return self.ask(ask)
 
     def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
         """Extend the lease from now; 0 or less parks the attempt, abandoned that long ago."""
@@ -108,25 +108,25 @@ class AnsweringStore(ABC):
 
     # --- about many ----------------------------------------------------------------------
 
-    def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
         """`claim` for each."""
-        return self.send(requests)
+        return self.send(asks)
 
-    def complete_many(self, requests: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
         """`complete` for each."""
-        return self.send(requests)
+        return self.send(asks)
 
-    def renew_many(self, requests: Sequence[RenewRequest]) -> list[bool | StoreError]:
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew` for each."""
-        return self.send(requests)
+        return self.send(asks)
 
     def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get` for each; the first error is raised."""
         return all_or_error(self.send([GetRequest(each) for each in identities]))
 
-    def put_many(self, requests: Sequence[PutRequest]) -> list[bool | StoreError]:
+    def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
         """`put` for each."""
-        return self.send(requests)
+        return self.send(asks)
 
     def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget` for each; the first error is raised."""

@@ -18,7 +18,7 @@ from semel.stores.redis.aio_wakeups import AsyncRedisWakeups
 from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
-from semel.stores.redis.verbs import Verbs, may_be_too_large, rejections, with_rejections
+from semel.stores.redis.verbs import Verbs, is_urgent, may_be_too_large, rejections, with_rejections
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.wakeups.tasks import AsyncWatch
 
@@ -50,9 +50,9 @@ class AsyncRedisStore(AsyncAnsweringStore):
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
 
-    def claim(self, request: ClaimRequest) -> Awaitable[Claim]:
+    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self._transport.call(self._verbs.claim(request))
+        return self._transport.call(self._verbs.claim(ask))
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
@@ -60,9 +60,7 @@ class AsyncRedisStore(AsyncAnsweringStore):
             return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        # Parking is a step of a call, as many of them as there are callers: it waits its turn.
-        urgent = isinstance(request, RenewRequest) and request.lease > 0
-        return self._transport.call(self._verbs.call(request), urgent=urgent)
+        return self._transport.call(self._verbs.call(request), urgent=is_urgent(request))
 
     async def _ask_for_limits(self, request: Request[T]) -> T:
         return certain((await self.send([request]))[0])

@@ -144,7 +144,7 @@ def async_opener(
             retry = once if RETRIES_BELONG_TO_NODES else AsyncRetry(backoff(timeout), 1)
             # Lines are few by themselves; a count that redis-py (until 7) does not get back when a
             # node cannot be reached would end in a node that nobody can reach any more.
-            more_settings = settings.both | {"max_connections": NO_LIMIT}
+            more_settings: dict[str, Any] = settings.both | {"max_connections": NO_LIMIT}
             return lambda: redis.asyncio.RedisCluster(
                 startup_nodes=nodes, retry=retry, **more_settings
             )

@@ -18,7 +18,7 @@ from semel.stores.redis.delivery import certain
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
 from semel.stores.redis.transport import Transport
-from semel.stores.redis.verbs import Verbs, may_be_too_large, rejections, with_rejections
+from semel.stores.redis.verbs import Verbs, is_urgent, may_be_too_large, rejections, with_rejections
 from semel.stores.redis.wakeups import RedisWakeups
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.wakeups.threads import Watch
@@ -49,9 +49,9 @@ class RedisStore(AnsweringStore):
     def __repr__(self) -> str:
         return f"<RedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
 
-    def claim(self, request: ClaimRequest) -> Claim:
+    def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self._transport.call(self._verbs.claim(request))
+        return self._transport.call(self._verbs.claim(ask))
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
@@ -59,9 +59,7 @@ class RedisStore(AnsweringStore):
             return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        # Parking is a step of a call, as many of them as there are callers: it waits its turn.
-        urgent = isinstance(request, RenewRequest) and request.lease > 0
-        return self._transport.call(self._verbs.call(request), urgent=urgent)
+        return self._transport.call(self._verbs.call(request), urgent=is_urgent(request))
 
     def _ask_for_limits(self, request: Request[T]) -> T:
         return certain(self.send([request])[0])

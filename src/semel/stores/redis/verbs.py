@@ -177,6 +177,14 @@ class Verbs:
         return Call(scripts.INFO, (self._keys.indexes()[0],), (), dangers)
 
 
+def is_urgent(ask: Request[Any]) -> bool:
+    """Tell whether a request goes ahead of others: a lease is renewed, or it ends.
+
+    Parking is a step of a call, as many of them as there are callers: it waits its turn.
+    """
+    return isinstance(ask, RenewRequest) and ask.lease > 0
+
+
 def may_be_too_large(ask: Request[Any]) -> bool:
     """Tell whether a value may be more than its server takes."""
     return _size_of_value(ask) > SMALLEST_LIMIT

@@ -73,7 +73,7 @@ class Dialect(Protocol):
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
         ...
 
-    def counts(self, ask: CountRequest) -> Operation[Counts]:
+    def counts(self, ask: CountRequest, /) -> Operation[Counts]:
         """Count the records by state."""
         ...
 
