@@ -53,7 +53,8 @@ class _Writing(NamedTuple):
     """How to write values of certain types, one after the other."""
 
     writers: tuple[Callable[[Any], bytes | None], ...]
-    formats: tuple[int, ...]
+    formats: list[int]
+    """A list: psycopg 3.2 takes nothing else."""
 
 
 @lru_cache(maxsize=256)
@@ -62,7 +63,7 @@ def _writing(*types: type) -> _Writing | None:
     if not types or not _WRITERS.keys() >= set(types):
         return None
     return _Writing(
-        tuple(_WRITERS[kind][0] for kind in types), tuple(_WRITERS[kind][1] for kind in types)
+        tuple(_WRITERS[kind][0] for kind in types), [_WRITERS[kind][1] for kind in types]
     )
 
 
