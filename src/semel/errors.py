@@ -109,6 +109,9 @@ def raise_about(error: IdempotencyError, operation: Operation) -> NoReturn:
         raise own
     finally:
         own.__context__ = context  # not the error that it is a copy of
+        # Its traceback has this frame: the two would keep each other, and all frames with them,
+        # until the garbage collector runs.
+        del error, own
 
 
 class ConfigError(IdempotencyError, ValueError):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
 import shlex
 import threading
 import traceback
+import weakref
 
 import pytest
 
 from engines.facade import Effect, never, wait_until
 from semel import (
+    AsyncIdempotency,
     AttemptsExhausted,
     ConcurrentRequest,
     ConfigError,
@@ -504,3 +507,46 @@ def test_an_unknown_outcome_without_an_operation_names_no_command():
 
 def test_the_plain_text_of_an_error_has_no_operation():
     assert IdempotencyError("odd").text == "odd"
+
+
+# --- and keeps nothing alive -----------------------------------------------------------------
+
+
+class Request:
+    """What a caller has at hand while it asks, such as the body of a request."""
+
+
+@pytest.fixture
+def without_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_what_a_rejected_caller_held_is_free_at_once():
+    def ask():
+        request = Request()
+        with pytest.raises(DuplicateRequest):
+            execute(idem, duplicate="reject")
+        return weakref.ref(request)
+
+    with Idempotency("memory://") as idem:
+        execute(idem, lambda: "paid")
+        assert ask()() is None
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_what_a_rejected_async_caller_held_is_free_at_once():
+    async def pay():
+        return "paid"
+
+    async def ask():
+        request = Request()
+        with pytest.raises(DuplicateRequest):
+            await execute(idem, pay, duplicate="reject")
+        return weakref.ref(request)
+
+    async with AsyncIdempotency("memory://") as idem:
+        await execute(idem, pay)
+        assert (await ask())() is None
