@@ -173,8 +173,10 @@ MAIN = [
     "semel.Policy.payment",
     "semel.adapters.asgi.IdempotencyMiddleware",
     "semel.adapters.fastapi.Idempotent",
+    "semel.adapters.flask.Idempotent",
     "semel.adapters.httpx.IdempotentTransport",
     "semel.adapters.requests.IdempotentAdapter",
+    "semel.adapters.starlette.Idempotent",
     "semel.adapters.wsgi.IdempotencyMiddleware",
     "semel.attempt",
     "semel.configure",
@@ -186,6 +188,8 @@ MAIN = [
     "semel.guards.VersionGuard",
     "semel.guards.transition",
     "semel.guards.update_if_version",
+    "semel.http.parse_key",
+    "semel.http.problem_response",
     "semel.new_key",
     "semel.once",
     "semel.open_async_store",
@@ -198,6 +202,7 @@ MAIN = [
     "semel.sync.Marks",
     "semel.testing.FakeClock",
     "semel.testing.FaultyStore",
+    "semel.testing.in_memory",
 ]
 """What a new user looks up first."""
 
@@ -215,6 +220,12 @@ def with_examples() -> dict[str, Any]:
 @pytest.mark.parametrize("name", MAIN)
 def test_a_name_that_a_new_user_looks_up_has_an_example(name):
     assert name in with_examples()
+
+
+@pytest.mark.parametrize("name", with_examples())
+def test_the_reference_shows_an_example_as_code(name):
+    before = inspect.getdoc(with_examples()[name]).partition(">>> ")[0]
+    assert before.rstrip().endswith("\nExamples:"), "elsewhere, >>> makes a quotation"
 
 
 @pytest.fixture

@@ -50,8 +50,9 @@ def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> st
     missing header is a `KeyMissing`, anything that is not exactly one key an `InvalidKey`. Neither
     repeats what the client sent.
 
-    >>> parse_key('"order-1"'), parse_key("order-1"), parse_key(['"order-1";v=2'])
-    ('order-1', 'order-1', 'order-1')
+    Examples:
+        >>> parse_key('"order-1"'), parse_key("order-1"), parse_key(['"order-1";v=2'])
+        ('order-1', 'order-1', 'order-1')
     """
     lines = [header] if isinstance(header, str | bytes) else [*(header or ())]
     for line in lines:

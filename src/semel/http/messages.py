@@ -16,8 +16,9 @@ HeaderLine: TypeAlias = tuple[bytes, bytes]
 class Headers:
     """The header lines of a message, in order, unsplit; names are compared without their case.
 
-    >>> Headers([(b"Accept", b"text/html")]).get("accept")
-    'text/html'
+    Examples:
+        >>> Headers([(b"Accept", b"text/html")]).get("accept")
+        'text/html'
     """
 
     __slots__ = ("lines",)

@@ -188,14 +188,16 @@ def problem_response(
     problems: Mapping[str, Wording] | None = None,
     retry_after: float = 1.0,
 ) -> ProblemResponse:
-    """Turn an error of semel's into the response that the integrations would give.
+    """Turn an `error` of semel's into the response that the integrations would give.
 
-    For endpoints that call the engine themselves:
+    It is for endpoints that call the engine themselves. `problems` and `retry_after` are the
+    options of the same names. The response does not say what is wrong inside, so an error that is
+    a 5xx is logged here.
 
-        status, headers, body = problem_response(error)
-
-    `problems` and `retry_after` are the options of the same names. The response does not say what
-    is wrong inside, so an error that is a 5xx is logged here.
+    Examples:
+        >>> status, headers, body = problem_response(ConcurrentRequest())
+        >>> status, headers["Retry-After"]
+        (409, '1')
     """
     if not isinstance(error, IdempotencyError):
         raise TypeError(f"only an IdempotencyError is a problem, not {type(error).__name__}")

@@ -41,22 +41,21 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
     `store`: the store to use in place of a new `MemoryStore` (`AsyncMemoryStore`), such as
     `MemoryStore(clock=FakeClock())` or `FaultyStore(MemoryStore())`. The block returns the store.
 
-        idem = Idempotency("redis://localhost:6379/0")
-
-        @idem.once("charge:{order}")
-        def charge(order: str) -> str: ...
-
-        def test_an_order_is_charged_once():
-            with in_memory(idem):
-                assert charge.run("o1").replayed is False
-                assert charge.run("o1").replayed is True
-
     An `AsyncIdempotency` belongs to the first event loop that uses it inside the block, whatever
     loop it belonged to before. `async with` waits at the end for its calls; a plain `with`, in a
     test or fixture that is not async, does not.
 
     Begin and end a block while the engine is idle: a `ConfigError` says so if a call still runs
     when it begins, and calls that still run when it ends are not recorded.
+
+    Examples:
+        >>> idem = Idempotency("redis://localhost:6379/0")
+        >>> @idem.once("charge:{order}")
+        ... def charge(order: str) -> str:
+        ...     return f"receipt of {order}"
+        >>> with in_memory(idem):
+        ...     charge.run("o1").replayed, charge.run("o1").replayed
+        (False, True)
     """
 
     @overload

@@ -30,6 +30,14 @@ class Idempotent:
 
     `idempotency` is an Idempotency, or a URL. Without one, `init_app` takes `SEMEL_URL` from the
     application's configuration.
+
+    Examples:
+        >>> app = Flask("shop")
+        >>> idempotent = Idempotent("memory://")
+        >>> @app.post("/payments")
+        ... @idempotent
+        ... def pay() -> str:
+        ...     return "paid"
     """
 
     def __init__(

@@ -51,6 +51,13 @@ class Idempotent:
 
     `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
     `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
+
+    Examples:
+        >>> from starlette.responses import JSONResponse
+        >>> idempotent = Idempotent("memory://")
+        >>> @idempotent(required=True)
+        ... async def pay(request: Request) -> JSONResponse:
+        ...     return JSONResponse({"paid": 5}, 201)
     """
 
     def __init__(
