@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -461,16 +462,42 @@ def test_a_hook_that_wants_to_end_the_program_ends_no_call(world, caplog):
     ]
 
 
-def test_a_signal_that_comes_during_a_hook_ends_the_program_as_elsewhere():
-    def leave(*_):
+class Leave:
+    """Handlers of a signal: what a program that ends on SIGTERM has, and a limit of time."""
+
+    def __call__(self, *_):
         sys.exit(3)
 
-    before = signal.signal(signal.SIGUSR1, leave)
+    def by_method(self, *_):
+        sys.exit(3)
+
+
+class TimeIsUp(Exception):
+    """What Celery's soft time limit, and others of the kind, raise from a signal's handler."""
+
+
+def time_is_up(*_):
+    raise TimeIsUp
+
+
+@pytest.mark.parametrize(
+    ("handler", "raised"),
+    [
+        (lambda *_: sys.exit(3), SystemExit),
+        (Leave().by_method, SystemExit),
+        (Leave(), SystemExit),
+        (partial(partial(Leave.by_method, None), "more"), SystemExit),
+        (time_is_up, TimeIsUp),
+    ],
+    ids=["function", "method", "object", "partial", "time_limit"],
+)
+def test_what_a_signal_raises_during_a_hook_reaches_the_program_as_elsewhere(handler, raised):
+    before = signal.signal(signal.SIGUSR1, handler)
     try:
         with Idempotency(
             "memory://", hooks=[lambda _: signal.raise_signal(signal.SIGUSR1)]
         ) as idem:
-            with pytest.raises(SystemExit):
+            with pytest.raises(raised):
                 idem.execute(KEY, lambda: "paid")
             assert idem.peek(KEY).state is State.SUCCEEDED
     finally:

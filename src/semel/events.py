@@ -31,6 +31,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
+from functools import partial
 from traceback import walk_tb
 from typing import ClassVar, TypeAlias
 
@@ -255,17 +256,25 @@ class Announcer:
                 hook(event)
             except (Exception, SystemExit) as error:
                 # What watches a call does not end it, nor a thread that renews for all, nor an
-                # event loop. A signal that comes during a hook ends the program as elsewhere.
-                if isinstance(error, SystemExit) and _by_a_signal(error):
+                # event loop. A signal that comes during a hook is not the hook's: it ends the
+                # program, or a task whose time is up, as elsewhere.
+                if _by_a_signal(error):
                     raise
                 logger.exception("a hook failed on %s", event.name)
 
 
 def _by_a_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal raised it, as servers do that end on SIGTERM by sys.exit()."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    """Whether a signal's handler raised it: a server's that ends on SIGTERM, or a time limit's."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def _code_of(handler: object) -> object:
+    """Give the code that runs when a handler is called; None if it is not written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    code = getattr(handler, "__code__", None)
+    return code or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004 - it is asked what it runs
 
 
 logger = logging.getLogger("semel")
