@@ -11,6 +11,7 @@ from semel.core import judge
 from semel.core.records import (
     SUPERSEDED_LIMIT,
     Abandoned,
+    AdoptRequest,
     Busy,
     Claimed,
     ClaimRequest,
@@ -364,20 +365,20 @@ def test_touch_is_refused_without_a_finished_record(record):
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_an_abandoned_attempt_changes_hands_and_nothing_else(hold):
-    adopted = judge.adopt(abandoned(hold=hold), RenewRequest(KEY, BERT, 5.0), NOW)
+    adopted = judge.adopt(abandoned(hold=hold), AdoptRequest(KEY, BERT, 5.0), NOW)
     assert adopted == running(
         hold=hold, owner=BERT, fence=1_000_000_000, lease_until=NOW + 5, updated_at=NOW, now=NOW
     )
 
 
 def test_adopting_again_keeps_the_fence():
-    adopted = judge.adopt(running(owner=BERT), RenewRequest(KEY, BERT, 5.0), NOW)
+    adopted = judge.adopt(running(owner=BERT), AdoptRequest(KEY, BERT, 5.0), NOW)
     assert adopted == running(owner=BERT, lease_until=NOW + 5, updated_at=NOW, now=NOW)
 
 
 @pytest.mark.parametrize("record", [None, running(), ended(), ended(State.FAILED, retryable=True)])
 def test_only_an_abandoned_attempt_is_adopted(record):
-    assert judge.adopt(record, RenewRequest(KEY, BERT, 5.0), NOW) is None
+    assert judge.adopt(record, AdoptRequest(KEY, BERT, 5.0), NOW) is None
 
 
 # --- the table ---------------------------------------------------------------------------
@@ -409,7 +410,7 @@ def steps():
         yield record, "fail", fail(record, owner)
         yield record, "put", judge.put(record, PutRequest(KEY, owner, RESULT, 9.0), NOW)
         yield record, "touch", judge.touch(record, 9.0, NOW)
-        yield record, "adopt", judge.adopt(record, RenewRequest(KEY, owner, 30.0), NOW)
+        yield record, "adopt", judge.adopt(record, AdoptRequest(KEY, owner, 30.0), NOW)
 
 
 def test_the_table_says_exactly_what_the_law_does():

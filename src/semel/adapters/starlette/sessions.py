@@ -110,9 +110,9 @@ class SessionChoice:
         plain = plain_session(session)
         if plain.new or plain.dirty or plain.deleted:
             raise ConfigError(
-                "the session has changes that were made before the endpoint, by a dependency say: "
-                "they would be rolled back for every duplicate. Make them in the endpoint, or in "
-                "a session of their own"
+                "the session has changes that were made before the endpoint ran, for example by a "
+                "dependency: they would be rolled back for every duplicate. Make them in the "
+                "endpoint, or in a session of their own"
             )
 
 
