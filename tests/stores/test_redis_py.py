@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pkgutil
 from collections import deque
 from importlib.metadata import version
@@ -16,6 +17,8 @@ from redis import exceptions as driver
 from semel import AsyncIdempotency, Idempotency
 from semel.errors import ConfigError
 from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
+from semel.stores.redis.aio_cluster import AsyncClusterTransport
+from semel.stores.redis.cluster import ClusterTransport
 
 ANYWHERE = "redis://127.0.0.1:1"
 
@@ -158,3 +161,36 @@ def test_the_address_of_a_primary_may_be_forced_where_redis_py_can(host, monkeyp
     assert redis_py.primary_address(manager, (host, 6379)) == ("127.0.0.1", 6379)
     monkeypatch.setattr(redis_py, "_MAY_FORCE", False)
     assert redis_py.primary_address(manager, (host, 6379)) == ("10.0.0.1", 6379)
+
+
+# --- the map of a cluster ----------------------------------------------------------------------
+
+
+class ReadMeanwhile(contextlib.AbstractContextManager, contextlib.AbstractAsyncContextManager):
+    """A lock that is had only after somebody else has read the map."""
+
+    def __init__(self, transport):
+        self.transport = transport
+
+    def __enter__(self):
+        self.transport._maps_read += 1
+
+    def __exit__(self, *_):
+        pass
+
+    async def __aenter__(self):
+        self.transport._maps_read += 1
+
+    async def __aexit__(self, *_):
+        pass
+
+
+async def test_a_map_that_somebody_has_read_meanwhile_is_not_read_again():
+    client = SimpleNamespace(nodes_manager=None)  # to read it would be an error
+    plain = ClusterTransport(lambda: client, "here", 5.0)
+    plain._reading_map = ReadMeanwhile(plain)
+    plain._read_map(None)
+    asynchronous = AsyncClusterTransport(client, "here", 5.0)
+    asynchronous._reading_map = ReadMeanwhile(asynchronous)
+    await asynchronous._read_map(None)
+    assert plain._maps_read == asynchronous._maps_read == 1
