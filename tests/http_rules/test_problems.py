@@ -7,7 +7,7 @@ import pytest
 from semel import errors
 from semel.core.records import Identity
 from semel.errors import ConfigError, IdempotencyError
-from semel.http import KeyMissing, problem_response
+from semel.http import KeyMissing, parse_key, problem_response
 from semel.http.problems import PROBLEMS, checked_wordings, problem, problem_of
 
 
@@ -104,6 +104,12 @@ def test_an_error_becomes_the_parts_of_a_response():
     assert status == 422
     assert headers == {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
     assert json.loads(body)["code"] == "payload_mismatch"
+
+
+def test_a_missing_key_is_the_same_problem_by_hand_as_in_the_integrations():
+    with pytest.raises(KeyMissing) as caught:
+        parse_key(None)
+    assert problem_response(caught.value).body == problem("key_missing", {}).body
 
 
 def test_an_error_after_which_a_retry_helps_says_when():

@@ -140,7 +140,7 @@ def _says_itself(error: IdempotencyError) -> bool:
     """Tell whether a message is the application's own, or tells only what is wrong with a key."""
     if isinstance(error, ConcurrentRequest | DuplicateRequest):
         return error.text != type(error)().text  # the policy's message, in place of ours
-    return isinstance(error, InvalidKey)
+    return isinstance(error, InvalidKey) and error.code == InvalidKey.code
 
 
 def problem(
