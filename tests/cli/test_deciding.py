@@ -210,3 +210,15 @@ def test_a_digest_that_no_record_has_is_said(semel, words):
     semel.succeed("order:1")
     said = semel.on_store(words[0], "--digest", "orders", "0" * 32, *words[1:])
     assert (said.code, "there is no such record" in said.err) == (1, True)
+
+
+@pytest.mark.parametrize("written", ["order:1", "28ba7808", "28ba7808...", "", "é" * 32])
+@pytest.mark.parametrize(
+    "words", [("show",), ("forget",), ("resolve", "--succeeded", "1", "--ttl", "3d")]
+)
+def test_what_is_no_whole_digest_is_refused_without_reading_the_scope(semel, words, written):
+    semel.succeed("order:1")
+    said = semel.on_store(words[0], "--digest", "orders", written, *words[1:])
+    assert said.code == 2
+    assert "--digest takes a whole key_digest, which is 32 hexadecimal digits" in said.err
+    assert semel.get("order:1") is not None

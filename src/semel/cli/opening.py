@@ -6,6 +6,7 @@ A command looks at what others have written: a store that can only be empty is r
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ PAGE = 500
 
 CONFIG = "SEMEL_CONFIG"
 URL = "SEMEL_URL"
+
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 NO_RECORD = (
     "there is no such record (the key of an HTTP request with a tenant is stored as TENANT/KEY)"
@@ -106,11 +109,17 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
     """Return the key that a command names; None = no record of the scope has this digest."""
     if not options.digest:
         return str(options.key)
+    wanted = options.key.lower()
+    if _DIGEST.fullmatch(wanted) is None:
+        raise ConfigError(
+            "--digest takes a whole key_digest, which is 32 hexadecimal digits; leave out --digest "
+            "to give the key itself"
+        )
     store, cursor = listing_of(engine), None
     while True:
         page = store.scan(scope=options.scope, limit=PAGE, cursor=cursor)
         for record in page.records:
-            if record.identity.key_digest == options.key.lower():
+            if record.identity.key_digest == wanted:
                 return str(record.key)
         cursor = page.cursor
         if cursor is None:
