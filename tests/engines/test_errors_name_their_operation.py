@@ -494,11 +494,30 @@ def test_the_error_has_the_command_that_decides(memory_world):
         )
     with pytest.raises(OutcomeUnknown) as raised:
         idem.execute(KEY, never, scope=scope)
-    command, instead = re.findall(r"`([^`]+)`", str(raised.value))
+    command, instead, retryable = re.findall(r"`([^`]+)`", str(raised.value))
     digest = Identity(scope, KEY).digest.hex()
-    words = ["semel", "resolve", "--digest", scope, digest, "--succeeded", "JSON"]
+    words = ["semel", "resolve", "--digest", scope, digest, "--succeeded", "JSON", "--ttl", "TTL"]
     assert shlex.split(command) == words
     assert shlex.split(instead) == ["--failed", "TEXT"]
+    assert shlex.split(retryable) == ["--retryable"]
+
+
+@pytest.mark.parametrize(
+    ("ttl", "written"),
+    [(3 * 86400, "3d"), (36 * 3600, "36h"), (90, "90s"), (120, "2m"), (0.5, "1s")],
+)
+def test_the_deciding_command_has_the_ttl_of_the_policy(memory_world, ttl, written):
+    idem = memory_world.engine()
+    failing(idem, abandoned="hold", ttl=ttl)
+    with pytest.raises(OutcomeUnknown, match=f" --ttl {written}`") as raised:
+        execute(idem, abandoned="hold", ttl=ttl)
+    assert raised.value.ttl == ttl
+
+
+def test_a_wrong_scope_shows_nothing_of_the_inside_in_its_traceback(memory_world):
+    with pytest.raises(InvalidKey) as raised:
+        memory_world.engine().execute(KEY, never, scope="two words")
+    assert raised.value.__context__ is None
 
 
 def test_an_unknown_outcome_without_an_operation_names_no_command():

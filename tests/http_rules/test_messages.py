@@ -18,6 +18,8 @@ def test_a_header_is_found_however_its_name_is_written():
     assert headers.get("x-tag") == "1"
     assert headers.get("x-name") == "é"
     assert headers.get("x-ta") is None
+    assert headers.get("x-ta", "") == ""
+    assert headers.get("accept", "") == "a"
     assert headers.get_all("X-TAG") == ["1", "2, 3"]
     assert headers.get_all("missing") == []
     assert headers.values(b"x-tag") == [b"1", b"2, 3"]

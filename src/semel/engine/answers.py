@@ -145,7 +145,8 @@ class Answers(Setup[S]):
         """Reject the call; `number` is of the attempt that is in its way."""
         if isinstance(error, OutcomeUnknown) and number is not None:
             known, ending = self._endings.get(call.identity, (number, None))
-            error = outcome_unknown(number, ending if known == number else None)
+            ending = ending if known == number else None
+            error = outcome_unknown(number, call.rules, ending)
         self._announce(events.rejection(error, call.identity, number))
         raise about(error, call.identity)
 

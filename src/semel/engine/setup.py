@@ -199,9 +199,11 @@ class Setup(ABC, Generic[S]):
     def _rules(self, scope: str, *policies: Policy | None) -> Rules:
         """Give the rules of a scope under these policies, the highest level first."""
         try:
-            return self._rules_of[scope if scope in self._scopes else None, policies]
-        except (KeyError, TypeError):  # not asked for yet, or nothing that can be looked up
-            return self._resolve(scope, policies)
+            rules = self._rules_of.get((scope if scope in self._scopes else None, policies))
+        except TypeError:  # nothing that can be looked up
+            rules = None
+        # Outside of the except clause, whose error is no part of a user's traceback.
+        return self._resolve(scope, policies) if rules is None else rules
 
     def _resolve(self, scope: str, policies: tuple[Policy | None, ...]) -> Rules:
         self._key_rules.check_scope(scope)

@@ -60,7 +60,7 @@ def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> st
             raise InvalidKey(f"the key's header must be a text, not {type(line).__name__}")
     key = key_of_lines(lines, strict=strict)
     if key is None:
-        raise KeyMissing("this request needs an idempotency key")
+        raise KeyMissing("This request needs an idempotency key.")
     return key
 
 

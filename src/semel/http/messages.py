@@ -6,11 +6,12 @@ This module holds values. It decides nothing and touches no socket.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, overload
 
 from msgspec import Struct
 
 HeaderLine: TypeAlias = tuple[bytes, bytes]
+Default = TypeVar("Default")
 
 
 class Headers:
@@ -26,10 +27,16 @@ class Headers:
     def __init__(self, lines: Iterable[HeaderLine]) -> None:
         self.lines = tuple(lines)
 
-    def get(self, name: str) -> str | None:
-        """Give the value of the first line with this name, or None."""
+    @overload
+    def get(self, name: str) -> str | None: ...
+
+    @overload
+    def get(self, name: str, default: Default) -> str | Default: ...
+
+    def get(self, name: str, default: Default | None = None) -> str | Default | None:
+        """Give the value of the first line with this name, or `default`."""
         found = self.values(name.lower().encode("latin-1"))
-        return found[0].decode("latin-1") if found else None
+        return found[0].decode("latin-1") if found else default
 
     def get_all(self, name: str) -> list[str]:
         """Give the values of all lines with this name."""
