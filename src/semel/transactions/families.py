@@ -73,9 +73,9 @@ def link_to(connection: object, *, asynchronous: bool) -> Any:
         engine = "Idempotency" if asynchronous else "AsyncIdempotency"
         raise ConfigError(f"{shown} goes with an {engine}, not with this kind of engine")
     raise ConfigError(
-        f"idem.transaction() cannot write on {shown}; it takes connections of sqlite3, psycopg, "
-        "asyncpg, PyMySQL, mysqlclient, asyncmy, SQLAlchemy's sessions and connections, and "
-        "Django's aliases"
+        f"idem.transaction() cannot write on {shown}; it takes connections of sqlite3, "
+        "aiosqlite, psycopg, asyncpg, PyMySQL, mysqlclient, asyncmy, SQLAlchemy's sessions "
+        "and connections, and Django's aliases"
     )
 
 
