@@ -13,7 +13,7 @@ import pytest
 from anyio import to_thread
 from fastapi import HTTPException
 from sqlalchemy import event, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import AsyncAdaptedQueuePool, QueuePool
 from starlette.background import BackgroundTask
@@ -34,6 +34,11 @@ class Base(DeclarativeBase):
 
 class Order(Base):
     __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Paid(Base):
+    __tablename__ = "paid"
     number: Mapped[int] = mapped_column(primary_key=True)
 
 
@@ -479,6 +484,72 @@ async def test_an_endpoint_that_rolls_back_cannot_answer_with_a_success(shop, st
     assert ("ended the transaction of its session" in caplog.text) is (status == 201)
     assert shop.orders() == 0
     assert shop.records() == []
+
+
+@pytest.mark.parametrize("any_url", DATABASES, indirect=True)
+@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=str)
+@pytest.mark.parametrize("status", [409, 201])
+async def test_an_endpoint_that_caught_a_failed_flush_cannot_answer_with_a_success(
+    make_shop, any_url, kind, status, caplog
+):
+    shop = make_shop(any_url, kind)
+    shop.query("CREATE TABLE paid (number INTEGER PRIMARY KEY)")
+    caught = []
+
+    def action(session):
+        order(session)
+        session.add_all([Paid(number=1), Paid(number=2)])
+        session.flush()
+        session.expunge_all()
+        session.add(Paid(number=1))
+        try:
+            session.flush()
+        except IntegrityError as error:
+            caught.append(error)
+        return Response("paid before", status)
+
+    async with shop.serving(action) as client:
+        answer = await post(client)
+    assert len(caught) == 1
+    assert answer.status_code == (500 if status == 201 else 409)
+    assert ("caught an error of its session" in caplog.text) is (status == 201)
+    assert answer.text == ("Internal Server Error" if status == 201 else "paid before")
+    assert shop.orders() == 0
+    assert shop.records() == []
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=str)
+async def test_an_error_that_has_aborted_the_transaction_is_named_in_the_log(
+    make_shop, postgres_url, kind, caplog
+):
+    def action(session):
+        order(session)
+        with contextlib.suppress(DBAPIError):
+            session.execute(text("SELECT 1 / 0"))
+        return Response("paid", 201)
+
+    shop = make_shop(postgres_url, kind)
+    async with shop.serving(action) as client:
+        answer = await post(client)
+    assert answer.status_code == 503
+    assert "use a savepoint (begin_nested())" in caplog.text
+    assert shop.orders() == 0
+    assert shop.records() == []
+
+
+async def test_a_commit_past_the_session_is_held_as_unknown_and_logged(shop, caplog):
+    def action(session):
+        order(session)
+        session.execute(text("COMMIT"))
+        return Response("paid", 201)
+
+    async with shop.serving(action) as client:
+        answer = await post(client)
+        assert answer.status_code == 409
+        assert "an endpoint ended the transaction of its record" in caplog.text
+        assert (await post(client)).status_code == 409
+    assert shop.orders() == 1
+    assert shop.records() == [State.PROCESSING]
 
 
 async def test_a_client_who_leaves_ends_neither_the_endpoint_nor_the_commit(shop):

@@ -47,6 +47,9 @@ _NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
 
 _HUNG_UP: Final = frozenset({2006, 2013})
 
+_ABORTED: Final = frozenset({"25P02"})
+"""An earlier statement failed: PostgreSQL takes nothing more until a rollback."""
+
 _NO_TRANSACTION: Final = frozenset({"25P01"})
 
 _WRAPPERS: Final = frozenset({"sqlalchemy", "django"})
@@ -126,6 +129,12 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
             f"the table of records is missing in this database ({_first_line(error)}). If it was "
             "there before, restore it with its records, which a new table has forgotten; for a new "
             "database run `semel migrate`"
+        ) from error
+    if not _ABORTED.isdisjoint(codes):
+        raise StoreError(
+            "the transaction was aborted by an earlier error of the database, which was caught: "
+            "PostgreSQL takes nothing more in it, and nothing was written. Let such an error end "
+            "the transaction, or use a savepoint (begin_nested()) for what may fail"
         ) from error
     if any(map(rejects_value, codes)) or is_too_large(_first_line(error)):
         raise ValueRejected(

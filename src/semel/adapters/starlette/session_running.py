@@ -45,8 +45,16 @@ from semel.aio import AsyncIdempotency
 from semel.aio.transactions import AsyncTransactionContext
 from semel.attempts import Attempt
 from semel.engine.call import Call
-from semel.errors import ConfigError, IdempotencyError, RetryTransaction, StoreError, about
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    OutcomeUnknown,
+    RetryTransaction,
+    StoreError,
+    about,
+)
 from semel.http.messages import Answer, HeaderLine
+from semel.http.problems import log_failure
 from semel.http.rulebook import Rulebook
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
@@ -121,6 +129,12 @@ class _CommitGuard:
                 "the endpoint ended the transaction of its session (rollback() or close()) and "
                 "returned an answer that is to be stored; nothing was committed. Use "
                 "begin_nested() for what may fail, or answer with an error after a rollback"
+            )
+        if self._savepoint is not None and not self._savepoint.is_active:
+            raise ConfigError(
+                "the endpoint caught an error of its session, which had undone all that was done "
+                "before, and returned an answer that is to be stored; nothing was committed. Use "
+                "begin_nested() for what may fail, or answer with an error"
             )
 
 
@@ -357,6 +371,8 @@ class Work:
         except Exception as error:
             call = self._call
             if call is not None and isinstance(error, IdempotencyError):
+                if isinstance(error, OutcomeUnknown):  # no answer of 5xx, which would be logged
+                    log_failure("an endpoint ended the transaction of its record", error)
                 raise _Instead(refused(self._book, error)) from error
             if call is not None and troubles.must_repeat(error):
                 again = about(troubles.repeat(), call.identity)
