@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
+import fastapi
 import httpx
 import pytest
 from fastapi import (
@@ -28,6 +29,7 @@ from fastapi.responses import (
     RedirectResponse,
     StreamingResponse,
 )
+from packaging.version import Version
 from pydantic import BaseModel, Field
 
 from adapters.asgi_serving import eventually, keyed, replayed, served
@@ -375,7 +377,9 @@ async def test_a_client_who_leaves_does_not_end_an_answer_beyond_the_cap(engine)
         await eventually(lambda: ended)
         await eventually(lambda: released)
         assert (await client.post("/", headers=keyed())).json()["code"] == "result_omitted"
-    assert released[0] == ["k"]
+    # From 0.106 on, and until 0.118, FastAPI closed dependencies before it sent the response.
+    closes_first = Version(fastapi.__version__) < Version("0.118")
+    assert released[0] == ([] if closes_first else ["k"])
 
 
 async def test_a_request_cancelled_before_its_answer_reads_it_to_the_end(engine):

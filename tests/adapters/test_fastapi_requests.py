@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -92,6 +92,17 @@ async def test_every_endpoint_has_its_own_options_over_those_of_all(engine):
     assert [answer.headers.get("x-again") for answer in (*posts, read)] == [None, "true", None]
 
 
+def takes_requests_of_dependencies() -> bool:
+    async def endpoint(request: Annotated[Request, Depends(Request)]) -> None: ...
+
+    try:
+        FastAPI().post("/")(endpoint)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not takes_requests_of_dependencies(), reason="this FastAPI refuses it")
 async def test_a_dependency_may_give_what_looks_like_the_request(engine):
     app = FastAPI()
 
@@ -490,8 +501,12 @@ async def test_an_http_error_that_nobody_answers_is_an_error_as_any_other(engine
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
+    async def send(message):
+        assert message.get("status", 500) == 500
+
     for _ in range(2):
-        await app(scope.copy(), receive, None)
+        with suppress(TypeError):  # older Starlettes call the response that is not there
+            await app(scope.copy(), receive, send)
     assert told == ["ran", "dependency saw 402"] * 2
 
 
