@@ -20,6 +20,23 @@ from semel.http.storing import (
 )
 
 
+class Awaited:
+    """An object that is called like an `async def` function."""
+
+    async def __call__(self, status):
+        return status == 404
+
+
+class Later:
+    """What would have to be awaited."""
+
+    def __await__(self):
+        yield
+
+    def __repr__(self):
+        return "Later()"
+
+
 class Uninspected:
     """A function that shows no signature, as some that are written in C."""
 
@@ -79,6 +96,19 @@ def test_a_function_that_raises_is_told_of_and_leaves_the_default(caplog):
     assert "statuses are stored" in caplog.text
 
 
+@pytest.mark.parametrize("given", ["unkown", "no"])
+def test_a_function_that_decides_by_another_word_leaves_the_default(given, caplog):
+    rule = StoredRule.of(lambda _: given)
+    assert [keeping(status, rule) for status in (200, 302, 500)] == ["store", "forget", "failure"]
+    assert f"must return True, False or 'unknown', not {given!r}" in caplog.text
+
+
+def test_a_function_whose_decision_has_to_be_awaited_leaves_the_default(caplog):
+    rule = StoredRule.of(lambda _: Later())
+    assert [keeping(status, rule) for status in (200, 302)] == ["store", "forget"]
+    assert "must return True, False or 'unknown', not Later" in caplog.text
+
+
 @pytest.mark.parametrize("stored", [303, [303, 404], {303, 404}, (HTTPStatus.SEE_OTHER,)])
 def test_statuses_that_are_named_are_stored_beside_2xx(stored):
     rule = StoredRule.of(stored)
@@ -101,6 +131,8 @@ def test_statuses_that_are_named_are_stored_beside_2xx(stored):
         ([600], "stored=600: this is not the status"),
         (["303"], r"statuses that are stored beside 2xx, such as \[303\].*got '303'"),
         ("303", "got '303'"),
+        ("", "got ''"),
+        (Awaited(), "stored must be a plain function"),
         (True, "got True"),
         (3.5, "got 3.5"),
         (lambda: True, "function of the status, or of status and headers"),
@@ -123,9 +155,20 @@ def test_a_function_gets_the_headers_if_it_wants_them():
     assert keeping(302, rule) == "forget"
 
 
+def test_a_function_gets_the_headers_if_it_names_them_even_with_a_default():
+    def no_login(status, headers=None):
+        return headers is not None and headers.get("Location") != "/login"
+
+    rule = StoredRule.of(no_login)
+    assert rule.sees_headers
+    assert keeping(302, rule, [(b"location", b"/login")]) == "forget"
+    assert keeping(302, rule, [(b"location", b"/thanks")]) == "store"
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        lambda status, *, headers=None: headers is None and status == 404,
         lambda status, more=None: more is None and status == 404,
         lambda *given: given == (404,),
         {404}.__contains__,

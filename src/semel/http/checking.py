@@ -66,7 +66,9 @@ def function(name: str, value: Any) -> Any:
     """Refuse what cannot be called, and coroutines where nobody would await them."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
-    if name != "tenant" and inspect.iscoroutinefunction(value):
+    if name != "tenant" and any(
+        map(inspect.iscoroutinefunction, (value, getattr(value, "__call__", None)))  # noqa: B004 - it is asked what it is
+    ):
         raise ConfigError(f"{name} must be a plain function: only tenant may be async")
     return value
 

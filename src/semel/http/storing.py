@@ -9,7 +9,7 @@ that the layers around us write anew (`_FORBIDDEN`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
@@ -89,7 +89,7 @@ class StoredRule(msgspec.Struct, frozen=True):
         if callable(given):
             checking.function("stored", given)
             return cls(frozenset(), given, _sees_headers(given))
-        named = (given,) if isinstance(given, int) else given or ()
+        named = (given,) if isinstance(given, int) else () if given is None else given
         if isinstance(named, str | bytes) or not isinstance(named, Iterable):
             raise ConfigError(_NEITHER.format(given))
         return cls(frozenset(map(_nameable, named)))
@@ -101,16 +101,22 @@ class StoredRule(msgspec.Struct, frozen=True):
         decided: StoredChoice = (
             self.function(status, Headers(lines)) if self.sees_headers else self.function(status)
         )
+        if decided != "unknown" and isinstance(decided, str | Awaitable):
+            # Both would count as true, and store a redirect to a login page, or a failure.
+            raise TypeError(f"stored must return True, False or 'unknown', not {decided!r}")
         return decided
 
 
 def _sees_headers(function: Callable[..., Any]) -> bool:
-    """Tell whether a function wants the headers: it cannot be called with the status alone."""
+    """Tell whether a function wants the headers: it names them, or needs a second argument."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions that are written in C have none
         return False
-    for arguments in ((200,), (200, Headers(()))):
+    ways: list[tuple[object, ...]] = [(200,), (200, Headers(()))]
+    if "headers" in signature.parameters:
+        ways.reverse()
+    for arguments in ways:
         try:
             signature.bind(*arguments)
         except TypeError:
