@@ -1079,3 +1079,29 @@ def test_a_client_who_goes_away_finds_the_answer_later(app, idem):
         thread.join(PATIENCE)
         server.server_close()
     assert (answer.body, answer.replayed) == (b"done", True)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_location_outside_of_ascii_is_stored_and_replayed_as_it_is_sent(app, idem, raised):
+    seen, runs = [], itertools.count(1)
+
+    def stored(status, headers):
+        seen.append(headers.get("location"))
+        return status == 303
+
+    @app.post("/pay")
+    @Idempotent(idem, stored=stored)
+    def pay():
+        next(runs)
+        answer = flask.redirect("/caf\u00e9/\U0001f600?a=b", 303)
+        if raised:
+            abort(answer)
+        return answer
+
+    first, second = (app.test_client().post("/pay", headers=KEY) for _ in range(2))
+    sent = "/caf%C3%A9/%F0%9F%98%80?a=b"
+    assert (first.status_code, first.location) == (second.status_code, second.location)
+    assert (first.status_code, first.location) == (303, sent)
+    assert second.headers["Idempotent-Replayed"] == "true"
+    assert set(seen) == {sent}
+    assert next(runs) == 2

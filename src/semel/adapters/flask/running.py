@@ -12,6 +12,7 @@ from wsgiref.util import FileWrapper
 
 from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException
+from werkzeug.urls import iri_to_uri
 
 from semel.adapters.door import Door, Exchange
 from semel.adapters.flask.bodies import Body
@@ -22,6 +23,7 @@ from semel.http.messages import Answer, HeaderLine
 from semel.http.rulebook import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
 
+_ADDRESSES: Final = frozenset({"location", "content-location"})
 _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
 
@@ -146,4 +148,11 @@ def _response(answer: Answer) -> Response:
 
 
 def _lines(response: Any) -> list[HeaderLine]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+    return [
+        (
+            name.encode("latin-1"),
+            # Werkzeug does that when it sends them: before, they may have any characters.
+            (iri_to_uri(value) if name.lower() in _ADDRESSES else value).encode("latin-1"),
+        )
+        for name, value in response.headers
+    ]
