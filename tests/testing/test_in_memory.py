@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -257,6 +258,29 @@ def test_a_block_that_ends_inside_its_own_attempt_does_not_wait_for_itself(shop,
     with pytest.raises(LeaseLost), shop.idem.attempt("k"):
         block.__exit__(None, None, None)
     assert "still ran when their in_memory block ended" in caplog.text
+
+
+def test_a_block_whose_end_is_interrupted_while_it_is_logged_has_ended(shop):
+    def interrupt(record):
+        raise KeyboardInterrupt  # as Ctrl-C does, or the time limit of a test
+
+    own, block = shop.idem._store, in_memory(shop.idem)
+    block.__enter__()
+    attempt = shop.idem.attempt("k")
+    attempt.__enter__()
+    logger = logging.getLogger("semel")
+    logger.addFilter(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            block.__exit__(None, None, None)
+    finally:
+        logger.removeFilter(interrupt)
+    assert shop.idem._store is own
+    with pytest.raises(LeaseLost):
+        attempt.__exit__(None, None, None)
+    with in_memory(shop.idem):
+        assert shop.idem.peek("k") is None
+    assert shop.idem._store is own
 
 
 def test_the_default_engine_is_meant_without_another(tmp_path, monkeypatch):

@@ -142,18 +142,18 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
         """Let the engine, or the block inside this one, go back to what was before."""
         with _lock:
             engine, self._engine = self._engine, None
-            _blocks.remove(self)
-            running = len(self._mine["_leases"])
-            if running:
-                logger.warning(
-                    "%d calls still ran when their in_memory block ended: their results are not "
-                    "recorded, and they raise LeaseLost. Let the calls of a test end before it",
-                    running,
-                )
             inside = next((block for block in _blocks if block._before is self._mine), None)
             if inside is not None:
                 inside._before, inside._process = self._before, self._process
-                return
-            engine.__dict__ = self._before
-        if self._process != os.getpid():
+            else:
+                engine.__dict__ = self._before
+            _blocks.remove(self)
+        if inside is None and self._process != os.getpid():
             engine._after_fork()  # the connections belong to the parent
+        running = len(self._mine["_leases"])
+        if running:  # logged last: a signal that comes meanwhile must not keep the engine here
+            logger.warning(
+                "%d calls still ran when their in_memory block ended: their results are not "
+                "recorded, and they raise LeaseLost. Let the calls of a test end before it",
+                running,
+            )
