@@ -17,6 +17,7 @@ from adapters.asgi_serving import begun, eventually, keyed, left, replayed, serv
 from adapters.test_asgi_lives import Hasty, Impatient
 from semel import AsyncIdempotency, Policy
 from semel.adapters.fastapi import Idempotent
+from versions import needs
 
 
 class Payment(BaseModel):
@@ -92,17 +93,7 @@ async def test_every_endpoint_has_its_own_options_over_those_of_all(engine):
     assert [answer.headers.get("x-again") for answer in (*posts, read)] == [None, "true", None]
 
 
-def takes_requests_of_dependencies() -> bool:
-    async def endpoint(request: Annotated[Request, Depends(Request)]) -> None: ...
-
-    try:
-        FastAPI().post("/")(endpoint)
-    except AssertionError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not takes_requests_of_dependencies(), reason="this FastAPI refuses it")
+@needs("fastapi", "0.128.2", "before, Depends is forbidden for a parameter of the type Request")
 async def test_a_dependency_may_give_what_looks_like_the_request(engine):
     app = FastAPI()
 
