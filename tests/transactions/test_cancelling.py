@@ -66,7 +66,9 @@ def test_a_task_that_is_cancelled_while_it_claims_gives_its_connection_back(requ
     place = Place(request, scheme, database)
 
     async def scenario() -> None:
-        pooled = create_async_engine(place.engine_url, **place.one)
+        # Named: before SQLAlchemy 2.0.38 a file of SQLite has no pool by default.
+        pool = sa.AsyncAdaptedQueuePool
+        pooled = create_async_engine(place.engine_url, poolclass=pool, **place.one)
         begun: list[object] = []
         sa.event.listen(pooled.sync_engine, "begin", begun.append)
         others = create_async_engine(place.engine_url)
