@@ -88,7 +88,9 @@ class Moving:
         for server in (self.source, self.target):
             with contextlib.closing(server.client()) as client:
                 stats = client.info("errorstats")
-            count += stats.get(f"errorstat_{name}", {"count": 0})["count"]
+            found = stats.get(f"errorstat_{name}", "count=0")
+            # redis-py 5.0 leaves a value of one field as text.
+            count += int(found.removeprefix("count=")) if isinstance(found, str) else found["count"]
         return count
 
 
