@@ -18,7 +18,14 @@ from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.wsgi import get_wsgi_application
-from django.http import FileResponse, Http404, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import (
+    FileResponse,
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    JsonResponse,
+    StreamingHttpResponse,
+)
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory, override_settings
@@ -749,6 +756,24 @@ def test_a_view_that_is_exempt_is_left_alone(sqlite_url):
 def test_what_is_wrong_is_told_when_a_view_is_decorated(wrong):
     with pytest.raises(ConfigError):
         wrong()
+
+
+@pytest.mark.parametrize("name", ["_read_started", "_stream"])
+def test_what_a_request_of_django_has_no_more_is_named(name):
+    view = Counted()
+    request = RequestFactory().post("/pay/", HTTP_IDEMPOTENCY_KEY="k")
+    delattr(request, name)
+    expected = rf"django .* has no .*\.WSGIRequest\.{name}, which semel needs"
+    with Idempotency("memory://") as idem, pytest.raises(ConfigError, match=expected):
+        Idempotent(idem)(view)(request)
+    assert view.runs == 0
+
+
+def test_a_plain_request_object_without_a_body_is_refused():
+    request = HttpRequest()
+    request.method = "POST"
+    with Idempotency("memory://") as idem, pytest.raises(ConfigError, match="RequestFactory"):
+        Idempotent(idem)(Counted())(request)
 
 
 def test_what_is_no_view_is_refused(sqlite_url):

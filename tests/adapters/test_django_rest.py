@@ -12,7 +12,7 @@ import os
 
 import pytest
 from django.http import Http404, HttpResponse
-from django.test import Client, override_settings
+from django.test import Client, RequestFactory, override_settings
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import BaseAuthentication
@@ -20,11 +20,12 @@ from rest_framework.decorators import api_view, authentication_classes
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.permissions import BasePermission
 from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from semel import Policy, current_attempt
+from semel import ConfigError, Policy, current_attempt
 from semel.adapters.django import idempotent
 from semel.core.records import State
 
@@ -84,6 +85,21 @@ def test_a_response_is_rendered_stored_and_replayed(serving):
         assert send(key=None).status_code == 400
         assert send(value="2").status_code == 422
     assert view.runs == 1
+
+
+def test_what_a_request_of_rest_framework_has_no_more_is_named(serving):
+    class Other(Request):
+        """As a later version may be, which keeps Django's request elsewhere."""
+
+        def __getattribute__(self, name):
+            if name == "_request":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    request = Other(RequestFactory().post("/pay/"))
+    expected = r"djangorestframework .* has no .*\.Other\._request, which semel needs"
+    with serving(), pytest.raises(ConfigError, match=expected):
+        Payments().post(request)
 
 
 def test_the_renderer_that_the_client_asked_for_renders(serving):

@@ -13,6 +13,7 @@ from semel.adapters import wsgi_requests
 from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi_requests import content_length, header_lines, is_chunked
+from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.messages import HeaderLine, Headers, Request
 from semel.http.rulebook import Refusal
@@ -42,6 +43,7 @@ class Body:
     def __init__(self, request: Any, limit: int) -> None:
         self._given, self._limit = request, limit
         self._request = inner(request)
+        _check(self._request)
         self._lost = self._request._read_started and not hasattr(self._request, "_body")
         self.request = Request(
             self._request.method,
@@ -104,6 +106,16 @@ class Body:
                 "the body was read from the request's stream before us: read it by request.body, "
                 "which keeps it"
             ) from error
+
+
+def _check(request: Any) -> None:
+    """Check that a request has what Django keeps for itself: a class of requests needs settings."""
+    if type(request) is HttpRequest and not hasattr(request, "_read_started"):
+        raise ConfigError(
+            "a plain HttpRequest() has no body to read: make the request by "
+            "django.test.RequestFactory, or by its client"
+        )
+    have("django", request, "_read_started", "_stream")
 
 
 def _query(request: Any) -> bytes:

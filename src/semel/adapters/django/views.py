@@ -23,6 +23,7 @@ from semel.adapters.django.settings import configured
 from semel.adapters.door import Door
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.aio import AsyncIdempotency
+from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, chosen
 from semel.http.rulebook import Rulebook
@@ -191,6 +192,9 @@ def _request_in(args: tuple[Any, ...]) -> Any:
             getattr(given, "_request", None), HttpRequest
         ):
             return given
+    for given in args[:2]:
+        if any(kind.__module__ == "rest_framework.request" for kind in type(given).__mro__):
+            have("djangorestframework", given, "_request")
     raise ConfigError("what is decorated is no view: it was called without a request")
 
 
