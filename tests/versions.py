@@ -1,4 +1,4 @@
-"""Tests of what only later versions of a package can do are skipped, and say so."""
+"""What only later versions of a package can do: its tests are skipped, and say so."""
 
 from importlib.metadata import version
 
@@ -6,10 +6,14 @@ import pytest
 from packaging.version import Version
 
 
+def has(package: str, lowest: str) -> bool:
+    """Tell whether this version of a package is installed, or a later one."""
+    return Version(version(package)) >= Version(lowest)
+
+
 def needs(package: str, lowest: str, reason: str) -> pytest.MarkDecorator:
     """Skip a test with versions of a package before this one: `reason` tells what they do."""
-    installed = version(package)
     return pytest.mark.skipif(
-        Version(installed) < Version(lowest),
-        reason=f"needs {package} {lowest}, {installed} is installed: {reason}",
+        not has(package, lowest),
+        reason=f"needs {package} {lowest}, {version(package)} is installed: {reason}",
     )

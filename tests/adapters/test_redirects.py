@@ -25,6 +25,7 @@ from werkzeug.test import Client as WsgiClient
 
 from semel import AsyncIdempotency, Idempotency
 from semel.adapters import asgi, django, fastapi, flask, wsgi
+from versions import has
 
 
 class Seen(NamedTuple):
@@ -257,9 +258,12 @@ def on_django_middleware(site, **options):
         yield answered
 
 
+STARLETTES_NAME = "/orders/{number}" if has("starlette", "1.7") else "on_starlette.<locals>.order"
+"""Starlette before 1.7 tells the endpoint, not the route."""
+
 SITES = {
     "asgi": (on_bare_asgi, "/orders/17"),
-    "starlette": (on_starlette, "/orders/{number}"),
+    "starlette": (on_starlette, STARLETTES_NAME),
     "starlette, old": (on_old_starlette, "on_old_starlette"),
     "litestar": (on_litestar, "/orders/{number}"),
     "fastapi": (on_fastapi, "/orders/{number}"),
