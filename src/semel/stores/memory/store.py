@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -79,26 +79,11 @@ class MemoryStore(AnsweringStore):
         self._find = self._shelf.find
         self._clock = steady_clock() if clock is None else clock
         self._lock = threading.Lock()
-        self._answers: dict[type, Callable[[Any], Any]] = {
-            ClaimRequest: self.claim,
-            RenewRequest: self._renew,
-            CompleteRequest: self._complete,
-            FailRequest: self._fail,
-            GetRequest: self._get,
-            PutRequest: self._put,
-            TouchRequest: self._touch,
-            ForgetRequest: self._forget,
-            AdoptRequest: self._adopt,
-            ScanRequest: self._scan,
-            StuckRequest: self._stuck,
-            PurgeRequest: self._purge,
-            CountRequest: self._counts,
-        }
         follow_forks(self)
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
-        return cast("T", self._answers[type(request)](request))
+        return cast("T", self._ANSWERS[type(request)](self, request))
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer each request; a member's refusal is its own."""
@@ -241,6 +226,23 @@ class MemoryStore(AnsweringStore):
     def after_fork_in_child(self) -> None:
         """Go on with a copy that is the child's own."""
         self._lock = threading.Lock()
+
+    _ANSWERS: ClassVar[dict[type, Callable[..., Any]]] = {
+        ClaimRequest: claim,
+        RenewRequest: _renew,
+        CompleteRequest: _complete,
+        FailRequest: _fail,
+        GetRequest: _get,
+        PutRequest: _put,
+        TouchRequest: _touch,
+        ForgetRequest: _forget,
+        AdoptRequest: _adopt,
+        ScanRequest: _scan,
+        StuckRequest: _stuck,
+        PurgeRequest: _purge,
+        CountRequest: _counts,
+    }
+    """Of the class: bound methods would keep a store until the garbage collector runs."""
 
 
 def _failed(stored: Record | None, ask: FailRequest, now: float) -> Record | None:

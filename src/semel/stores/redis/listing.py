@@ -89,16 +89,10 @@ class Listing:
     def __init__(self, keys: KeyLayout, verbs: Verbs) -> None:
         self._keys = keys
         self._verbs = verbs
-        self._steps: dict[type, Callable[[Any], Steps[Any]]] = {
-            ScanRequest: self.scan,
-            StuckRequest: self.stuck,
-            PurgeRequest: self.purge,
-            CountRequest: self.counts,
-        }
 
     def steps(self, request: Request[Result]) -> Steps[Result]:
         """Build the steps that answer a request about many records."""
-        return self._steps[type(request)](request)
+        return _STEPS[type(request)](self, request)
 
     def stuck(self, ask: StuckRequest) -> Steps[list[Record]]:
         """See `Scannable.stuck`."""
@@ -210,6 +204,14 @@ class Listing:
         found = (self._keys.identity(key) for key in dict.fromkeys(keys))
         return [identity for identity in found if identity is not None]
 
+
+_STEPS: dict[type, Callable[[Listing, Any], Steps[Any]]] = {
+    ScanRequest: Listing.scan,
+    StuckRequest: Listing.stuck,
+    PurgeRequest: Listing.purge,
+    CountRequest: Listing.counts,
+}
+"""What answers each request about many records."""
 
 _COUNTED = {
     int(State.PROCESSING): "processing",

@@ -65,25 +65,14 @@ class Verbs:
 
     def __init__(self, keys: KeyLayout) -> None:
         self._keys = keys
-        self._calls: dict[type, Callable[[Any], Call[Any]]] = {
-            ClaimRequest: self.claim,
-            RenewRequest: self.renew,
-            CompleteRequest: self.complete,
-            FailRequest: self.fail,
-            GetRequest: self.get,
-            PutRequest: self.put,
-            TouchRequest: self.touch,
-            ForgetRequest: self.forget,
-            AdoptRequest: self.adopt,
-        }
 
     def takes(self, request: Request[Any]) -> bool:
         """Tell whether a request is about one record; else `listing` answers it."""
-        return type(request) in self._calls
+        return type(request) in _CALLS
 
     def call(self, request: Request[Answer]) -> Call[Answer]:
         """Build the call of a request about one record."""
-        return self._calls[type(request)](request)
+        return _CALLS[type(request)](self, request)
 
     def claim(self, ask: ClaimRequest) -> Call[Claim]:
         """See `Store.claim`."""
@@ -175,6 +164,20 @@ class Verbs:
     def diagnose(self) -> Call[list[str]]:
         """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
         return Call(scripts.INFO, (self._keys.indexes()[0],), (), dangers)
+
+
+_CALLS: dict[type, Callable[[Verbs, Any], Call[Any]]] = {
+    ClaimRequest: Verbs.claim,
+    RenewRequest: Verbs.renew,
+    CompleteRequest: Verbs.complete,
+    FailRequest: Verbs.fail,
+    GetRequest: Verbs.get,
+    PutRequest: Verbs.put,
+    TouchRequest: Verbs.touch,
+    ForgetRequest: Verbs.forget,
+    AdoptRequest: Verbs.adopt,
+}
+"""What builds the call of each request about one record."""
 
 
 def is_urgent(ask: Request[Any]) -> bool:

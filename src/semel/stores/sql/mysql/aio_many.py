@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest, Request
@@ -26,17 +26,12 @@ class AsyncTogether:
         self._claim = verbs.claim_in_bulk
         self._batches = batches
         self._renewals = renewals
-        self._answers: dict[type, Any] = {
-            ClaimRequest: self.claim_many,
-            CompleteRequest: self.complete_many,
-            RenewRequest: self.renew_many,
-        }
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
         """Answer requests of one kind; of other kinds, or of several, nothing."""
         kinds = {type(request) for request in requests}
-        answer: Any = self._answers.get(kinds.pop()) if len(kinds) == 1 else None
-        return [ALONE] * len(requests) if answer is None else await answer(requests)
+        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else await answer(self, requests)
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each; with one of them locked, only what a look can tell."""
@@ -67,3 +62,11 @@ class AsyncTogether:
         """Close the connections."""
         await self._batches.close()
         await self._renewals.close()
+
+
+_ANSWERS: dict[type, Callable[..., Any]] = {
+    ClaimRequest: AsyncTogether.claim_many,
+    CompleteRequest: AsyncTogether.complete_many,
+    RenewRequest: AsyncTogether.renew_many,
+}
+"""Not in the object itself: it would stay until the garbage collector runs."""

@@ -6,7 +6,7 @@ has is asked for alone, so that the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from semel.core.records import Claim, ClaimRequest, CompleteRequest, RenewRequest, Request
@@ -30,17 +30,12 @@ class Together:
         self._claim = verbs.claim_together
         self._batches = batches
         self._renewals = renewals
-        self._answers: dict[type, Any] = {
-            ClaimRequest: self.claim_many,
-            CompleteRequest: self.complete_many,
-            RenewRequest: self.renew_many,
-        }
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
         """Answer requests of one kind; of other kinds, or of several, nothing."""
         kinds = {type(request) for request in requests}
-        answer: Any = self._answers.get(kinds.pop()) if len(kinds) == 1 else None
-        return [ALONE] * len(requests) if answer is None else answer(requests)
+        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else answer(self, requests)
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each; with one of them locked, only what a look can tell."""
@@ -69,3 +64,11 @@ class Together:
         """Close the connections."""
         self._batches.close()
         self._renewals.close()
+
+
+_ANSWERS: dict[type, Callable[..., Any]] = {
+    ClaimRequest: Together.claim_many,
+    CompleteRequest: Together.complete_many,
+    RenewRequest: Together.renew_many,
+}
+"""Not in the object itself: it would stay until the garbage collector runs."""

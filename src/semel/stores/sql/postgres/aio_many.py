@@ -25,17 +25,12 @@ class AsyncTogether:
         self._verbs = verbs
         self._executor = executor
         self._renewals = renewals
-        self._answers: dict[type, Any] = {
-            ClaimRequest: self.claim_many,
-            CompleteRequest: self.complete_many,
-            RenewRequest: self.renew_many,
-        }
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
         """Answer requests of one kind; of other kinds, or of several, nothing."""
         kinds = {type(request) for request in requests}
-        answer: Any = self._answers.get(kinds.pop()) if len(kinds) == 1 else None
-        return [ALONE] * len(requests) if answer is None else await answer(requests)
+        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else await answer(self, requests)
 
     async def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each."""
@@ -67,3 +62,11 @@ class AsyncTogether:
         for part in parts(asks):
             answers += each_its_own((await executor.run([together(part)]))[0], len(part))
         return answers
+
+
+_ANSWERS: dict[type, Callable[..., Any]] = {
+    ClaimRequest: AsyncTogether.claim_many,
+    CompleteRequest: AsyncTogether.complete_many,
+    RenewRequest: AsyncTogether.renew_many,
+}
+"""Not in the object itself: it would stay until the garbage collector runs."""

@@ -23,17 +23,12 @@ class Together:
         self._verbs = verbs
         self._executor = executor
         self._renewals = renewals
-        self._answers: dict[type, Any] = {
-            ClaimRequest: self.claim_many,
-            CompleteRequest: self.complete_many,
-            RenewRequest: self.renew_many,
-        }
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
         """Answer requests of one kind; of other kinds, or of several, nothing."""
         kinds = {type(request) for request in requests}
-        answer: Any = self._answers.get(kinds.pop()) if len(kinds) == 1 else None
-        return [ALONE] * len(requests) if answer is None else answer(requests)
+        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else answer(self, requests)
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each."""
@@ -63,3 +58,11 @@ class Together:
         for part in parts(asks):
             answers += each_its_own((executor.run([together(part)]))[0], len(part))
         return answers
+
+
+_ANSWERS: dict[type, Callable[..., Any]] = {
+    ClaimRequest: Together.claim_many,
+    CompleteRequest: Together.complete_many,
+    RenewRequest: Together.renew_many,
+}
+"""Not in the object itself: it would stay until the garbage collector runs."""
