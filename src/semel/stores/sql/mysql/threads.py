@@ -11,7 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from pymysql.connections import Connection as PyMySQLConnection
+from pymysql.constants import CLIENT, CR
 from pymysql.cursors import Cursor
+from pymysql.err import OperationalError
 
 from semel.core.extras import have
 from semel.errors import StoreUnavailable
@@ -47,6 +49,13 @@ class OwnConnection(PyMySQLConnection):
         self.allow(seconds)
         self.connect()
 
+    def _request_authentication(self) -> None:
+        # PyMySQL before 1.2 would go on in plain text.
+        offered = self.server_capabilities  # type: ignore[attr-defined]  # not in its stubs
+        if self.ssl and not offered & CLIENT.SSL:
+            raise OperationalError(CR.CR_SSL_CONNECTION_ERROR, "the server offers no TLS")
+        super()._request_authentication()  # type: ignore[misc]  # nor is this
+
     def allow(self, seconds: float) -> None:
         """Let the next statement take this time."""
         if self._allowed != seconds:
@@ -61,8 +70,9 @@ def connector(address: Address, timeout: float) -> Connect:
         # to try a TLS that checks none of them.
         "ssl_disabled": address.tls is None,
     }
-    # The two that `allow` sets; they are not public.
-    have("pymysql", OwnConnection(**arguments), "_read_timeout", "_write_timeout")
+    # What `OwnConnection` stands on; it is not public.
+    have("pymysql", OwnConnection(**arguments), "_read_timeout", "_write_timeout", "ssl")
+    have("pymysql", PyMySQLConnection, "_request_authentication")
     return lambda: OwnConnection(**arguments)
 
 
