@@ -20,7 +20,8 @@ from semel.stores.redis.verbs import Verbs as RedisVerbs
 from semel.stores.sql.mysql.table import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.sqlite_table import SQLiteTable
-from semel.stores.sql.verbs import Operation, Reply, Statement, Verbs
+from semel.stores.sql.sqlite_verbs import SQLiteLaw
+from semel.stores.sql.verbs import Operation, Reply, Statement
 
 LEASE = 30.0
 TTL = 86_400.0
@@ -99,11 +100,11 @@ def sqlite_statements(
     keys: Sequence[str], result: str, prefix: str, now: float
 ) -> list[SQLiteStatements]:
     """Claim and complete of each key."""
-    verbs = Verbs(SQLiteTable(TABLE, prefix, lambda: now))
+    verbs = SQLiteLaw(SQLiteTable(TABLE, prefix, lambda: now))
     return [_sqlite(verbs, asked(key, result)) for key in keys]
 
 
-def _sqlite(verbs: Verbs, ask: Asked) -> SQLiteStatements:
+def _sqlite(verbs: SQLiteLaw, ask: Asked) -> SQLiteStatements:
     claiming = verbs.claim(ask.claim).start()
     look = next(claiming)
     claim = claiming.send(Reply([], 0))

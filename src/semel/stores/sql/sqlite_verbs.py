@@ -39,6 +39,11 @@ class SQLiteLaw(Verbs):
         super().__init__(table)
         self._sqlite = table
 
+    def claim(self, ask: ClaimRequest) -> Operation[Claim]:
+        """Ask to run the operation."""
+        # A replay, the frequent case of a duplicate, needs no write lock.
+        return Operation(partial(self.claiming, ask), peek=True)
+
     def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
         """Read, judge and write a claim; note that the clock is behind a running record."""
         stored, now, to_note = yield from self._sqlite.look(ask.identity)

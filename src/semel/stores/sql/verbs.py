@@ -27,7 +27,6 @@ from msgspec import Struct
 from semel.core import judge
 from semel.core.records import (
     AdoptRequest,
-    Claim,
     ClaimRequest,
     CompleteRequest,
     FailRequest,
@@ -175,23 +174,13 @@ class Table(Protocol):
 
 
 class Verbs:
-    """The verbs of the store SPI on one table, judged in Python inside a transaction."""
+    """The verbs of the store SPI on one table, judged in Python inside a transaction.
+
+    All but `claim`.
+    """
 
     def __init__(self, table: Table) -> None:
         self._table = table
-
-    def claim(self, ask: ClaimRequest) -> Operation[Claim]:
-        """Ask to run the operation."""
-        # A replay, the frequent case of a duplicate, needs no write lock.
-        return Operation(partial(self.claiming, ask), peek=True)
-
-    def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
-        """Read, judge and write a claim."""
-        stored, now = yield from self._table.read(ask.identity)
-        answer, record = judge.claim(stored, ask, now)
-        if record is not None:
-            yield from self._table.save(record)
-        return answer
 
     @operation(peek=False)
     def renew(self, ask: RenewRequest) -> Verb[bool]:
