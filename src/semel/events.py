@@ -232,7 +232,7 @@ _REJECTIONS: dict[type[IdempotencyError], type[Event]] = {
 
 
 def rejection(error: IdempotencyError, identity: Identity, number: int | None = None) -> Event:
-    """Give the event that tells of this refusal; `number` is of the attempt in its way."""
+    """Return the event of this rejection; `number` is that of the attempt in its way."""
     return _REJECTIONS[type(error)](identity=identity, number=number)
 
 

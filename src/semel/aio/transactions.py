@@ -319,7 +319,7 @@ class AsyncTransactionContext(Generic[Result]):
             self._bound = before
 
     async def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
-        """Ask once; who does not wait is told of an open transaction that has the record."""
+        """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
             return await self._drive(claiming.claim(self._records, ask, wait=wait))
         except Exception as error:

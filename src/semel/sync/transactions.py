@@ -314,7 +314,7 @@ class TransactionContext(Generic[Result]):
             self._bound = before
 
     def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
-        """Ask once; who does not wait is told of an open transaction that has the record."""
+        """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
             return self._drive(claiming.claim(self._records, ask, wait=wait))
         except Exception as error:
