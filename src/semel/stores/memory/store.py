@@ -228,7 +228,7 @@ class MemoryStore(AnsweringStore):
         self._lock = threading.Lock()
 
     _ANSWERS: ClassVar[dict[type, Callable[..., Any]]] = {
-        ClaimRequest: claim,
+        ClaimRequest: lambda store, ask: store.claim(ask),  # a subclass may have its own
         RenewRequest: _renew,
         CompleteRequest: _complete,
         FailRequest: _fail,
