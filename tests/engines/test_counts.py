@@ -80,6 +80,7 @@ def test_on_redis_a_thousand_duplicates_in_four_processes_are_eight_calls(
     kind, redis_url, redis_of_this_worker, monkeypatch
 ):
     monkeypatch.setattr(rooms, "SOON", PATIENCE)  # a busy machine may take long to connect
+    monkeypatch.setattr(rooms, "SAFETY", 2 * PATIENCE)  # and to start a thousand calls
     pauses = []
     pause = rooms.BaseWatch.pause
     monkeypatch.setattr(
@@ -91,10 +92,11 @@ def test_on_redis_a_thousand_duplicates_in_four_processes_are_eight_calls(
             engine.execute("first", lambda: None)
         before = redis_of_this_worker.calls("evalsha", "eval")
         effect = Effect().held()
-        calls = [first.start("storm", effect) for _ in range(DUPLICATES // 4)]
+        policy = Policy(lease=3600)  # a renewal would count
+        calls = [first.start("storm", effect, policy=policy) for _ in range(DUPLICATES // 4)]
         effect.wait_started()
         for engine in others:
-            calls += [engine.start("storm", never) for _ in range(DUPLICATES // 4)]
+            calls += [engine.start("storm", never, policy=policy) for _ in range(DUPLICATES // 4)]
         # Each of the others has asked, subscribed and asked again; the rest waits for its leader.
         wait_until(lambda: len(pauses) == 6)
         wait_until(lambda: first.sharers() == DUPLICATES // 4 - 1)
