@@ -52,7 +52,8 @@ async def test_a_server_behind_tls_is_opened_by_rediss_for_asyncio(tls_server):
 
 
 def test_where_no_certificate_is_checked_neither_is_the_name_in_it(tls_server):
-    with opened(f"rediss://127.0.0.1:{tls_server.port}?ssl_cert_reqs=none") as store:
+    url = f"rediss://127.0.0.1:{tls_server.port}?ssl_cert_reqs=none"
+    with opened(url, prefix="unchecked:") as store:
         assert isinstance(store.claim(ask()), Claimed)
 
 
