@@ -22,9 +22,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "semel"
 
 GENERATED = {
-    f"aio/{name}.py": f"sync/{name}.py"
-    for name in ("__init__", "engine", "keeping", "marks", "once", "runner", "transactions")
+    f"engine/{name}.py": f"engine/_sync/{name}.py"
+    for name in ("facade", "marks", "once", "renewing", "runs", "transactions")
 } | {
+    "aio.py": "sync.py",
     "stores/answering.py": "stores/_sync/answering.py",
     "stores/redis/aio.py": "stores/redis/store.py",
     "stores/sql/aio.py": "stores/sql/store.py",
@@ -80,7 +81,7 @@ MODULES = {
 }
 """Where the generated modules are imported from."""
 
-UNWRAPPED = {("aio/runner.py", "finished")}
+UNWRAPPED = {("engine/runs.py", "finished")}
 """Functions that only tasks need around an argument, by file."""
 
 

@@ -16,12 +16,12 @@ from msgspec import UNSET
 
 from semel.attempts import Outcome
 from semel.core.policy import Duration, Policy
-from semel.decorated import KeySource, PayloadSource
+from semel.decorating import KeySource, PayloadSource
+from semel.engine._sync.facade import AttemptContext, Idempotency
+from semel.engine._sync.marks import Marks
+from semel.engine._sync.once import Once, OnceDecorator
 from semel.engine.setup import EngineOptions
 from semel.stores.base import Store
-from semel.sync.engine import AttemptContext, Idempotency
-from semel.sync.marks import Marks
-from semel.sync.once import Once, OnceDecorator
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -257,7 +257,7 @@ def surroundings(tmp_path, monkeypatch) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("name", with_examples())
 def test_the_example_of_a_docstring_runs(name, surroundings):
     thing = with_examples()[name]
-    module = importlib.import_module(getattr(thing, "__module__", None) or "semel.aio.engine")
+    module = importlib.import_module(getattr(thing, "__module__", None) or "semel.engine.facade")
     asynchronous = "await " in thing.__doc__ or "async with" in thing.__doc__
     names = {
         **vars(semel),

@@ -215,7 +215,7 @@ def test_a_record_is_read_only_from_the_loop_that_the_engine_belongs_to():
 
 
 def test_the_timer_survives_a_failing_tick(monkeypatch, caplog):
-    monkeypatch.setattr("semel._mirror.threads.AFTER_TROUBLE", 0.02)
+    monkeypatch.setattr("semel.engine.colours.threads.AFTER_TROUBLE", 0.02)
     with Idempotency("memory://", policy=Policy(lease=0.3, abandoned="hold")) as idem:
         ticks, tick = [], idem._timer._tick
 
@@ -231,7 +231,7 @@ def test_the_timer_survives_a_failing_tick(monkeypatch, caplog):
 
 
 async def test_the_timer_survives_that_every_task_is_cancelled(monkeypatch, caplog):
-    monkeypatch.setattr("semel._mirror.tasks.AFTER_TROUBLE", 0.02)
+    monkeypatch.setattr("semel.engine.colours.tasks.AFTER_TROUBLE", 0.02)
     async with AsyncIdempotency("memory://", policy=Policy(lease=0.3, abandoned="hold")) as idem:
         ticks, tick = [], idem._timer._tick
 

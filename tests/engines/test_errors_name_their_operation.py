@@ -471,7 +471,7 @@ def test_the_ending_of_an_earlier_attempt_is_not_told_of_a_later_one(memory_worl
 
 
 def test_an_engine_remembers_only_so_many_endings(memory_world, monkeypatch):
-    monkeypatch.setattr("semel.engine.answers.ENDINGS_KEPT", 2)
+    monkeypatch.setattr("semel.engine.outcomes.ENDINGS_KEPT", 2)
     idem = memory_world.engine()
     told = []
     for key in ("a", "b", "c"):

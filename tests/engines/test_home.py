@@ -9,8 +9,8 @@ import pytest
 
 from engines.facade import PATIENCE
 from semel import AsyncIdempotency, ConfigError
-from semel._mirror import tasks
-from semel._mirror.tasks import Home
+from semel.engine.colours import tasks
+from semel.engine.colours.tasks import Home
 
 
 def test_a_loop_that_goes_on_in_another_thread_is_still_the_engines_own():

@@ -25,7 +25,7 @@ from semel import (
 from semel.attempts import Attempt
 from semel.core.codec import JsonCodec
 from semel.core.records import Identity
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import AsyncFaultyStore, FaultyStore, LoseReply, Refuse
 

@@ -11,8 +11,8 @@ from uuid import UUID
 import pydantic
 import pytest
 
-import semel.aio.runner
-import semel.sync.runner
+import semel.engine._sync.runs
+import semel.engine.runs
 from engines.facade import MANY, PATIENCE, Effect, Stop, never, until, wait_until
 from semel import AsyncIdempotency, ConcurrentRequest, Policy, ResultUnavailable, events
 from semel.core.records import ClaimRequest, Encoded, Identity, State
@@ -120,7 +120,7 @@ def test_a_stored_result_that_cannot_be_read_is_never_a_reason_to_run_again(worl
 @pytest.fixture
 def quick_to_give_up(monkeypatch):
     """Calls leave the saving to the timer after a moment."""
-    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", 0.2)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.2)
 
 
 def test_a_result_that_cannot_be_saved_reaches_its_caller_and_keeps_its_key(

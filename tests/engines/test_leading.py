@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from engines.facade import PATIENCE, until, wait_until
-from semel._mirror import tasks, threads
-from semel._mirror.seats import LEAD, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
+from semel.engine.colours import tasks, threads
+from semel.engine.colours.leaders import LEAD, Seats, SeatsOfLoops
 
 
 class Caller:

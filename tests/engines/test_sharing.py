@@ -32,9 +32,9 @@ from semel import (
     WaitTimeout,
     events,
 )
-from semel._mirror import tasks, threads
-from semel._mirror.seats import LEAD, Forgets, Seats, SeatsOfLoops
 from semel.core.records import Finished, State
+from semel.engine.colours import tasks, threads
+from semel.engine.colours.leaders import LEAD, Forgets, Seats, SeatsOfLoops
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import LoseReply, Refuse
 
@@ -315,7 +315,7 @@ def test_a_leader_that_lost_its_lease_wakes_one(world):
 
 
 def test_a_result_that_is_not_saved_yet_is_not_shared(world, monkeypatch):
-    monkeypatch.setattr("semel.engine.call.SAVE_PATIENCE", 0.05)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.05)
     engine, effect = world.engine(), Effect("paid")
     engine.store.inject("complete", Refuse(), times=MANY)
     leader = running(engine, effect)
@@ -496,7 +496,7 @@ def test_calls_after_a_forget_share_one_execution_again(world):
 
 
 def test_more_identities_are_forgotten_than_are_remembered_one_by_one(monkeypatch):
-    monkeypatch.setattr("semel._mirror.seats.REMEMBERED_FORGETS", 2)
+    monkeypatch.setattr("semel.engine.colours.leaders.REMEMBERED_FORGETS", 2)
     forgets = Forgets()
     assert not forgets.any
     seen = {key: forgets.generation(key) for key in "abcd"}

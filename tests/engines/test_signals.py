@@ -28,8 +28,8 @@ import pytest
 import semel
 from engines.facade import PATIENCE, Effect, until, wait_until
 from semel import AsyncIdempotency, Idempotency, Policy, current_attempt, open_store
-from semel._mirror import tasks
-from semel._mirror.seats import Seats
+from semel.engine.colours import tasks
+from semel.engine.colours.leaders import Seats
 from semel.errors import IdempotencyError
 from semel.stores.sql.postgres.patience import Patience
 

@@ -10,7 +10,7 @@ import pytest
 
 from engines.facade import never, until
 from semel import Policy, StoreUnavailable
-from semel._mirror.tasks import Timer
+from semel.engine.colours.tasks import Timer
 from semel.testing import Delay, Refuse
 from tasks_at_once import tasks_that_end_at_once
 

@@ -25,7 +25,8 @@ from semel import (
 from semel.core.decide import Wait
 from semel.core.policy import resolve
 from semel.core.records import Encoded, Ended, Finished, Identity, State
-from semel.engine.call import Call, heard
+from semel.engine.outcomes import heard
+from semel.engine.setup import Call
 from semel.stores.base import AsyncNotifying, Notifying
 from semel.stores.wakeups import rooms
 from stores.postgres_given import rows

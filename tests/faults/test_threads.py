@@ -16,8 +16,8 @@ import pytest
 
 from engines.facade import PATIENCE, Effect, Stop, World, never, wait_until
 from semel import Policy, State, StoreUnavailable, events
-from semel._mirror.threads import Timer
 from semel.core.records import ClaimRequest, Identity
+from semel.engine.colours.threads import Timer
 from semel.repair import Reconciler, Succeeded
 from semel.stores.registry import open_store
 from semel.testing import LoseReply

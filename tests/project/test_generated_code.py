@@ -23,21 +23,25 @@ def test_a_change_by_hand_is_named(generator, capsys, monkeypatch):
     main = generator["main"]
     monkeypatch.setitem(main.__globals__, "generated", lambda name: f"something else: {name}")
     assert main(["--check"]) == 1
-    assert "sync/runner.py" in capsys.readouterr().out
+    assert "engine/_sync/runs.py" in capsys.readouterr().out
 
 
 def test_every_file_of_the_engine_for_tasks_is_generated_for_threads(generator):
     source = PROJECT / "src" / "semel"
-    by_hand, generated = zip(*generator["GENERATED"].items(), strict=True)
-    assert {f"aio/{path.name}" for path in (source / "aio").glob("*.py")} <= set(by_hand)
-    assert {f"sync/{path.name}" for path in (source / "sync").glob("*.py")} <= set(generated)
+    generated = {
+        str(path.relative_to(source)) for path in (source / "engine" / "_sync").glob("*.py")
+    }
+    assert generated - {"engine/_sync/__init__.py"} <= set(generator["GENERATED"].values())
+    for path in (source / "engine").glob("*.py"):
+        if "async def" in path.read_text():
+            assert f"engine/{path.name}" in generator["GENERATED"]
 
 
 FOR_TASKS = '''"""A part for asyncio."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-from semel._mirror.tasks import heed, mark_coroutine_function, sleep
+from semel.engine.colours.tasks import heed, mark_coroutine_function, sleep
 
 
 class AsyncX:
@@ -68,7 +72,7 @@ FOR_THREADS = '''"""A part for threads."""
 
 from collections.abc import Callable, Iterator
 
-from semel._mirror.threads import sleep
+from semel.engine.colours.threads import sleep
 
 
 class X:
@@ -92,4 +96,4 @@ class X:
 
 def test_what_only_tasks_need_is_left_out(generator):
     for_threads = generator["for_threads"]
-    assert for_threads(FOR_TASKS, "aio/runner.py") == FOR_THREADS
+    assert for_threads(FOR_TASKS, "engine/runs.py") == FOR_THREADS

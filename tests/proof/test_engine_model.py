@@ -24,7 +24,7 @@ from semel import (
 )
 from semel.core import judge
 from semel.core.leases import Leases
-from semel.engine.answers import Answers
+from semel.engine.outcomes import Answers
 
 STEPS = 50
 

@@ -13,7 +13,7 @@ from typing import Any, assert_type
 import semel
 from semel import AsyncIdempotency, Attempt, Idempotency, Outcome, Policy, Record
 from semel.core.policy import Failure
-from semel.sync.marks import Marks
+from semel.engine._sync.marks import Marks
 
 
 def count() -> int:

@@ -17,7 +17,7 @@ from semel.adapters.logged import log_redirect
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen

@@ -16,7 +16,7 @@ from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
 from semel.adapters.logged import log_redirect
 from semel.attempts import Attempt
 from semel.core.decide import Undone
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen

@@ -1,4 +1,12 @@
-"""What both engines share: everything about a call that needs no waiting.
+"""The engine: it runs an operation once per key and replays the result to every duplicate.
 
-`semel.aio` adds the waiting to these classes and the pure core; `semel.sync` is generated from it.
+    setup         settings, rules, and the preparing of a call
+    outcomes      what the answers of a store mean for a call, and the events of it
+    renewing      leases renewed, results saved late, claims given back
+    runs          the way of one call: claim, run, save
+    facade        `Idempotency`: what users call
+    marks, once, transactions    its further methods
+    colours       the few primitives in which threads and asyncio differ
+
+What waits is written for asyncio; `_sync` is generated from it (`make generate`).
 """

@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NotRequired, TypedDict, TypeVar, Unpack, cast
 from weakref import WeakSet
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from semel import events
-from semel._mirror.seats import forget_flights
 from semel.attempts import Attempt, current_attempt, innermost, is_nested
 from semel.core.cache import FinishedCache
+from semel.core.codec import check_codec
 from semel.core.fingerprint import fingerprint
 from semel.core.keys import KeyRules, OwnerIds
-from semel.core.leases import Leases
+from semel.core.leases import Lease, Leases
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
-from semel.core.records import Identity
+from semel.core.records import (
+    ClaimRequest,
+    Identity,
+)
 from semel.core.settings import CODE, Settings, load_settings
 from semel.core.switch import BYPASSED
-from semel.decorated import Unknown
-from semel.engine.call import Call, WaitingCalls
-from semel.engine.given import check_options, checked_store, where_it_goes
+from semel.decorating import Unknown
+from semel.engine.colours.leaders import forget_flights
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -37,17 +40,100 @@ from semel.errors import (
     about,
     raise_about,
 )
+from semel.stores.base import Store, is_for_asyncio
 from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
 
+
 S = TypeVar("S")
 
+
 RULES_CACHED = 256
+
 SCOPES_CACHED = 1024
 
+
 CLOSED = "this engine was closed"
+
+
+WAITING_IN_TRANSACTION = 2
+"""How many calls may wait in their callers' transactions, unless `max_waiting` says so.
+
+With the one that they wait for they take three connections. The smallest pool that people have
+without a choice of their own (psycopg's) has four."""
+
+
+class Call(Struct, eq=False, weakref=True):
+    """What to do, for which payload, under which rules; and what it may have to give back."""
+
+    identity: Identity
+    fingerprint: bytes | None
+    rules: Rules
+    returns: object = None
+    keeps_value: bool = True
+    """False for `consume`: only that it was done is stored."""
+    asked: ClaimRequest | None = None
+    """The claim that the store may hold for this call."""
+    lease: Lease | None = None
+    """The lease of the claim that the store gave."""
+    generation: int = 0
+    """Of its identity when the call began: an execution is not shared over a `forget`."""
+    shares: bool = True
+    """False for a call that may not wait for others of its process: too many do."""
+
+    @property
+    def place(self) -> tuple[Identity, bytes | None, int] | None:
+        """Calls of a process with the same place share one execution; None = this one does not."""
+        if self.keeps_value and self.rules.waits and self.shares:
+            return self.identity, self.fingerprint, self.generation
+        return None
+
+    def ask(self, owner: bytes) -> ClaimRequest:
+        """Make the claim of this call for a new owner."""
+        rules = self.rules
+        return ClaimRequest(
+            self.identity,
+            owner,
+            self.fingerprint,
+            rules.lease,
+            rules.ttl,
+            rules.hold,
+            rules.replace,
+            rules.max_attempts,
+        )
+
+
+class WaitingCalls:
+    """Counts the calls of an engine that wait for another one, and bounds how many may.
+
+    The bound is for all keys together: waiting calls of any key take connections of the same pool.
+    """
+
+    def __init__(self, most: int | UnsetType | None) -> None:
+        self.in_transaction = WAITING_IN_TRANSACTION if most is UNSET else most
+        """The bound for calls that wait inside their caller's transaction; None = no bound."""
+        self.elsewhere = None if most is UNSET else most
+        """The bound for all other calls, which hold no connection while they wait."""
+        # Weakly, and by call: one whose end was interrupted must not count for ever.
+        self._calls: WeakSet[Call] = WeakSet()
+        # A signal handler may make a call while its thread holds the lock.
+        self._lock = threading.RLock()
+
+    def join(self, call: Call, most: int | None) -> bool:
+        """Count this call, once; False = so many wait already."""
+        if most is None:
+            return True
+        with self._lock:
+            if call not in self._calls and len(self._calls) >= most:
+                return False
+            self._calls.add(call)
+            return True
+
+    def leave(self, call: Call) -> None:
+        """Count this call no more, if it was counted."""
+        self._calls.discard(call)
 
 
 class Opening(TypedDict):
@@ -311,3 +397,84 @@ def _in_forked_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
     os.register_at_fork(after_in_child=_in_forked_child)
+
+
+# --- checks of what the user passed --------------------------------------------------------
+
+
+STORE_VERBS = tuple(name for name in vars(Store) if not name.startswith("_"))
+
+
+SETTINGS: Final = {
+    "url": "the URL, or the store, is the first argument, without a name",
+    "preset": "a preset is chosen by the settings: `preset` in semel.toml, or SEMEL_ENV",
+    "environment": "the environment is chosen by the settings: SEMEL_ENV",
+    "disabled": "it is one of the settings: `disabled` in semel.toml, or SEMEL_DISABLED",
+}
+"""Where a setting is said that is no argument of an engine."""
+
+
+def where_it_goes(name: str, taken: Sequence[str], opener: str) -> str:
+    """Say what to do with an argument that an engine does not take."""
+    if name in SETTINGS:
+        return SETTINGS[name]
+    if name in Policy.__struct_fields__:
+        return f"it is a field of a policy: policy=Policy({name}=...)"
+    return (
+        f"known are {', '.join(taken)}; "
+        f"options of a store, such as behind=, go to semel.{opener}(url, ...)"
+    )
+
+
+def check_options(
+    policy: object, scopes: object, hooks: object, codecs: object, cache: object
+) -> None:
+    """Refuse options of the wrong kind."""
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
+    if scopes is not None and not (
+        isinstance(scopes, Mapping) and all(isinstance(item, Policy) for item in scopes.values())
+    ):
+        raise ConfigError("scopes must be a mapping from scope to Policy")
+    if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
+        raise ConfigError("hooks must be a sequence of callables that take an event")
+    for hook in hooks:
+        if _is_async(hook):
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            raise ConfigError(
+                f"hooks must be plain functions: nobody would await {name}, an async one"
+            )
+    if not isinstance(codecs, Sequence) or any(isinstance(item, str) for item in codecs):
+        raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
+    for codec in codecs:
+        check_codec(codec, "each of codecs")
+    if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
+        raise ConfigError("cache must be the number of results to keep, 0 for none")
+
+
+def _is_async(hook: object) -> bool:
+    called = (hook, getattr(hook, "__call__", None))  # noqa: B004 - an object is called by its method
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called
+    )
+
+
+def checked_store(store: S, *, asynchronous: bool) -> S:
+    """Give the store back; what is none, or one of the other kind, is refused."""
+    if not hasattr(store, "claim"):
+        raise ConfigError(
+            "a store URL or a store object is needed (a client goes into its store, such as "
+            f"RedisStore(client)); got {type(store).__name__}"
+        )
+    missing = [verb for verb in STORE_VERBS if not callable(getattr(store, verb, None))]
+    if missing:
+        raise ConfigError(
+            f"{type(store).__name__} is not a whole store: it cannot {', '.join(missing)}"
+        )
+    if is_for_asyncio(store) is not asynchronous:
+        raise ConfigError(
+            "AsyncIdempotency needs an async store; for one for threads use Idempotency"
+            if asynchronous
+            else "Idempotency needs a store for threads; for an async one use AsyncIdempotency"
+        )
+    return store

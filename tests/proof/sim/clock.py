@@ -23,8 +23,10 @@ TICK = 1e-9
 
 MOST_STEPS = 200_000
 
-PARTS = ("semel.aio.", "semel.engine.", "semel.attempts", "semel.core.", "semel._mirror.tasks")
+PARTS = ("semel.engine.", "semel.attempts", "semel.core.")
 """Where the engines for asyncio are written."""
+
+OF_THREADS = ("semel.engine._sync.", "semel.engine.colours.threads")
 
 _loops: list[SimLoop] = []
 """The loop whose time it is now."""
@@ -47,7 +49,11 @@ class _Time:
 @contextmanager
 def virtual_time() -> Iterator[None]:
     """Let the engines for asyncio read the time of the simulation."""
-    modules = [module for name, module in sys.modules.items() if name.startswith(PARTS)]
+    modules = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(PARTS) and not name.startswith(OF_THREADS)
+    ]
     patches = [patch.object(m, "monotonic", now) for m in modules if hasattr(m, "monotonic")]
     patches += [patch.object(m, "time", _Time()) for m in modules if vars(m).get("time") is time]
     assert patches, "the engines read the time by another name now"

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from semel._mirror.seats import LATE
-from semel._mirror.tasks import Flights
-from semel.aio import runner
-from semel.aio.keeping import AsyncKeeper
-from semel.aio.runner import AsyncRunner
 from semel.core.cache import FinishedCache
 from semel.core.codec import encode_failure
 from semel.core.leases import DANGER, Lease, Leases
 from semel.core.records import FAILED, SUCCEEDED, Finished
-from semel.engine.answers import Answers
+from semel.engine import runs
+from semel.engine.colours.leaders import LATE
+from semel.engine.colours.tasks import Flights
+from semel.engine.outcomes import Answers
+from semel.engine.renewing import AsyncKeeper
+from semel.engine.runs import AsyncRunner
 from semel.errors import StoreError
 
 _record_failure = AsyncRunner._record_failure
@@ -111,7 +111,7 @@ PLANTED: dict[str, Bug] = {
         21, [(AsyncKeeper, "_disown", _settle_without_asking)]
     ),
     "a slow claim is not made again before its function runs": Bug(
-        77, [(runner, "came_late", lambda *_: False)]
+        77, [(runs, "came_late", lambda *_: False)]
     ),
     "a caller that is given the lead runs without a claim": Bug(
         8, [(AsyncRunner, "_follow", _lead_without_a_claim)]

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from msgspec import UNSET
 
-import semel.engine.call
+import semel.engine.outcomes
 from proof.sim.clock import PROCESS, Process, SimLoop, virtual_time
 from proof.sim.plan import (
     ENGINES,
@@ -183,7 +183,7 @@ class World:
             context = NOBODY.copy()
             context.run(NOISE.set, Random(f"{self.plan.seed}/{getattr(action, 'name', number)}"))
             self.loop.call_at(action.at, step, context=context)
-        with patch.object(semel.engine.call, "random", Random(self.plan.seed + 3).random):
+        with patch.object(semel.engine.outcomes, "random", Random(self.plan.seed + 3).random):
             self.loop.live()
         if self.loop.livelocked:
             self.violation("livelock", f"{self.loop.steps} steps")

@@ -21,11 +21,11 @@ from semel.adapters.django.responses import lines_of, read, rendered, response_o
 from semel.adapters.door import Door
 from semel.adapters.logged import log_redirect
 from semel.adapters.nesting import claimed_outside, owners_around
-from semel.engine.call import Call
+from semel.engine._sync.transactions import TransactionContext
+from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
 from semel.http.rulebook import Refusal, Rulebook
 from semel.http.storing import is_event_stream
-from semel.sync.transactions import TransactionContext
 from semel.transactions import troubles
 
 

@@ -23,7 +23,7 @@ from semel.adapters.door import Door, Exchange
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.core.extras import have
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.errors import ConfigError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.rulebook import BODY, Rulebook, Waiting

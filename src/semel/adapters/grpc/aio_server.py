@@ -33,7 +33,7 @@ from semel.adapters.grpc.server import protected
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.rulebook import Refusal
 

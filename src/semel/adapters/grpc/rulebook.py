@@ -27,7 +27,7 @@ from semel.core.decide import Undone
 from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Rules
 from semel.core.records import Identity
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
     IdempotencyError,

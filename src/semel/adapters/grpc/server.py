@@ -28,7 +28,7 @@ from semel.adapters.grpc.rulebook import (
 from semel.adapters.grpc.storing import code_of
 from semel.attempts import Attempt
 from semel.core.decide import Undone
-from semel.engine.call import Call
+from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.rulebook import Refusal
 from semel.sync import Idempotency

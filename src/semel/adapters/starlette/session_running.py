@@ -42,9 +42,10 @@ from semel.adapters.starlette.endpoints import Visit, in_step, limits_here
 from semel.adapters.starlette.running import shield
 from semel.adapters.starlette.sessions import SessionChoice, plain_session
 from semel.aio import AsyncIdempotency
-from semel.aio.transactions import AsyncTransactionContext
 from semel.attempts import Attempt
-from semel.engine.call import Call
+from semel.engine._sync.transactions import TransactionContext
+from semel.engine.setup import Call
+from semel.engine.transactions import AsyncTransactionContext
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -58,7 +59,6 @@ from semel.http.problems import log_failure
 from semel.http.rulebook import Rulebook
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
-from semel.sync.transactions import TransactionContext
 from semel.transactions import troubles
 
 # --- the transaction -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from semel._mirror.seats import (
+from semel.engine.colours.leaders import (
     AFTER_TROUBLE,
     LATE,
     LEAD,

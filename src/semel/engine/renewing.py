@@ -10,18 +10,19 @@ from time import monotonic
 from msgspec.structs import replace
 
 from semel import events
-from semel._mirror.tasks import (
+from semel.core.leases import GIVING_BACK, Lease
+from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
+from semel.engine.colours.tasks import (
     Flights,
     Home,
     Timer,
     flights_of,
 )
-from semel.core.leases import GIVING_BACK, Lease
-from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
-from semel.engine.answers import OUTAGES, Answers
-from semel.engine.call import (
+from semel.engine.outcomes import (
     GIVEN_BACK,
+    OUTAGES,
     UNWANTED_TTL,
+    Answers,
     as_store_error,
     given_back,
     unwanted,

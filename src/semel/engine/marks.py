@@ -1,16 +1,15 @@
-# Generated from aio/marks.py by `make generate`: change that file instead.
 """Marks: the plain "was it done?" on the same records that the engine keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UNSET, UnsetType
 
 from semel.core.policy import Duration, Policy
 from semel.core.records import Identity, PutRequest, Record, State
-from semel.engine.call import stored_form
+from semel.engine.outcomes import stored_form
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -20,17 +19,17 @@ from semel.errors import (
     about,
     raise_about,
 )
-from semel.stores.base import Batching, Scannable, Store
-from semel.stores.registry import open_store
+from semel.stores.base import AsyncBatching, AsyncScannable, AsyncStore
+from semel.stores.registry import open_async_store
 from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
-    from semel.sync.engine import Idempotency
+    from semel.engine.facade import AsyncIdempotency
 
 D = TypeVar("D")
 
 
-class Marks:
+class AsyncMarks:
     """Marks of one engine: `idem.marks`. A result of 0, "", [] or None is a result like any other.
 
     The records are those of `execute` and `consume`: what one of them finished is marked as done.
@@ -38,31 +37,31 @@ class Marks:
     else as the policy says; `returns` is the class that a result is read as.
 
     Examples:
-        >>> idem.marks.set_result("order:42", "paid", ttl=3600)
+        >>> await idem.marks.set_result("order:42", "paid", ttl=3600)
         True
-        >>> idem.marks.get_result("order:42")
+        >>> await idem.marks.get_result("order:42")
         'paid'
     """
 
-    def __init__(self, engine: Idempotency) -> None:
+    def __init__(self, engine: AsyncIdempotency) -> None:
         self._engine = engine
 
-    def check(self, key: str, *, scope: str = "default") -> bool:
+    async def check(self, key: str, *, scope: str = "default") -> bool:
         """Tell whether it was done. What is still running is not done."""
-        return _done(self._get(key, scope))
+        return _done(await self._get(key, scope))
 
-    def exists(self, key: str, *, scope: str = "default") -> bool:
+    async def exists(self, key: str, *, scope: str = "default") -> bool:
         """Tell whether there is a record at all: done, failed or running."""
-        return self._get(key, scope) is not None
+        return await self._get(key, scope) is not None
 
-    def set(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
+    async def set(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
         """Mark as done; False when it is done or running already."""
-        return self.set_result(key, None, ttl=ttl, scope=scope)
+        return await self.set_result(key, None, ttl=ttl, scope=scope)
 
-    def do(
+    async def do(
         self,
         key: str,
-        fn: Callable[[], object],
+        fn: Callable[[], Awaitable[object]],
         *,
         ttl: Duration | None = None,
         scope: str = "default",
@@ -71,16 +70,16 @@ class Marks:
 
         While another call is running it, `ConcurrentRequest`: that is not "done".
         """
-        return self._engine.consume(key, fn, scope=scope, ttl=ttl)
+        return await self._engine.consume(key, fn, scope=scope, ttl=ttl)
 
-    def set_result(
+    async def set_result(
         self, key: str, value: object, *, ttl: Duration | None = None, scope: str = "default"
     ) -> bool:
         """Mark as done with `value` as its result; False when it is done or running already."""
         ask = self._put(key, value, ttl, scope)
-        return self._put_one(ask)
+        return await self._put_one(ask)
 
-    def get_result(
+    async def get_result(
         self,
         key: str,
         default: D | UnsetType = UNSET,
@@ -89,7 +88,7 @@ class Marks:
         returns: type | None = None,
     ) -> object | D:
         """Give the stored result; without one `default`, or `ResultUnavailable` if none given."""
-        record = self._get(key, scope)
+        record = await self._get(key, scope)
         if record is None or not _done(record):
             if default is UNSET:
                 missing = ResultUnavailable("this key is not marked as done")
@@ -97,28 +96,30 @@ class Marks:
             return default
         return self._read(record, returns)
 
-    def delete(self, key: str, *, scope: str = "default") -> bool:
+    async def delete(self, key: str, *, scope: str = "default") -> bool:
         """Remove the mark, whatever it says; False when there was none."""
         identity = self._engine._identity(key, scope)
-        return self._forget([identity])[0]
+        return (await self._forget([identity]))[0]
 
-    def ttl(self, key: str, *, scope: str = "default") -> float | None:
+    async def ttl(self, key: str, *, scope: str = "default") -> float | None:
         """Give the seconds that a finished mark is still kept; None when there is none."""
-        record = self._get(key, scope)
+        record = await self._get(key, scope)
         return None if record is None else record.remaining
 
-    def refresh(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
+    async def refresh(
+        self, key: str, *, ttl: Duration | None = None, scope: str = "default"
+    ) -> bool:
         """Keep a finished mark for a whole `ttl` from now; False when there is none."""
         engine = self._engine
         identity = engine._identity(key, scope)
         try:
-            return self._store.touch(identity, self._seconds(ttl, scope))
+            return await self._store.touch(identity, self._seconds(ttl, scope))
         except IdempotencyError as error:
             raise_about(error, identity)
         finally:
             engine._forgotten(identity)
 
-    def clear(self, prefix: str, *, scope: str = "default") -> int:
+    async def clear(self, prefix: str, *, scope: str = "default") -> int:
         """Remove what is finished in a scope and whose key begins with `prefix`; tells how many.
 
         "" is the beginning of every key: the whole scope. What is running, abandoned or held stays:
@@ -128,119 +129,120 @@ class Marks:
             given = type(prefix).__name__
             raise InvalidKey(f'the prefix must be a str ("" = every key), not {given}')
         store = self._store
-        if not isinstance(store, Scannable):
+        if not isinstance(store, AsyncScannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
         self._engine._key_rules.check_scope(scope)
         removed = 0
         cursor: str | None = None
         while True:
-            page = store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
+            page = await store.scan(scope=scope, prefix=prefix, limit=500, cursor=cursor)
             for record in page.records:
                 if record.state is not State.PROCESSING:
-                    removed += self._expire(store, record.identity)
+                    removed += await self._expire(store, record.identity)
             cursor = page.cursor
             if cursor is None:
                 return removed
 
     # --- many at once: one round trip ----------------------------------------------------
 
-    def check_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
+    async def check_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
         """Tell for each key whether it was done."""
-        records = self._get_many(keys, scope)
+        records = await self._get_many(keys, scope)
         return {key: _done(record) for key, record in records.items()}
 
-    def exists_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
+    async def exists_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
         """Tell for each key whether there is a record at all."""
-        records = self._get_many(keys, scope)
+        records = await self._get_many(keys, scope)
         return {key: record is not None for key, record in records.items()}
 
-    def set_many(
+    async def set_many(
         self, keys: Iterable[str], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
         """Mark each key as done; False for those that are done or running already."""
-        return self.set_result_many(dict.fromkeys(_distinct(keys)), ttl=ttl, scope=scope)
+        return await self.set_result_many(dict.fromkeys(_distinct(keys)), ttl=ttl, scope=scope)
 
-    def set_result_many(
+    async def set_result_many(
         self, results: Mapping[str, object], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
         """Mark each key of `results` as done with its result; False where it is done or running."""
         asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
         store = self._store
         answers: list[bool | StoreError]
-        if isinstance(store, Batching):
-            answers = store.put_many(asks)
+        if isinstance(store, AsyncBatching):
+            answers = await store.put_many(asks)
         else:
-            answers = [self._put_one(ask) for ask in asks]
+            answers = [await self._put_one(ask) for ask in asks]
         return {
             key: _or_raise(answer, ask.identity)
             for key, ask, answer in zip(results, asks, answers, strict=True)
         }
 
-    def get_result_many(
+    async def get_result_many(
         self, keys: Iterable[str], *, scope: str = "default", returns: type | None = None
     ) -> dict[str, object]:
         """Give the stored results; keys that are not done are left out."""
-        records = self._get_many(keys, scope)
+        records = await self._get_many(keys, scope)
         return {
             key: self._read(record, returns)
             for key, record in records.items()
             if record is not None and _done(record)
         }
 
-    def delete_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
+    async def delete_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
-        return dict(zip(wanted, self._forget(identities), strict=True))
+        return dict(zip(wanted, await self._forget(identities), strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> AsyncStore:
         if self._engine._bypassing():
-            return open_store("memory://")  # where nothing is marked, and nothing stays
+            return open_async_store("memory://")  # where nothing is marked, and nothing stays
+        self._engine._home.check()
         warn_inside(self._engine._store)
         return self._engine._store
 
-    def _get(self, key: str, scope: str) -> Record | None:
+    async def _get(self, key: str, scope: str) -> Record | None:
         identity = self._engine._identity(key, scope)
         try:
-            return self._store.get(identity)
+            return await self._store.get(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
 
-    def _put_one(self, ask: PutRequest) -> bool:
+    async def _put_one(self, ask: PutRequest) -> bool:
         try:
-            return self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+            return await self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
         except IdempotencyError as error:
             raise_about(error, ask.identity)
 
-    def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
+    async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
         identities = [self._engine._identity(key, scope) for key in wanted]
         store = self._store
-        if isinstance(store, Batching):
-            records = store.get_many(identities)
+        if isinstance(store, AsyncBatching):
+            records = await store.get_many(identities)
         else:
-            records = [self._get(key, scope) for key in wanted]
+            records = [await self._get(key, scope) for key in wanted]
         return dict(zip(wanted, records, strict=True))
 
-    def _expire(self, store: Store, identity: Identity) -> bool:
+    async def _expire(self, store: AsyncStore, identity: Identity) -> bool:
         """Remove what is finished at this very moment, as only the store can tell."""
         try:
             # Not `forget`: what began to run since it was listed must stay.
-            return store.touch(identity, 0.0)
+            return await store.touch(identity, 0.0)
         except IdempotencyError as error:
             raise_about(error, identity)
         finally:
             self._engine._forgotten(identity)
 
-    def _forget(self, identities: list[Identity]) -> list[bool]:
+    async def _forget(self, identities: list[Identity]) -> list[bool]:
         try:
             store = self._store
-            if isinstance(store, Batching):
-                return store.forget_many(identities)
-            return [store.forget(identity) for identity in identities]
+            if isinstance(store, AsyncBatching):
+                return await store.forget_many(identities)
+            return [await store.forget(identity) for identity in identities]
         except IdempotencyError as error:
             if len(identities) != 1:
                 raise  # a whole batch failed: it is about none of them alone

@@ -1,4 +1,4 @@
-# Generated from aio/engine.py by `make generate`: change that file instead.
+# Generated from engine/facade.py by `make generate`: change that file instead.
 """The engine for threads: execute once per key, replay the result to every duplicate."""
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from semel._mirror.threads import aside, can_go_on, drain, sleep
 from semel.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
-from semel.decorated import KeySource, PayloadSource
-from semel.engine.call import Call
+from semel.decorating import KeySource, PayloadSource
+from semel.engine._sync.marks import Marks
+from semel.engine._sync.once import Once, OnceDecorator
+from semel.engine._sync.transactions import TransactionRunner
+from semel.engine.colours.threads import aside, can_go_on, drain, sleep
+from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.stores.base import Scannable
-from semel.sync.marks import Marks
-from semel.sync.once import Once, OnceDecorator
-from semel.sync.transactions import TransactionRunner
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-# Generated from aio/once.py by `make generate`: change that file instead.
+# Generated from engine/once.py by `make generate`: change that file instead.
 """Functions that run once per key."""
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import (
 )
 
 from semel.attempts import Outcome
-from semel.class_methods import bound_in_class_methods
-from semel.decorated import KeySource, PayloadSource, Plan, Unknown
+from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
     from semel.core.policy import Duration, Policy
     from semel.core.records import Record
-    from semel.engine.call import Call
-    from semel.sync.engine import Idempotency
+    from semel.engine._sync.facade import Idempotency
+    from semel.engine.setup import Call
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -1,4 +1,4 @@
-# Generated from aio/keeping.py by `make generate`: change that file instead.
+# Generated from engine/renewing.py by `make generate`: change that file instead.
 """What keeps an attempt while its caller is busy or gone: leases renewed, results saved late."""
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from time import monotonic
 from msgspec.structs import replace
 
 from semel import events
-from semel._mirror.threads import (
+from semel.core.leases import GIVING_BACK, Lease
+from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
+from semel.engine.colours.threads import (
     Flights,
     Timer,
     flights_of,
 )
-from semel.core.leases import GIVING_BACK, Lease
-from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
-from semel.engine.answers import OUTAGES, Answers
-from semel.engine.call import (
+from semel.engine.outcomes import (
     GIVEN_BACK,
+    OUTAGES,
     UNWANTED_TTL,
+    Answers,
     as_store_error,
     given_back,
     unwanted,

@@ -1,13 +1,12 @@
-# Generated from aio/transactions.py by `make generate`: change that file instead.
-"""Transactional mode on a thread: the record is written in the caller's own transaction.
+"""Transactional mode in a task: the record is written in the caller's own transaction.
 
 Nothing here commits or rolls back more than a savepoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never, overload
@@ -15,13 +14,15 @@ from typing import Any, Generic, TypeVar, assert_never, overload
 from msgspec import UNSET
 
 from semel import events
-from semel._mirror.threads import finished, sleep
 from semel.attempts import Attempt, Result
 from semel.core.codec import returned_by
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
-from semel.engine.call import Call, pauses
+from semel.engine.colours.tasks import finished, sleep
+from semel.engine.outcomes import pauses
+from semel.engine.runs import AsyncRunner
+from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
     ConfigError,
@@ -32,13 +33,12 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
-from semel.sync.runner import Runner
 from semel.transactions import claiming, refusals, troubles
 from semel.transactions.claiming import LOCKED
 from semel.transactions.dialects import Records
 from semel.transactions.families import link_to
 from semel.transactions.inside import TransactionAttempt
-from semel.transactions.links import Link, Nested, Savepoint
+from semel.transactions.links import AsyncLink, AsyncNested, AsyncSavepoint
 from semel.transactions.records import records_of
 
 S = TypeVar("S")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class TransactionRunner(Runner):
+class AsyncTransactionRunner(AsyncRunner):
     """Runs calls, also inside the caller's own transactions."""
 
     @overload
@@ -60,7 +60,7 @@ class TransactionRunner(Runner):
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> TransactionContext[T]: ...
+    ) -> AsyncTransactionContext[T]: ...
     @overload
     def transaction(
         self,
@@ -72,7 +72,7 @@ class TransactionRunner(Runner):
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> TransactionContext[Any]: ...
+    ) -> AsyncTransactionContext[Any]: ...
     def transaction(
         self,
         connection: object,
@@ -83,7 +83,7 @@ class TransactionRunner(Runner):
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> TransactionContext[Any]:
+    ) -> AsyncTransactionContext[Any]:
         """Write the record in the caller's own open transaction.
 
         Record and business rows are committed together, by the caller, or not at all. `connection`
@@ -92,12 +92,12 @@ class TransactionRunner(Runner):
         are those of `attempt`.
 
         Examples:
-            >>> with idem.transaction(connection, "order:42") as attempt:
+            >>> async with idem.transaction(connection, "order:42") as attempt:
             ...     if not attempt.replayed:
             ...         attempt.result = "paid"
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
-        return TransactionContext(self, call, connection, table)
+        return AsyncTransactionContext(self, call, connection, table)
 
     def transactions(
         self,
@@ -107,7 +107,7 @@ class TransactionRunner(Runner):
         scope: str = "default",
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> TransactionsContext:
+    ) -> AsyncTransactionsContext:
         """Do the same with several `keys` at once; the block gets a dict of their attempts.
 
         They are claimed in one order, so that two such transactions do not block each other.
@@ -116,15 +116,18 @@ class TransactionRunner(Runner):
         refusals.check_keys(keys)
         rules = self._rules(scope, policy)
         calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
-        return TransactionsContext(
-            {key: TransactionContext(self, call, connection, table) for key, call in calls.items()}
+        return AsyncTransactionsContext(
+            {
+                key: AsyncTransactionContext(self, call, connection, table)
+                for key, call in calls.items()
+            }
         )
 
-    def run_transaction(
+    async def run_transaction(
         self,
-        begin: Callable[[], AbstractContextManager[S]],
+        begin: Callable[[], AbstractAsyncContextManager[S]],
         key: str,
-        fn: Callable[[S], T],
+        fn: Callable[[S], Awaitable[T]],
         *,
         scope: str = "default",
         payload: object = UNSET,
@@ -144,8 +147,8 @@ class TransactionRunner(Runner):
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                with refusals.enterable(begin(), AbstractContextManager) as connection:
-                    attempt = self._run_inside(call, connection, fn)
+                async with refusals.enterable(begin(), AbstractAsyncContextManager) as connection:
+                    attempt = await self._run_inside(call, connection, fn)
             except Exception as error:
                 if not troubles.must_repeat(error):
                     raise
@@ -153,29 +156,31 @@ class TransactionRunner(Runner):
                     raise about(troubles.repeat(), call.identity) from error
             else:
                 return attempt.result
-            sleep(next(waits))
+            await sleep(next(waits))
         wrong = ConfigError(f"retries must be 0 or more, not {retries}")
         raise about(wrong, call.identity)
 
-    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt[T]:
-        context: TransactionContext[T] = TransactionContext(self, call, connection, None)
-        with context as attempt:
+    async def _run_inside(
+        self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
+    ) -> Attempt[T]:
+        context: AsyncTransactionContext[T] = AsyncTransactionContext(self, call, connection, None)
+        async with context as attempt:
             if attempt.replayed:
                 return attempt
-            attempt.result = finished(fn(connection), call.identity)
+            attempt.result = await finished(fn(connection), call.identity)
         return attempt
 
 
-class TransactionContext(Generic[Result]):
+class AsyncTransactionContext(Generic[Result]):
     """One attempt in the caller's transaction; made by `transaction()`."""
 
-    _link: Link
+    _link: AsyncLink
     _records: Records
-    _nested: Nested
-    _marker: Savepoint
+    _nested: AsyncNested
+    _marker: AsyncSavepoint
 
     def __init__(
-        self, engine: TransactionRunner, call: Call, connection: object, table: str | None
+        self, engine: AsyncTransactionRunner, call: Call, connection: object, table: str | None
     ) -> None:
         self._engine = engine
         self._call = call
@@ -184,43 +189,44 @@ class TransactionContext(Generic[Result]):
         self._bound: Any = UNSET
         """How long the session waited for locks before, while it is told otherwise."""
 
-    def __enter__(self) -> Attempt[Result]:
+    async def __aenter__(self) -> Attempt[Result]:
         try:
-            return self._enter()
+            return await self._enter()
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
-    def _enter(self) -> Attempt[Result]:
+    async def _enter(self) -> Attempt[Result]:
         engine, call = self._engine, self._call
         if engine._bypassing():
             self._attempt = engine._unprotected(call)
             return self._attempt
+        engine._home.check()
         engine._refuse_unusable(call)
         self._began = monotonic()
-        self._link = link_to(self._connection, asynchronous=False)
+        self._link = link_to(self._connection, asynchronous=True)
         self._records = records_of(engine._store, self._link.dialect, self._table)
         try:
-            self._nested = self._link.begin()
+            self._nested = await self._link.begin()
         except Exception as error:  # noqa: BLE001 - translated, every one
             troubles.refuse_claim(error)
         try:
-            self._attempt = self._claim()
+            self._attempt = await self._claim()
             if self._attempt.replayed:
                 # Undone, so that PostgreSQL's lock on the key does not last as long as the caller.
-                self._nested.rollback()
+                await self._nested.rollback()
             else:
-                self._marker = Savepoint(self._link)
-                self._marker.open()
+                self._marker = AsyncSavepoint(self._link)
+                await self._marker.open()
                 self._attempt.__enter__()
         except BaseException as error:
-            self._restore_quietly()
-            self._undo()
+            await self._restore_quietly()
+            await self._undo()
             if isinstance(error, Exception):
                 troubles.refuse_claim(error, has_lock=self._records.has_lock)
             raise
         return self._attempt
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -231,16 +237,16 @@ class TransactionContext(Generic[Result]):
             return
         attempt.__exit__(kind, error, trace)
         if error is not None:
-            self._undo()
+            await self._undo()
             if troubles.must_repeat(error):
                 raise about(troubles.repeat(), self._call.identity) from error
             return
         try:
             # The marker is the witness: it went with the transaction that it was set in.
-            self._marker.commit()
-            self._complete(attempt)
+            await self._marker.commit()
+            await self._complete(attempt)
         except BaseException as failure:
-            self._undo()
+            await self._undo()
             if isinstance(failure, Exception):
                 try:
                     troubles.refuse_end(failure)
@@ -249,19 +255,19 @@ class TransactionContext(Generic[Result]):
             raise
         try:
             # A session writes what the application left in it only now: those errors are its own.
-            self._nested.commit()
+            await self._nested.commit()
         except BaseException as failure:
-            self._undo()
+            await self._undo()
             if troubles.must_repeat(failure):
                 raise about(troubles.repeat(), self._call.identity) from failure
             raise
 
-    def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
+    async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
         ask = call.ask(engine._owners.next())
-        answer = self._ask(ask)
-        self._drive(self._records.restore(self._bound))
+        answer = await self._ask(ask)
+        await self._drive(self._records.restore(self._bound))
         self._bound = UNSET
         step = decide(answer, call.rules)
         match step:
@@ -283,40 +289,40 @@ class TransactionContext(Generic[Result]):
             case _:
                 assert_never(step)
 
-    def _ask(self, ask: ClaimRequest) -> Claim:
+    async def _ask(self, ask: ClaimRequest) -> Claim:
         """Ask for the record; wait for the transaction that has it, if one more call may wait."""
         engine, call, records = self._engine, self._call, self._records
         waits, most = call.rules.waits, engine._waiting.in_transaction
         if not waits or most is None or not records.by_key:
-            self._prepare(wait=waits)
-            return self._asked(ask, wait=waits)
+            await self._prepare(wait=waits)
+            return await self._asked(ask, wait=waits)
         # First without a wait: only a call that has to wait is counted.
-        self._prepare(wait=False)
+        await self._prepare(wait=False)
         try:
             if not records.rolls_back:  # known since it was prepared
-                answer = self._asked(ask, wait=False)
+                answer = await self._asked(ask, wait=False)
                 if answer is not LOCKED:
                     return answer
                 if not engine._waiting.join(call, most):
                     engine._too_many(call, 0.0)
-            self._prepare(wait=True)
-            return self._asked(ask, wait=True)
+            await self._prepare(wait=True)
+            return await self._asked(ask, wait=True)
         finally:
             engine._waiting.leave(call)
 
-    def _prepare(self, *, wait: bool) -> None:
+    async def _prepare(self, *, wait: bool) -> None:
         """Bound how long the session waits for locks; what the bound was is kept from the first."""
         spent = monotonic() - self._began
-        before = self._drive(
+        before = await self._drive(
             claiming.prepare(self._records, self._call.rules, wait=wait, spent=spent)
         )
         if self._bound is UNSET:
             self._bound = before
 
-    def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
+    async def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
-            return self._drive(claiming.claim(self._records, ask, wait=wait))
+            return await self._drive(claiming.claim(self._records, ask, wait=wait))
         except Exception as error:
             if self._records.has_lock or not troubles.would_wait(error):
                 raise
@@ -326,13 +332,13 @@ class TransactionContext(Generic[Result]):
                 raise
             return LOCKED
 
-    def _complete(self, attempt: Attempt) -> None:
+    async def _complete(self, attempt: Attempt) -> None:
         engine, call = self._engine, self._call
         kept = engine._kept(call, attempt, attempt.result)
         if kept.interruption is not None:
             raise kept.interruption
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not self._drive(claiming.complete(self._records, ask, call.rules)):
+        if not await self._drive(claiming.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         engine._announce(
@@ -344,54 +350,56 @@ class TransactionContext(Generic[Result]):
             )
         )
 
-    def _drive(self, verb: Verb[V]) -> V:
+    async def _drive(self, verb: Verb[V]) -> V:
         """Run the statements of a verb to its end."""
         try:
             statement = next(verb)
             while True:
-                statement = verb.send(self._link.execute(statement))
+                statement = verb.send(await self._link.execute(statement))
         except StopIteration as end:
             answer: V = end.value
             return answer
         finally:
             verb.close()
 
-    def _undo(self) -> None:
+    async def _undo(self) -> None:
         """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""
         try:
-            self._nested.rollback()
+            await self._nested.rollback()
         except Exception:  # noqa: BLE001 - what led here reaches the caller
             logger.debug("a savepoint could not be undone", exc_info=True)
 
-    def _restore_quietly(self) -> None:
+    async def _restore_quietly(self) -> None:
         """Give the session its bound back; PostgreSQL may refuse that, and undoing does it."""
         if self._bound is not UNSET:
             try:
-                self._drive(self._records.restore(self._bound))
+                await self._drive(self._records.restore(self._bound))
             except Exception:  # noqa: BLE001 - the same
                 logger.debug("a bound for locks could not be restored", exc_info=True)
 
 
-class TransactionsContext:
+class AsyncTransactionsContext:
     """Several attempts in the caller's transaction; made by `transactions()`."""
 
-    def __init__(self, contexts: Mapping[str, TransactionContext[Any]]) -> None:
+    def __init__(self, contexts: Mapping[str, AsyncTransactionContext[Any]]) -> None:
         self._contexts = contexts
-        self._stack = ExitStack()
+        self._stack = AsyncExitStack()
 
-    def __enter__(self) -> dict[str, Attempt]:
+    async def __aenter__(self) -> dict[str, Attempt]:
         # In one order for everybody: two transactions with the same keys then never deadlock.
         in_order = sorted(self._contexts.items(), key=lambda item: item[1]._call.identity.digest)
         try:
-            return {key: self._stack.enter_context(context) for key, context in in_order}
+            return {
+                key: await self._stack.enter_async_context(context) for key, context in in_order
+            }
         except BaseException as error:
-            self._stack.__exit__(type(error), error, error.__traceback__)
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
             raise
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        await self._stack.__aexit__(kind, error, trace)

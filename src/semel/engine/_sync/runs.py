@@ -1,4 +1,4 @@
-# Generated from aio/runner.py by `make generate`: change that file instead.
+# Generated from engine/runs.py by `make generate`: change that file instead.
 """The way of one call on a thread: claim, run, save.
 
 An interrupted step is done again, because every verb is safe to send twice.
@@ -18,30 +18,30 @@ from weakref import ref
 
 from msgspec import UNSET, UnsetType
 
-from semel._mirror.seats import LATE, NoTimer
-from semel._mirror.threads import (
-    Polling,
-    background,
-    ready,
-    sleep,
-    unawaited,
-)
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
 from semel.core.switch import BYPASSED
-from semel.engine.call import (
+from semel.engine._sync.renewing import Keeper
+from semel.engine.colours.leaders import LATE, NoTimer
+from semel.engine.colours.threads import (
+    Polling,
+    background,
+    ready,
+    sleep,
+    unawaited,
+)
+from semel.engine.outcomes import (
     RENEWAL_LOOK,
-    Call,
     SavePatience,
     as_first_told,
     came_late,
     heard,
     pauses,
 )
-from semel.engine.setup import CLOSED
+from semel.engine.setup import CLOSED, Call
 from semel.errors import (
     IdempotencyError,
     StoreError,
@@ -51,7 +51,6 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.stores.base import Notifying, Watch
-from semel.sync.keeping import Keeper
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 from weakref import ReferenceType, ref
 
-from semel._mirror.seats import (
+from semel.engine.colours.leaders import (
     AFTER_TROUBLE,
     LATE,
     LEAD,

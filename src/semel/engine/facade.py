@@ -11,17 +11,17 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from msgspec import UNSET
 
-from semel._mirror.tasks import aside, can_go_on, drain, sleep
-from semel.aio.marks import AsyncMarks
-from semel.aio.once import AsyncOnce, AsyncOnceDecorator
-from semel.aio.transactions import AsyncTransactionRunner
 from semel.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
-from semel.decorated import KeySource, PayloadSource
-from semel.engine.call import Call
+from semel.decorating import KeySource, PayloadSource
+from semel.engine.colours.tasks import aside, can_go_on, drain, sleep
+from semel.engine.marks import AsyncMarks
+from semel.engine.once import AsyncOnce, AsyncOnceDecorator
+from semel.engine.setup import Call
+from semel.engine.transactions import AsyncTransactionRunner
 from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.stores.base import AsyncScannable
 

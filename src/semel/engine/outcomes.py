@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from _thread import get_ident
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
+from random import random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from weakref import ref
 
+from msgspec.structs import replace
+
 from semel import events
-from semel._mirror.seats import NoTimer
 from semel.attempts import Attempt, current_attempt
-from semel.core.codec import omitted
+from semel.core.codec import encode_failure, omitted
 from semel.core.decide import (
     Refuse,
     Undone,
@@ -25,24 +27,28 @@ from semel.core.decide import (
     outcome_unknown,
     verdict,
 )
-from semel.core.leases import Lease
+from semel.core.leases import DANGER, Lease
+from semel.core.policy import Rules
 from semel.core.records import (
     OMITTED,
     SUCCEEDED,
+    Claim,
     Claimed,
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    Ended,
     Finished,
     Identity,
 )
 from semel.core.results import Kept, keep, read
-from semel.engine.call import Call
-from semel.engine.setup import CLOSED, Setup
+from semel.engine.colours.leaders import NoTimer
+from semel.engine.setup import CLOSED, Call, Setup
 from semel.errors import (
     IdempotencyError,
     LeaseLost,
     OutcomeUnknown,
+    SerializationError,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -55,18 +61,43 @@ if TYPE_CHECKING:
     from semel.core.cache import FinishedCache
     from semel.core.policy import Failure
 
+
+S = TypeVar("S")
+
+T = TypeVar("T")
+
+
 OUTAGES = (StoreUnavailable, StoreFull)
 """Errors for which `store_error="open"` runs unprotected. Any other error is permanent: the store
 is reachable and rejects the call."""
 
-S = TypeVar("S")
-T = TypeVar("T")
 
 ENDINGS_KEPT = 256
 """How many held attempts of its own an engine remembers the ending of."""
 
+
 START_AGAIN = 0.1
 """Seconds after which a timer that could not be started is tried again."""
+
+
+SAVE_PATIENCE = 2.0
+"""How long a call goes on telling the store its result before the timer takes over."""
+
+
+MOST_CLAIMS = 3
+"""How often one claim is sent when the answers come so late that its lease is used up."""
+
+
+RENEWAL_LOOK = 0.005
+"""Seconds between two looks whether a renewal that is on its way has been answered."""
+
+
+UNWANTED_LEASE = 2.0
+"""Seconds after which a claim that nobody wants is free if its giving back fails half-way."""
+
+
+UNWANTED_TTL = 300.0
+"""How long it is remembered that a claim which nobody wanted was given back."""
 
 
 class Answers(Setup[S]):
@@ -409,3 +440,107 @@ class Answers(Setup[S]):
             cache.drop(call.identity)
             return
         cache.add(call.identity, call.fingerprint, finished, monotonic(), call.generation)
+
+
+# --- rules of a call that is under way -----------------------------------------------------
+
+
+def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
+    """Whether a claim has to be sent again because its answer came so late.
+
+    The same owner gets the claim again, with a new lease; or, if it was replaced meanwhile, the
+    answer that everybody gets. The first answer may use up a third of the lease, after which it
+    would be renewed. A repeated one is taken unless its lease counts as lost: more requests do not
+    make a slow store faster. No function starts on a lease that is lost.
+    """
+    if late and spent < ask.lease * (1 - DANGER):
+        return False
+    tries = len(late) + 1
+    if tries == MOST_CLAIMS:
+        raise StoreUnavailable(
+            f"the store took {spent:.3g} s to answer a claim whose lease is {ask.lease:g} s, after "
+            f"{tries} tries; nothing ran. Find out why it is slow, or use a longer lease"
+        )
+    return True
+
+
+def as_first_told(step: Claimed, late: Sequence[Claimed]) -> Claimed:
+    """Only the first answer to a claim tells whether it was a takeover, not a repeated one."""
+    return next((first for first in late if first.number == step.number), step)
+
+
+def heard(ended: Ended | None, busy: Wait, call: Call) -> Finished | None:
+    """What a wake-up answers this call with; None = only the store can.
+
+    It counts only as the end of the very attempt that the store said was running: then the store's
+    judgement of the payload still holds, and no stale or foreign message can be taken for it.
+    """
+    if ended is None or ended.owner != busy.owner or call.rules.replace:
+        return None
+    if None not in (ended.fingerprint, call.fingerprint) and ended.fingerprint != call.fingerprint:
+        return None
+    return ended.finished
+
+
+def pauses(rules: Rules) -> Iterator[float]:
+    """Seconds between two questions: doubling up to a longest one, each with jitter."""
+    pause = rules.wait_interval
+    while True:
+        yield pause * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
+        pause = min(pause * 2, rules.wait_interval_max)
+
+
+class SavePatience:
+    """How a call goes on telling the store its result, after the first failure."""
+
+    def __init__(self, rules: Rules, now: float) -> None:
+        self._end = now + SAVE_PATIENCE
+        self._pauses = pauses(rules)
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until the next try; None = the timer takes over."""
+        pause = next(self._pauses)
+        return None if now + pause > self._end else pause
+
+
+# --- claims that nobody wants any more -----------------------------------------------------
+
+
+def unwanted(ask: ClaimRequest) -> ClaimRequest:
+    """The claim that asks only for what its owner has already, or for a key that nobody uses.
+
+    Given to nobody's benefit, it must replace no result and take over no attempt; and if even its
+    end is lost, the key must not stay held.
+    """
+    # No attempt at all: a record that no attempt counts in yet belongs to somebody, too.
+    lease = min(ask.lease, UNWANTED_LEASE)
+    return replace(ask, lease=lease, hold=False, replace=False, max_attempts=0)
+
+
+GIVEN_BACK = encode_failure(InterruptedError("nobody waited for this claim any more"))
+"""The outcome of a claim that was given back before its function ran."""
+
+
+def given_back(answer: Claim) -> bool:
+    """Whether a late command of an unwanted claim can no longer be granted: its owner has ended."""
+    return type(answer) is Claimed or (type(answer) is Finished and answer.outcome == GIVEN_BACK)
+
+
+# --- values and errors ---------------------------------------------------------------------
+
+
+def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:
+    """Encode a value that nothing has run for: what cannot be kept is refused, not omitted."""
+    kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+    if kept.interruption is not None:
+        raise kept.interruption
+    if kept.problem is not None:
+        raise SerializationError(kept.problem)
+    return kept.encoded
+
+
+def as_store_error(error: Exception) -> StoreError:
+    """A store should raise only its own kind of error; another one is treated alike."""
+    if isinstance(error, StoreError):
+        return error
+    return StoreError(f"{type(error).__name__}: {error}")

@@ -1,12 +1,13 @@
-"""Transactional mode in a task: the record is written in the caller's own transaction.
+# Generated from engine/transactions.py by `make generate`: change that file instead.
+"""Transactional mode on a thread: the record is written in the caller's own transaction.
 
 Nothing here commits or rolls back more than a savepoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never, overload
@@ -14,14 +15,15 @@ from typing import Any, Generic, TypeVar, assert_never, overload
 from msgspec import UNSET
 
 from semel import events
-from semel._mirror.tasks import finished, sleep
-from semel.aio.runner import AsyncRunner
 from semel.attempts import Attempt, Result
 from semel.core.codec import returned_by
 from semel.core.decide import Refuse, Wait, decide
 from semel.core.policy import Policy
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
-from semel.engine.call import Call, pauses
+from semel.engine._sync.runs import Runner
+from semel.engine.colours.threads import finished, sleep
+from semel.engine.outcomes import pauses
+from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
     ConfigError,
@@ -37,7 +39,7 @@ from semel.transactions.claiming import LOCKED
 from semel.transactions.dialects import Records
 from semel.transactions.families import link_to
 from semel.transactions.inside import TransactionAttempt
-from semel.transactions.links import AsyncLink, AsyncNested, AsyncSavepoint
+from semel.transactions.links import Link, Nested, Savepoint
 from semel.transactions.records import records_of
 
 S = TypeVar("S")
@@ -45,7 +47,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class AsyncTransactionRunner(AsyncRunner):
+class TransactionRunner(Runner):
     """Runs calls, also inside the caller's own transactions."""
 
     @overload
@@ -59,7 +61,7 @@ class AsyncTransactionRunner(AsyncRunner):
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> AsyncTransactionContext[T]: ...
+    ) -> TransactionContext[T]: ...
     @overload
     def transaction(
         self,
@@ -71,7 +73,7 @@ class AsyncTransactionRunner(AsyncRunner):
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> AsyncTransactionContext[Any]: ...
+    ) -> TransactionContext[Any]: ...
     def transaction(
         self,
         connection: object,
@@ -82,7 +84,7 @@ class AsyncTransactionRunner(AsyncRunner):
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> AsyncTransactionContext[Any]:
+    ) -> TransactionContext[Any]:
         """Write the record in the caller's own open transaction.
 
         Record and business rows are committed together, by the caller, or not at all. `connection`
@@ -91,12 +93,12 @@ class AsyncTransactionRunner(AsyncRunner):
         are those of `attempt`.
 
         Examples:
-            >>> async with idem.transaction(connection, "order:42") as attempt:
+            >>> with idem.transaction(connection, "order:42") as attempt:
             ...     if not attempt.replayed:
             ...         attempt.result = "paid"
         """
         call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
-        return AsyncTransactionContext(self, call, connection, table)
+        return TransactionContext(self, call, connection, table)
 
     def transactions(
         self,
@@ -106,7 +108,7 @@ class AsyncTransactionRunner(AsyncRunner):
         scope: str = "default",
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> AsyncTransactionsContext:
+    ) -> TransactionsContext:
         """Do the same with several `keys` at once; the block gets a dict of their attempts.
 
         They are claimed in one order, so that two such transactions do not block each other.
@@ -115,18 +117,15 @@ class AsyncTransactionRunner(AsyncRunner):
         refusals.check_keys(keys)
         rules = self._rules(scope, policy)
         calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
-        return AsyncTransactionsContext(
-            {
-                key: AsyncTransactionContext(self, call, connection, table)
-                for key, call in calls.items()
-            }
+        return TransactionsContext(
+            {key: TransactionContext(self, call, connection, table) for key, call in calls.items()}
         )
 
-    async def run_transaction(
+    def run_transaction(
         self,
-        begin: Callable[[], AbstractAsyncContextManager[S]],
+        begin: Callable[[], AbstractContextManager[S]],
         key: str,
-        fn: Callable[[S], Awaitable[T]],
+        fn: Callable[[S], T],
         *,
         scope: str = "default",
         payload: object = UNSET,
@@ -146,8 +145,8 @@ class AsyncTransactionRunner(AsyncRunner):
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                async with refusals.enterable(begin(), AbstractAsyncContextManager) as connection:
-                    attempt = await self._run_inside(call, connection, fn)
+                with refusals.enterable(begin(), AbstractContextManager) as connection:
+                    attempt = self._run_inside(call, connection, fn)
             except Exception as error:
                 if not troubles.must_repeat(error):
                     raise
@@ -155,31 +154,29 @@ class AsyncTransactionRunner(AsyncRunner):
                     raise about(troubles.repeat(), call.identity) from error
             else:
                 return attempt.result
-            await sleep(next(waits))
+            sleep(next(waits))
         wrong = ConfigError(f"retries must be 0 or more, not {retries}")
         raise about(wrong, call.identity)
 
-    async def _run_inside(
-        self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
-    ) -> Attempt[T]:
-        context: AsyncTransactionContext[T] = AsyncTransactionContext(self, call, connection, None)
-        async with context as attempt:
+    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt[T]:
+        context: TransactionContext[T] = TransactionContext(self, call, connection, None)
+        with context as attempt:
             if attempt.replayed:
                 return attempt
-            attempt.result = await finished(fn(connection), call.identity)
+            attempt.result = finished(fn(connection), call.identity)
         return attempt
 
 
-class AsyncTransactionContext(Generic[Result]):
+class TransactionContext(Generic[Result]):
     """One attempt in the caller's transaction; made by `transaction()`."""
 
-    _link: AsyncLink
+    _link: Link
     _records: Records
-    _nested: AsyncNested
-    _marker: AsyncSavepoint
+    _nested: Nested
+    _marker: Savepoint
 
     def __init__(
-        self, engine: AsyncTransactionRunner, call: Call, connection: object, table: str | None
+        self, engine: TransactionRunner, call: Call, connection: object, table: str | None
     ) -> None:
         self._engine = engine
         self._call = call
@@ -188,44 +185,43 @@ class AsyncTransactionContext(Generic[Result]):
         self._bound: Any = UNSET
         """How long the session waited for locks before, while it is told otherwise."""
 
-    async def __aenter__(self) -> Attempt[Result]:
+    def __enter__(self) -> Attempt[Result]:
         try:
-            return await self._enter()
+            return self._enter()
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
-    async def _enter(self) -> Attempt[Result]:
+    def _enter(self) -> Attempt[Result]:
         engine, call = self._engine, self._call
         if engine._bypassing():
             self._attempt = engine._unprotected(call)
             return self._attempt
-        engine._home.check()
         engine._refuse_unusable(call)
         self._began = monotonic()
-        self._link = link_to(self._connection, asynchronous=True)
+        self._link = link_to(self._connection, asynchronous=False)
         self._records = records_of(engine._store, self._link.dialect, self._table)
         try:
-            self._nested = await self._link.begin()
+            self._nested = self._link.begin()
         except Exception as error:  # noqa: BLE001 - translated, every one
             troubles.refuse_claim(error)
         try:
-            self._attempt = await self._claim()
+            self._attempt = self._claim()
             if self._attempt.replayed:
                 # Undone, so that PostgreSQL's lock on the key does not last as long as the caller.
-                await self._nested.rollback()
+                self._nested.rollback()
             else:
-                self._marker = AsyncSavepoint(self._link)
-                await self._marker.open()
+                self._marker = Savepoint(self._link)
+                self._marker.open()
                 self._attempt.__enter__()
         except BaseException as error:
-            await self._restore_quietly()
-            await self._undo()
+            self._restore_quietly()
+            self._undo()
             if isinstance(error, Exception):
                 troubles.refuse_claim(error, has_lock=self._records.has_lock)
             raise
         return self._attempt
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -236,16 +232,16 @@ class AsyncTransactionContext(Generic[Result]):
             return
         attempt.__exit__(kind, error, trace)
         if error is not None:
-            await self._undo()
+            self._undo()
             if troubles.must_repeat(error):
                 raise about(troubles.repeat(), self._call.identity) from error
             return
         try:
             # The marker is the witness: it went with the transaction that it was set in.
-            await self._marker.commit()
-            await self._complete(attempt)
+            self._marker.commit()
+            self._complete(attempt)
         except BaseException as failure:
-            await self._undo()
+            self._undo()
             if isinstance(failure, Exception):
                 try:
                     troubles.refuse_end(failure)
@@ -254,19 +250,19 @@ class AsyncTransactionContext(Generic[Result]):
             raise
         try:
             # A session writes what the application left in it only now: those errors are its own.
-            await self._nested.commit()
+            self._nested.commit()
         except BaseException as failure:
-            await self._undo()
+            self._undo()
             if troubles.must_repeat(failure):
                 raise about(troubles.repeat(), self._call.identity) from failure
             raise
 
-    async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
+    def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         engine, call = self._engine, self._call
         ask = call.ask(engine._owners.next())
-        answer = await self._ask(ask)
-        await self._drive(self._records.restore(self._bound))
+        answer = self._ask(ask)
+        self._drive(self._records.restore(self._bound))
         self._bound = UNSET
         step = decide(answer, call.rules)
         match step:
@@ -288,40 +284,40 @@ class AsyncTransactionContext(Generic[Result]):
             case _:
                 assert_never(step)
 
-    async def _ask(self, ask: ClaimRequest) -> Claim:
+    def _ask(self, ask: ClaimRequest) -> Claim:
         """Ask for the record; wait for the transaction that has it, if one more call may wait."""
         engine, call, records = self._engine, self._call, self._records
         waits, most = call.rules.waits, engine._waiting.in_transaction
         if not waits or most is None or not records.by_key:
-            await self._prepare(wait=waits)
-            return await self._asked(ask, wait=waits)
+            self._prepare(wait=waits)
+            return self._asked(ask, wait=waits)
         # First without a wait: only a call that has to wait is counted.
-        await self._prepare(wait=False)
+        self._prepare(wait=False)
         try:
             if not records.rolls_back:  # known since it was prepared
-                answer = await self._asked(ask, wait=False)
+                answer = self._asked(ask, wait=False)
                 if answer is not LOCKED:
                     return answer
                 if not engine._waiting.join(call, most):
                     engine._too_many(call, 0.0)
-            await self._prepare(wait=True)
-            return await self._asked(ask, wait=True)
+            self._prepare(wait=True)
+            return self._asked(ask, wait=True)
         finally:
             engine._waiting.leave(call)
 
-    async def _prepare(self, *, wait: bool) -> None:
+    def _prepare(self, *, wait: bool) -> None:
         """Bound how long the session waits for locks; what the bound was is kept from the first."""
         spent = monotonic() - self._began
-        before = await self._drive(
+        before = self._drive(
             claiming.prepare(self._records, self._call.rules, wait=wait, spent=spent)
         )
         if self._bound is UNSET:
             self._bound = before
 
-    async def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
+    def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
-            return await self._drive(claiming.claim(self._records, ask, wait=wait))
+            return self._drive(claiming.claim(self._records, ask, wait=wait))
         except Exception as error:
             if self._records.has_lock or not troubles.would_wait(error):
                 raise
@@ -331,13 +327,13 @@ class AsyncTransactionContext(Generic[Result]):
                 raise
             return LOCKED
 
-    async def _complete(self, attempt: Attempt) -> None:
+    def _complete(self, attempt: Attempt) -> None:
         engine, call = self._engine, self._call
         kept = engine._kept(call, attempt, attempt.result)
         if kept.interruption is not None:
             raise kept.interruption
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not await self._drive(claiming.complete(self._records, ask, call.rules)):
+        if not self._drive(claiming.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         engine._announce(
@@ -349,56 +345,54 @@ class AsyncTransactionContext(Generic[Result]):
             )
         )
 
-    async def _drive(self, verb: Verb[V]) -> V:
+    def _drive(self, verb: Verb[V]) -> V:
         """Run the statements of a verb to its end."""
         try:
             statement = next(verb)
             while True:
-                statement = verb.send(await self._link.execute(statement))
+                statement = verb.send(self._link.execute(statement))
         except StopIteration as end:
             answer: V = end.value
             return answer
         finally:
             verb.close()
 
-    async def _undo(self) -> None:
+    def _undo(self) -> None:
         """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""
         try:
-            await self._nested.rollback()
+            self._nested.rollback()
         except Exception:  # noqa: BLE001 - what led here reaches the caller
             logger.debug("a savepoint could not be undone", exc_info=True)
 
-    async def _restore_quietly(self) -> None:
+    def _restore_quietly(self) -> None:
         """Give the session its bound back; PostgreSQL may refuse that, and undoing does it."""
         if self._bound is not UNSET:
             try:
-                await self._drive(self._records.restore(self._bound))
+                self._drive(self._records.restore(self._bound))
             except Exception:  # noqa: BLE001 - the same
                 logger.debug("a bound for locks could not be restored", exc_info=True)
 
 
-class AsyncTransactionsContext:
+class TransactionsContext:
     """Several attempts in the caller's transaction; made by `transactions()`."""
 
-    def __init__(self, contexts: Mapping[str, AsyncTransactionContext[Any]]) -> None:
+    def __init__(self, contexts: Mapping[str, TransactionContext[Any]]) -> None:
         self._contexts = contexts
-        self._stack = AsyncExitStack()
+        self._stack = ExitStack()
 
-    async def __aenter__(self) -> dict[str, Attempt]:
+    def __enter__(self) -> dict[str, Attempt]:
         # In one order for everybody: two transactions with the same keys then never deadlock.
         in_order = sorted(self._contexts.items(), key=lambda item: item[1]._call.identity.digest)
         try:
-            return {
-                key: await self._stack.enter_async_context(context) for key, context in in_order
-            }
+            return {key: self._stack.enter_context(context) for key, context in in_order}
         except BaseException as error:
-            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            self._stack.__exit__(type(error), error, error.__traceback__)
             raise
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)

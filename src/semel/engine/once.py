@@ -17,17 +17,16 @@ from typing import (
     overload,
 )
 
-from semel._mirror.tasks import mark_coroutine_function
 from semel.attempts import Outcome
-from semel.class_methods import bound_in_class_methods
-from semel.decorated import KeySource, PayloadSource, Plan, Unknown
+from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
+from semel.engine.colours.tasks import mark_coroutine_function
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from semel.aio.engine import AsyncIdempotency
     from semel.core.policy import Duration, Policy
     from semel.core.records import Record
-    from semel.engine.call import Call
+    from semel.engine.facade import AsyncIdempotency
+    from semel.engine.setup import Call
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

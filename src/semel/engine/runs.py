@@ -17,8 +17,14 @@ from weakref import ref
 
 from msgspec import UNSET, UnsetType
 
-from semel._mirror.seats import LATE, NoTimer
-from semel._mirror.tasks import (
+from semel.attempts import Attempt
+from semel.core.codec import encode_failure
+from semel.core.decide import Refuse, Wait, decide
+from semel.core.leases import RENEWALS_PER_LEASE, Lease
+from semel.core.records import Claimed, Encoded, Finished
+from semel.core.switch import BYPASSED
+from semel.engine.colours.leaders import LATE, NoTimer
+from semel.engine.colours.tasks import (
     Polling,
     background,
     cancellations,
@@ -28,23 +34,16 @@ from semel._mirror.tasks import (
     sleep,
     unawaited,
 )
-from semel.aio.keeping import AsyncKeeper
-from semel.attempts import Attempt
-from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Wait, decide
-from semel.core.leases import RENEWALS_PER_LEASE, Lease
-from semel.core.records import Claimed, Encoded, Finished
-from semel.core.switch import BYPASSED
-from semel.engine.call import (
+from semel.engine.outcomes import (
     RENEWAL_LOOK,
-    Call,
     SavePatience,
     as_first_told,
     came_late,
     heard,
     pauses,
 )
-from semel.engine.setup import CLOSED
+from semel.engine.renewing import AsyncKeeper
+from semel.engine.setup import CLOSED, Call
 from semel.errors import (
     IdempotencyError,
     StoreError,

@@ -1,0 +1,9 @@
+"""The engine for asyncio."""
+
+from __future__ import annotations
+
+from semel.engine.facade import AsyncAttemptContext, AsyncIdempotency
+from semel.engine.marks import AsyncMarks
+from semel.engine.once import AsyncOnce
+
+__all__ = ["AsyncAttemptContext", "AsyncIdempotency", "AsyncMarks", "AsyncOnce"]

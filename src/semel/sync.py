@@ -1,0 +1,10 @@
+# Generated from aio.py by `make generate`: change that file instead.
+"""The engine for threads."""
+
+from __future__ import annotations
+
+from semel.engine._sync.facade import AttemptContext, Idempotency
+from semel.engine._sync.marks import Marks
+from semel.engine._sync.once import Once
+
+__all__ = ["AttemptContext", "Idempotency", "Marks", "Once"]
