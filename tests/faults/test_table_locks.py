@@ -27,7 +27,8 @@ from semel.stores.sql.postgres.schema import LOCK
 from servers.mariadb import MariaDBServer
 from stores.mysql_given import database_of
 
-TIMEOUT = 2.0
+TIMEOUT = 4.0
+"""Four fifths of it are the wait for the lock; in the rest the store looks what is locked."""
 POLICIES = {
     "waits": Policy(),
     "waits a while": Policy(wait_timeout=3600),
