@@ -63,7 +63,7 @@ async def test_tasks_share_commits_through_one_thread(path):
 
 
 async def test_a_transaction_takes_a_bounded_number_of_callers(path, monkeypatch):
-    monkeypatch.setattr(writing, "BATCH", 10)
+    monkeypatch.setattr(writing, "MOST_JOBS", 10)
     statements = Statements()
     store = AsyncSQLiteStore(path, trace=statements)
     await asyncio.gather(*(store.claim(ask(number)) for number in range(100)))

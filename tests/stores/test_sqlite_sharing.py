@@ -142,7 +142,7 @@ def test_a_bug_in_one_member_reaches_its_caller_and_nobody_else(path):
 
 @pytest.mark.parametrize(("batch", "commits"), [(256, 2), (2, 3)])
 def test_followers_are_answered_by_the_one_who_leads(path, monkeypatch, batch, commits):
-    monkeypatch.setattr(combining, "BATCH", batch)
+    monkeypatch.setattr(combining, "MOST_TURNS", batch)
     statements = Statements()
     store = SQLiteStore(path, trace=statements, timeout=20.0)
     store.counts()

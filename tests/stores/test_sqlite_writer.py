@@ -53,7 +53,7 @@ async def test_what_is_asked_for_together_with_the_closing_is_done(tmp_path):
 
 
 async def test_more_than_fits_into_one_transaction_goes_into_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "BATCH", 2)
+    monkeypatch.setattr(writing, "MOST_JOBS", 2)
     commits = HeldCommits()
     store = AsyncSQLiteStore(tmp_path / "semel.db", trace=commits.trace)
     claims = [asyncio.create_task(store.claim(ask(0)))]

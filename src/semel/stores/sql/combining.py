@@ -20,7 +20,7 @@ from semel.stores.sql.jobs import Job
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.verbs import Operation
 
-BATCH = 256
+MOST_TURNS = 256
 """Callers served by one transaction; more would make the first of them wait for the last."""
 
 
@@ -74,7 +74,7 @@ class Combiner:
         batch: list[_Turn] = []
         try:
             with self._mutex:
-                batch = list(islice(self._queue, BATCH))  # noted before they are taken
+                batch = list(islice(self._queue, MOST_TURNS))  # noted before they are taken
                 for _ in batch:
                     self._queue.popleft()
             interruption = self._session.run(batch, _wake)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from semel.core.records import Identity
 from semel.stores.sql.jobs import Member
+from semel.stores.sql.sqlite_table import SIZES
 from semel.stores.sql.verbs import Operation
-
-SIZES: Final = (64, 32, 16, 8, 4, 2)
-"""Rows in one statement. Few sizes, because each is a text that SQLite has to prepare once."""
 
 
 def in_groups(members: Sequence[Member]) -> Iterator[list[Member]]:

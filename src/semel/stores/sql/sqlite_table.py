@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from itertools import chain
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -18,7 +19,6 @@ from semel.errors import ConfigError, StoreError
 from semel.stores.base import Counts, Page
 from semel.stores.paging import position
 from semel.stores.sql import sqlite_texts as texts
-from semel.stores.sql.grouping import SIZES
 from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import (
@@ -37,6 +37,9 @@ from semel.stores.urls import whole_number
 DEFAULT_TABLE = "idempotent_record"
 
 SCHEMA_VERSION = 1
+
+SIZES: Final = (64, 32, 16, 8, 4, 2)
+"""Rows in one statement. Few sizes, because each is a text that SQLite has to prepare once."""
 
 VERSIONS = "semel_schema"
 """Remembers the schema version of each table: `user_version` is one number for a whole file."""

@@ -25,7 +25,7 @@ from semel.stores.sql.jobs import Job
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.verbs import Operation
 
-BATCH = 1024
+MOST_JOBS = 1024
 """Jobs after which a transaction takes no more. What one turn of a loop has brought comes as a
 whole, so there may be nearly twice as many."""
 
@@ -122,8 +122,8 @@ class Writer:
                     _refuse(jobs, StoreUnavailable(f"no thread for the store on {place}: {error}"))
                     return
                 self._thread = thread
-            for begin in range(0, len(jobs), BATCH):
-                self._queue.put(jobs[begin : begin + BATCH])
+            for begin in range(0, len(jobs), MOST_JOBS):
+                self._queue.put(jobs[begin : begin + MOST_JOBS])
 
     def _refusal(self) -> StoreUnavailable:
         return StoreUnavailable(f"the store on {self._session.place} is closed")
@@ -178,7 +178,7 @@ class Writer:
                         self._thread = None
                         return []
             with suppress(Empty):
-                while len(batch) < BATCH:
+                while len(batch) < MOST_JOBS:
                     batch += self._queue.get_nowait()
         return batch
 
