@@ -19,8 +19,7 @@ from semel.stores.redis.scripts import Argument
 from semel.stores.redis.verbs import Verbs as RedisVerbs
 from semel.stores.sql.mysql.table import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
-from semel.stores.sql.sqlite_table import SQLiteTable
-from semel.stores.sql.sqlite_verbs import SQLiteLaw
+from semel.stores.sql.sqlite_statements import SQLiteLaw, SQLiteTable
 from semel.stores.sql.verbs import Operation, Reply, Statement
 
 LEASE = 30.0

@@ -13,11 +13,10 @@ import pytest
 from semel.core import judge
 from semel.core.records import Busy, Claimed, CompleteRequest, Encoded, Finished
 from semel.errors import StoreError, StoreFull, ValueRejected
-from semel.stores.sql import sqlite_texts as texts
+from semel.stores.sql import sqlite_statements as texts
 from semel.stores.sql.rows import COLUMNS, to_row
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
-from semel.stores.sql.sqlite_table import SIZES
-from semel.stores.sql.sqlite_verbs import LARGE
+from semel.stores.sql.sqlite_statements import LARGE, SIZES
 from semel.testing import FakeClock
 from stores.sqlite_helpers import RESULT, Statements, ask, finish, identity
 from stores.test_sqlite_writer import HeldCommits

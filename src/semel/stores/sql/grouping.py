@@ -11,7 +11,7 @@ from typing import Any
 
 from semel.core.records import Identity
 from semel.stores.sql.jobs import Member
-from semel.stores.sql.sqlite_table import SIZES
+from semel.stores.sql.sqlite_statements import SIZES
 from semel.stores.sql.verbs import Operation
 
 

@@ -22,8 +22,7 @@ from semel.stores.sql.combining import Combiner
 from semel.stores.sql.members import answers_or_error
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
-from semel.stores.sql.sqlite_table import DEFAULT_TABLE, SQLiteTable
-from semel.stores.sql.sqlite_verbs import SQLiteVerbs
+from semel.stores.sql.sqlite_statements import DEFAULT_TABLE, SQLiteTable, SQLiteVerbs
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation
 from semel.stores.sql.writing import Writer

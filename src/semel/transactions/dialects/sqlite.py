@@ -11,8 +11,7 @@ from semel.core.records import Identity
 from semel.errors import ConfigError
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.sql.sqlite_source import FileSource, GivenSource
-from semel.stores.sql.sqlite_table import SQLiteTable
-from semel.stores.sql.sqlite_verbs import SQLiteLaw
+from semel.stores.sql.sqlite_statements import SQLiteLaw, SQLiteTable
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import command, question
 from semel.transactions.sqlite import SQLiteLink
