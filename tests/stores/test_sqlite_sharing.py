@@ -12,8 +12,8 @@ import pytest
 from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
 from semel.errors import StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql import combining, sqlite_session
-from semel.stores.sql.jobs import Job
 from semel.stores.sql.sqlite import SQLiteStore
+from semel.stores.sql.sqlite_session import Job
 from stores.sqlite_helpers import (
     RESULT,
     Statements,

@@ -17,7 +17,7 @@ from semel import AsyncIdempotency, ConfigError, Idempotency, StoreError, ValueR
 from semel.stores.sql.mysql.errors import translate as of_mysql
 from semel.stores.sql.postgres.errors import translate as of_postgres
 from semel.stores.sql.rejecting import REJECTED
-from semel.stores.sql.sqlite_errors import translate as of_sqlite
+from semel.stores.sql.sqlite_session import translate as of_sqlite
 from semel.transactions import troubles
 from semel.transactions.mysql import MySQLdbLink
 from transactions.kinds import KINDS, StandIn, mysql_login

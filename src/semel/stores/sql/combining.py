@@ -16,8 +16,7 @@ from typing import Any
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
-from semel.stores.sql.jobs import Job
-from semel.stores.sql.sqlite_session import Session
+from semel.stores.sql.sqlite_session import Job, Session
 from semel.stores.sql.verbs import Operation
 
 MOST_TURNS = 256

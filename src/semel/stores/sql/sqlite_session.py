@@ -8,21 +8,188 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.errors import ConfigError, IdempotencyError, StoreUnavailable
+from msgspec import Struct
+
+from semel.core.records import Identity
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    ValueRejected,
+)
 from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
-from semel.stores.sql.grouping import in_groups, joined
-from semel.stores.sql.jobs import PENDING, Job, Member
-from semel.stores.sql.sqlite_errors import (
-    VALUE_ERRORS,
-    is_old_snapshot,
-    primary_code,
-    translate,
-)
+from semel.stores.sql.sqlite_statements import SIZES
 from semel.stores.sql.verbs import Operation, Reply
+
+# --- A caller's operations on their way through a shared transaction ----------------------
+
+
+PENDING: Final = object()
+"""The outcome of an operation that has none yet."""
+
+
+class Member(Struct):
+    """One operation and, in the end, what became of it: its answer or its error.
+
+    The collector follows it: an error knows the frames it came through, and they know the member.
+    """
+
+    operation: Operation[Any]
+    outcome: Any = PENDING
+
+
+class Job:
+    """What one caller asked for, answered as a whole."""
+
+    __slots__ = ("_ticket", "members", "served")
+
+    def __init__(self, operations: Sequence[Operation[Any]]) -> None:
+        self.members = list(map(Member, operations))
+        self._ticket = threading.Lock()
+        self.served = False
+        """Whether the runner has taken it."""
+
+    def take(self) -> bool:
+        """Decide its fate: the runner takes it to run it, a caller out of patience to drop it."""
+        return self._ticket.acquire(blocking=False)
+
+    def serve(self) -> bool:
+        """Take it to run it; False when its caller has dropped it."""
+        self.served = self.take()
+        return self.served
+
+    @property
+    def done(self) -> bool:
+        """Whether every member has its outcome."""
+        return all(member.outcome is not PENDING for member in self.members)
+
+    @property
+    def outcomes(self) -> list[Any]:
+        """The outcomes, in the order of the operations."""
+        return [member.outcome for member in self.members]
+
+
+# --- Which operations of a transaction are carried out by one statement -------------------
+#
+# This module sorts. It touches no database.
+
+
+def in_groups(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Put operations of one kind together; those on one record stay in their order."""
+    kinds: dict[Callable[..., Any], list[Member]] = {}
+    names: set[Identity] = set()
+    for member in members:
+        joint = member.operation.joint
+        if joint is None or joint.identity in names:
+            for group in kinds.values():
+                yield from _cut(group)
+            kinds, names = {}, set()
+        if joint is None:
+            yield [member]
+        else:
+            names.add(joint.identity)
+            kinds.setdefault(joint.together, []).append(member)
+    for group in kinds.values():
+        yield from _cut(group)
+
+
+def joined(group: Sequence[Member]) -> Operation[list[Any]]:
+    """Make one operation of a group; `ALONE` stands for what it has no answer for."""
+    joints = [joint for member in group if (joint := member.operation.joint) is not None]
+    return Operation(partial(joints[0].together, [joint.ask for joint in joints]), peek=False)
+
+
+def _cut(group: list[Member]) -> Iterator[list[Member]]:
+    begin = 0
+    for size in SIZES:
+        while len(group) - begin >= size:
+            yield group[begin : begin + size]
+            begin += size
+    if begin < len(group):
+        yield group[begin:]
+
+
+# --- The one place where SQLite's errors become ours --------------------------------------
+
+
+_UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY: "is locked by another process or connection",
+    sqlite3.SQLITE_LOCKED: "is locked by another statement",
+    sqlite3.SQLITE_READONLY: "cannot be written: the file or its directory is read-only",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: check its directory and permissions",
+    sqlite3.SQLITE_PERM: "cannot be opened: permission denied",
+    sqlite3.SQLITE_NOTADB: "is not an SQLite database",
+    sqlite3.SQLITE_CORRUPT: "is damaged",
+    sqlite3.SQLITE_IOERR: "could not be read or written",
+}
+
+VALUE_ERRORS = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    OverflowError,
+    ValueError,
+)
+"""Raised for what one statement was given; the transaction around it is not harmed."""
+
+
+def primary_code(error: BaseException) -> int | None:
+    """Read SQLite's result code, without its details."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def is_old_snapshot(error: BaseException) -> bool:
+    """Whether a read that is open on the same connection keeps it from writing.
+
+    Others have written since that read began. Waiting does not help: the read has to end first.
+    """
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY_SNAPSHOT
+
+
+def translate(error: Exception, place: str) -> Exception:
+    """Make an error of ours, one for each caller, that names the file and keeps the cause."""
+    ours = _ours(error, place)
+    if ours is not error:
+        ours.__cause__ = error
+    return ours
+
+
+def _ours(error: Exception, place: str) -> Exception:
+    code = primary_code(error)
+    if isinstance(error, (StoreError, ConfigError)):
+        return copy(error)
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"no room is left for the SQLite database {place}: {error}")
+    if is_old_snapshot(error):
+        return StoreUnavailable(
+            f"the SQLite database {place} cannot be written through this connection: another "
+            f"cursor of it has not read all of its rows; read them, or close it: {error}"
+        )
+    if code in _UNAVAILABLE:
+        return StoreUnavailable(f"the SQLite database {place} {_UNAVAILABLE[code]}: {error}")
+    if isinstance(error, VALUE_ERRORS):
+        # The driver's own complaints are about the connection: closed, or of another thread.
+        kind = StoreError if isinstance(error, sqlite3.ProgrammingError) else ValueRejected
+        return kind(f"the SQLite database {place} cannot take this: {error}")
+    if isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such table"):
+        return ConfigError(
+            f"the SQLite database {place} has {error}: restore it with its records; if they may be "
+            "forgotten, `semel migrate` makes an empty one"
+        )
+    if isinstance(error, sqlite3.Error):
+        return StoreUnavailable(f"the SQLite database {place} failed: {error}")
+    return error
+
 
 J = TypeVar("J", bound=Job)
 

@@ -16,7 +16,7 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql import sqlite_statements as schema
 from semel.stores.sql.migrations import not_ours
 from semel.stores.sql.rows import COLUMNS
-from semel.stores.sql.sqlite_errors import primary_code
+from semel.stores.sql.sqlite_session import primary_code
 from semel.stores.sql.sqlite_statements import SQLiteTable
 
 Trace = Callable[[str], object]
