@@ -13,9 +13,9 @@ import pytest
 from engines.facade import PATIENCE, until
 from semel.core.records import Claimed, Finished
 from semel.errors import StoreUnavailable
-from semel.stores.sql import writing
+from semel.stores.sql import sqlite_writer
 from semel.stores.sql.sqlite import AsyncSQLiteStore
-from semel.stores.sql.writing import _Awaited
+from semel.stores.sql.sqlite_writer import _Awaited
 from stores.sqlite_helpers import (
     RESULT,
     Statements,
@@ -63,7 +63,7 @@ async def test_tasks_share_commits_through_one_thread(path):
 
 
 async def test_a_transaction_takes_a_bounded_number_of_callers(path, monkeypatch):
-    monkeypatch.setattr(writing, "MOST_JOBS", 10)
+    monkeypatch.setattr(sqlite_writer, "MOST_JOBS", 10)
     statements = Statements()
     store = AsyncSQLiteStore(path, trace=statements)
     await asyncio.gather(*(store.claim(ask(number)) for number in range(100)))

@@ -10,7 +10,7 @@ import pytest
 
 from semel.core.records import Claimed
 from semel.errors import StoreUnavailable
-from semel.stores.sql import writing
+from semel.stores.sql import sqlite_writer
 from semel.stores.sql.sqlite import AsyncSQLiteStore
 from stores.sqlite_helpers import RESULT, Statements, ask, identity, wait_until
 
@@ -53,7 +53,7 @@ async def test_what_is_asked_for_together_with_the_closing_is_done(tmp_path):
 
 
 async def test_more_than_fits_into_one_transaction_goes_into_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "MOST_JOBS", 2)
+    monkeypatch.setattr(sqlite_writer, "MOST_JOBS", 2)
     commits = HeldCommits()
     store = AsyncSQLiteStore(tmp_path / "semel.db", trace=commits.trace)
     claims = [asyncio.create_task(store.claim(ask(0)))]
@@ -99,12 +99,12 @@ async def test_those_who_ask_in_one_turn_of_the_loop_share_a_transaction(tmp_pat
 
 
 async def test_a_thread_without_work_ends_and_the_next_call_starts_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "QUIET", 0.01)
+    monkeypatch.setattr(sqlite_writer, "QUIET", 0.01)
     store = AsyncSQLiteStore(tmp_path / "semel.db")
     assert isinstance(await store.claim(ask(1)), Claimed)
     await asyncio.to_thread(wait_until, lambda: store._executor._thread is None)
     await asyncio.to_thread(wait_until, lambda: store._executor._session._connection is None)
-    monkeypatch.setattr(writing, "QUIET", PATIENCE)
+    monkeypatch.setattr(sqlite_writer, "QUIET", PATIENCE)
     assert await store.complete(identity(1), ask(1).owner, RESULT, 60.0)
     assert store._executor._thread.is_alive()
     await store.close()
@@ -133,7 +133,7 @@ async def test_what_comes_while_a_thread_is_about_to_end_is_done(tmp_path):
 
 
 def test_a_store_whose_loop_is_gone_leaves_no_thread_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "QUIET", 0.01)
+    monkeypatch.setattr(sqlite_writer, "QUIET", 0.01)
     stores = [AsyncSQLiteStore(tmp_path / "semel.db") for _ in range(3)]
     for number, store in enumerate(stores):
         asyncio.run(store.counts())

@@ -18,14 +18,13 @@ from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Id
 from semel.errors import ConfigError
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
-from semel.stores.sql.combining import Combiner
 from semel.stores.sql.members import answers_or_error
 from semel.stores.sql.sqlite_session import Session
 from semel.stores.sql.sqlite_source import FileSource, GivenSource, Trace
 from semel.stores.sql.sqlite_statements import DEFAULT_TABLE, SQLiteTable, SQLiteVerbs
+from semel.stores.sql.sqlite_writer import Combiner, Writer
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation
-from semel.stores.sql.writing import Writer
 from semel.stores.urls import merge_options, positive_seconds, refuse_in_url, split_url
 
 OPTIONS: Final = frozenset({"table", "synchronous", "timeout", "trace", "clock"})
