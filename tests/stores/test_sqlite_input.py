@@ -16,7 +16,7 @@ import pytest
 from semel.core.records import Claimed, Encoded
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores import registry
-from semel.stores.sql import sqlite_source
+from semel.stores.sql import sqlite
 from semel.stores.sql.members import own_errors
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from stores.sqlite_helpers import ask, finish, identity, in_a_fork, ordinary_user, write_lock
@@ -169,9 +169,7 @@ def test_a_file_system_without_wal_is_refused(path, monkeypatch):
             return super().execute(sql.replace("= WAL", "= DELETE"), *values)
 
     connect = sqlite3.connect
-    monkeypatch.setattr(
-        sqlite_source.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=NoWal)
-    )
+    monkeypatch.setattr(sqlite.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=NoWal))
     with pytest.raises(StoreUnavailable, match="cannot use WAL"):
         SQLiteStore(path).claim(ask(1))
 

@@ -9,7 +9,7 @@ import pytest
 
 from semel.core.records import Busy, Claimed, ClaimRequest, Encoded, Finished, Identity, State
 from semel.errors import ConfigError, RecordUnreadable, StoreError
-from semel.stores.sql import sqlite_source
+from semel.stores.sql import sqlite
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.testing import FakeClock
 from stores.sqlite_helpers import RESULT, Statements, ask, finish, identity
@@ -155,9 +155,9 @@ def test_another_process_may_create_the_table_first(path, monkeypatch):
     with closing(SQLiteStore(path)) as faster:
         faster.counts()
     looks = iter([None])
-    read_version = sqlite_source._version
+    read_version = sqlite._version
     monkeypatch.setattr(
-        sqlite_source, "_version", lambda *where: next(looks, "look") and read_version(*where)
+        sqlite, "_version", lambda *where: next(looks, "look") and read_version(*where)
     )
     with closing(SQLiteStore(path)) as slower:
         assert slower.counts().succeeded == 0

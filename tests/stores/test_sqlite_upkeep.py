@@ -11,9 +11,8 @@ import pytest
 
 from semel.core.records import Encoded, Identity, PutRequest
 from semel.stores.registry import open_async_store, open_store
-from semel.stores.sql import sqlite_source
-from semel.stores.sql.sqlite import SQLiteStore
-from semel.stores.sql.sqlite_source import LOG_PAGES
+from semel.stores.sql import sqlite
+from semel.stores.sql.sqlite import LOG_PAGES, SQLiteStore
 from semel.testing import StoreDriver
 
 RECORDS = 3000
@@ -43,7 +42,7 @@ def test_a_purge_writes_the_log_back_before_any_call_would_have_to(opener, tmp_p
 
 
 def test_the_log_is_cut_when_a_long_reader_has_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite_source, "LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(sqlite, "LOG_BYTES", 1 << 20)
     path = tmp_path / "semel.db"
     with closing(SQLiteStore(path)) as store:
         store.counts()

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from semel.core.records import Identity
 from semel.errors import ConfigError
-from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
-from semel.stores.sql.sqlite_source import FileSource, GivenSource
+from semel.stores.sql.sqlite import AsyncSQLiteStore, FileSource, GivenSource, SQLiteStore
 from semel.stores.sql.sqlite_statements import SQLiteLaw, SQLiteTable
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import command, question
