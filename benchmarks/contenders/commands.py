@@ -17,7 +17,7 @@ from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.stores.redis.keys import KeyLayout
 from semel.stores.redis.scripts import Argument
 from semel.stores.redis.verbs import Verbs as RedisVerbs
-from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.sqlite_statements import SQLiteLaw, SQLiteTable
 from semel.stores.sql.verbs import Operation, Reply, Statement

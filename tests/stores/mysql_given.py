@@ -13,7 +13,7 @@ from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.stores.registry import DEFAULT_PREFIX
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, effort
 from semel.stores.sql.mysql.errors import code_of
-from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.threads import send
 from semel.testing import StoreDriver
 

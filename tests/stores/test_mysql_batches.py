@@ -22,9 +22,9 @@ from semel.core.records import (
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import MOST_MEMBERS
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, effort
-from semel.stores.sql.mysql.batches import UNABLE, BatchStatements
 from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.sharing import HEAVY
+from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
 from servers.mariadb import mariadb_server
 from servers.proxy import proxy_to
 from stores.mysql_given import (

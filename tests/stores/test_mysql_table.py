@@ -12,7 +12,7 @@ import pytest
 from semel.core.records import Busy, Claimed, CompleteRequest, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, migrating
-from semel.stores.sql.mysql.listing import Listing
+from semel.stores.sql.mysql.statements import Listing
 from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.verbs import Reply
 from stores.mysql_given import (

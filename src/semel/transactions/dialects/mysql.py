@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel.core.records import CompleteRequest, Identity
 from semel.errors import ConfigError, ValueRejected
-from semel.stores.sql.mysql.table import READ_NOW, MySQLTable
+from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.verbs import Statement, Verb

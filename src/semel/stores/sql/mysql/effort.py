@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from semel.errors import ValueRejected
 from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.mysql.batches import Bulk
 from semel.stores.sql.mysql.errors import (
     concerns_all,
     is_lost,
@@ -21,6 +20,7 @@ from semel.stores.sql.mysql.errors import (
     translate,
 )
 from semel.stores.sql.mysql.session import lock_wait
+from semel.stores.sql.mysql.statements import Bulk
 from semel.stores.sql.verbs import Reply, Statement
 
 LARGEST_MESSAGE: Final = Statement("SELECT @@max_allowed_packet", (), writes=False)

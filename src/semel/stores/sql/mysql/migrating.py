@@ -22,7 +22,7 @@ from semel.stores.sql.migrations import (
     still_to_run,
 )
 from semel.stores.sql.mysql.session import lock_wait
-from semel.stores.sql.mysql.table import quoted
+from semel.stores.sql.mysql.statements import quoted
 from semel.stores.sql.verbs import Statement, Verb
 
 MIGRATIONS: Final = read_migrations("semel.stores.sql.mysql")

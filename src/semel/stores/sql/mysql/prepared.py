@@ -13,7 +13,7 @@ from typing import Any, Final
 from asyncmy.connection import Connection
 from asyncmy.errors import MySQLError, NotSupportedError
 
-from semel.stores.sql.mysql.batches import UNABLE, Bulk
+from semel.stores.sql.mysql.statements import UNABLE, Bulk
 from semel.stores.sql.verbs import Reply
 
 _REFUSED: Final = None

@@ -20,7 +20,6 @@ from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.loops import only_loop
 from semel.stores.sql.mysql.addresses import Address
-from semel.stores.sql.mysql.batches import Bulk
 from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, MOMENT, Effort, message_size
 from semel.stores.sql.mysql.errors import code_of, is_lost, translate
 from semel.stores.sql.mysql.migrating import Schema
@@ -31,6 +30,7 @@ from semel.stores.sql.mysql.session import (
     driver_arguments,
     settings,
 )
+from semel.stores.sql.mysql.statements import Bulk
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
 T = TypeVar("T")

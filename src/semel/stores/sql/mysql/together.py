@@ -22,8 +22,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.sql.members import in_order
-from semel.stores.sql.mysql.batches import ALL_NEW, SOME_MET, UNABLE, BatchStatements
-from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.mysql.statements import ALL_NEW, SOME_MET, UNABLE, BatchStatements, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs, record_of
 from semel.stores.sql.rows import COLUMNS, Row, seconds
 from semel.stores.sql.verbs import Operation, Reply, Verb, operation

@@ -41,8 +41,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.sql.mysql.listing import Listing
-from semel.stores.sql.mysql.table import MySQLTable
+from semel.stores.sql.mysql.statements import Listing, MySQLTable
 from semel.stores.sql.rows import Row, seconds, to_record
 from semel.stores.sql.verbs import Statement, Verb, operation
 

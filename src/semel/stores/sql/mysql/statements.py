@@ -1,0 +1,558 @@
+"""The statements of MySQL and MariaDB: every query the verbs send, for one table.
+
+This module writes SQL. It runs none. It keeps to what both servers understand.
+
+Each statement reads the server's clock once: UTC_TIMESTAMP(6) is the moment when it began. Times
+are DATETIME(6) in UTC, which no session's time zone touches, and cross the wire as whole
+microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from semel.core.records import (
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+)
+from semel.errors import ConfigError
+from semel.stores.base import Counts, Page
+from semel.stores.paging import position
+from semel.stores.sql.listed import listed, page_of
+from semel.stores.sql.migrations import VERSIONS, checked_name
+from semel.stores.sql.ranges import behind
+from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
+from semel.stores.sql.verbs import (
+    OwnColumns,
+    Reply,
+    Statement,
+    Verb,
+    own_values,
+    own_values_of_mark,
+)
+from semel.stores.urls import whole_number
+
+PREFIX_LENGTH = 128
+
+NOW: Final = "UTC_TIMESTAMP(6)"
+_LATER: Final = f"{NOW} + INTERVAL %s MICROSECOND"
+_EPOCH: Final = "'1970-01-01'"
+_TIMES: Final = frozenset({"expire_at", "created_at", "updated_at", "lease_until"})
+
+
+def _microseconds(time: str) -> str:
+    return f"TIMESTAMPDIFF(MICROSECOND, {_EPOCH}, {time})"
+
+
+READ_COLUMNS: Final = ", ".join(_microseconds(name) if name in _TIMES else name for name in COLUMNS)
+READ_NOW: Final = _microseconds(NOW)
+
+_SWAPPED: Final = tuple(name for name in COLUMNS if name not in {"idem_key", "biz_type"})
+_SWAP: Final = ", ".join(
+    f"{name} = {_EPOCH} + INTERVAL %s MICROSECOND" if name in _TIMES else f"{name} = %s"
+    for name in _SWAPPED
+)
+
+
+class MySQLTable:
+    """One table of records, seen by the store of one prefix."""
+
+    new_fence = f"LAST_INSERT_ID({READ_NOW})"
+    made_here = "fence = LAST_INSERT_ID()"
+    """The fence is told to the read that follows an insert, which so knows whether this very insert
+    made the row, whatever the connection counts as "affected"."""
+
+    def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
+        if checked_name("table", name) == VERSIONS:
+            raise ConfigError(f"{VERSIONS} is the table that remembers versions; take another name")
+        if len(prefix) > PREFIX_LENGTH:
+            raise ConfigError(f"the prefix has {len(prefix)} characters, at most {PREFIX_LENGTH}")
+        self.name = name
+        self.quoted = quoted(name)
+        """The name as it stands in statements."""
+        self.prefix = prefix
+        self._own = _checked(own)
+        self.own_names = tuple(map(quoted, self._own))
+        """The application's own columns, as they stand in statements."""
+        self._salt = f"{len(prefix)}:{prefix}:".encode()
+        self._read = (
+            f"SELECT {READ_COLUMNS}, {READ_NOW}, {self.made_here} "  # noqa: S608 - checked above
+            f"FROM {self.quoted} WHERE digest = %s"
+        )
+        self._insert = _insert(self.quoted, self.new_fence, self.own_names)
+        self._insert_plain = _insert(self.quoted, self.new_fence, ())
+
+    # --- one record ----------------------------------------------------------------------
+
+    def read(self, identity: Identity) -> Statement:
+        """Read the row, the server's time, and whether the last insert here made it."""
+        return Statement(self._read, (self.digest(identity),), writes=False)
+
+    def claim(self, ask: ClaimRequest) -> Statement:
+        """Insert the first claim unless there is a row; either way, read what is there."""
+        return Statement(
+            self._insert,
+            (
+                *self._names(ask.identity),
+                *(ask.fingerprint, int(State.PROCESSING), None, None),
+                *(None, ask.owner, ask.hold, stamp(ask.lease)),
+                *self.filled(ask).values(),
+            ),
+            writes=True,
+            then=self.read(ask.identity),
+        )
+
+    def put(self, ask: PutRequest) -> Statement:
+        """Insert the mark unless there is a row; either way, read what is there."""
+        own = self.filled_by_mark(ask)
+        return Statement(
+            self._insert if own else self._insert_plain,
+            (
+                *self._names(ask.identity),
+                *(None, int(State.SUCCEEDED), ask.result.data, stamp(ask.ttl)),
+                *(ask.result.codec, ask.owner, False, None),
+                *own.values(),
+            ),
+            writes=True,
+            then=self.read(ask.identity),
+        )
+
+    def filled(self, ask: ClaimRequest) -> dict[str, Any]:
+        """Give the application's own columns, as this claim fills them."""
+        return own_values(self._own, ask)
+
+    def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
+        """Give the same columns for a mark; none, if their functions cannot."""
+        return own_values_of_mark(self._own, ask)
+
+    def _names(self, identity: Identity) -> tuple[object, ...]:
+        return (self.digest(identity), self.prefix, identity.key, identity.scope)
+
+    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
+        """Write `record` over the row, if it is still the one that was read as `stored`.
+
+        A claim has a fence of its own, and what changes during it (renewed, ended, touched)
+        shows in the other three columns.
+        """
+        values: dict[str, object] = dict(zip(COLUMNS, to_row(record), strict=True))
+        was: dict[str, object] = dict(zip(COLUMNS, to_row(stored), strict=True))
+        same = ("fence", "status", "lease_until", "expire_at")
+        more = "".join(f", {quoted(name)} = %s" for name in own)
+        return Statement(
+            f"UPDATE {self.quoted} SET {_SWAP}{more} "  # noqa: S608 - checked above
+            "WHERE digest = %s AND fence = %s AND status = %s "
+            f"AND {_microseconds('lease_until')} <=> %s AND {_microseconds('expire_at')} <=> %s",
+            (
+                *(values[name] for name in _SWAPPED),
+                *own.values(),
+                self.digest(record.identity),
+                *(was[name] for name in same),
+            ),
+            writes=True,
+        )
+
+    def renew(self, ask: RenewRequest) -> Statement:
+        """Extend the lease of a running owner."""
+        return self._by_owner(
+            f"lease_until = {_LATER}", (stamp(ask.lease),), ask.identity, ask.owner
+        )
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner."""
+        return self._end(ask.identity, ask.owner, State.SUCCEEDED, ask.result, ask.ttl)
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+        ran: bool = True,
+    ) -> Statement:
+        """Store the failure of a running owner."""
+        forget = "" if keep_fingerprint else ", payload_hash = NULL"
+        give_back = "" if ran else ", number = number - 1"
+        return self._end(
+            identity,
+            owner,
+            State.FAILED,
+            error,
+            ttl,
+            more=f", retryable = {int(retryable)}{forget}{give_back}",
+        )
+
+    def _end(
+        self,
+        identity: Identity,
+        owner: bytes,
+        state: State,
+        outcome: Encoded,
+        ttl: float,
+        *,
+        more: str = "",
+    ) -> Statement:
+        return self._by_owner(
+            f"status = {int(state)}, result_payload = %s, codec = %s, lease_until = NULL, "
+            f"expire_at = {_LATER}{more}",
+            (outcome.data, outcome.codec, stamp(ttl)),
+            identity,
+            owner,
+        )
+
+    def _by_owner(
+        self, changes: str, values: tuple[object, ...], identity: Identity, owner: bytes
+    ) -> Statement:
+        return Statement(
+            f"UPDATE {self.quoted} SET {changes}, updated_at = {NOW} "  # noqa: S608 - checked above
+            "WHERE digest = %s AND owner = %s AND status = 0",
+            (*values, self.digest(identity), owner),
+            writes=True,
+        )
+
+    def touch(self, identity: Identity, ttl: float) -> Statement:
+        """Keep a finished record for `ttl` from now."""
+        return Statement(
+            f"UPDATE {self.quoted} SET expire_at = {_LATER} "  # noqa: S608 - checked above
+            f"WHERE digest = %s AND expire_at > {NOW}",
+            (stamp(ttl), self.digest(identity)),
+            writes=True,
+        )
+
+    def delete(self, identity: Identity) -> Statement:
+        """Remove the record; an expired one is absent already and left to the purge."""
+        return Statement(
+            f"DELETE FROM {self.quoted} WHERE digest = %s "  # noqa: S608 - checked above
+            f"AND (expire_at IS NULL OR expire_at > {NOW})",
+            (self.digest(identity),),
+            writes=True,
+        )
+
+    def digest(self, identity: Identity) -> bytes:
+        """Give the primary key of an identity under this prefix."""
+        return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
+
+
+def quoted(name: str) -> str:
+    """Write a checked name as it stands in statements: `order` may be one, and is a word of SQL."""
+    return f"`{name}`"
+
+
+def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:
+    # A duplicate changes nothing and is no error: the error would leave a shared lock on the row,
+    # and two of those that want to write are a deadlock.
+    names = "".join(f", {name}" for name in own)
+    return (
+        f"INSERT INTO {table} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - checked names
+        "payload_hash, status, result_payload, expire_at, created_at, updated_at, "
+        f"codec, owner, number, fence, hold, lease_until, format{names}) "
+        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {NOW}, {NOW}, "
+        f"%s, %s, 1, {fence}, %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
+        "ON DUPLICATE KEY UPDATE digest = digest"
+    )
+
+
+def _checked(own: OwnColumns) -> OwnColumns:
+    for name, fill in own.items():
+        if checked_name("column", name) in {"digest", "prefix", *COLUMNS}:
+            raise ConfigError(f"the column {name} is semel's own; take another name")
+        if not callable(fill):
+            raise ConfigError(f"the column {name} needs a function of the claim, not {fill!r}")
+    return dict(own)
+
+
+# --- The statements that look at many records, and the purge ------------------------------
+#
+# This module writes SQL. It runs none. Every query follows an index and ends after `limit` rows.
+
+
+PURGED_AT_ONCE: Final = 100
+"""Rows that one DELETE removes and commits: no claim waits for more than this."""
+
+_EARLIER: Final = f"{NOW} - INTERVAL %s MICROSECOND"
+_DUE: Final = "FORCE INDEX (due)"
+"""Left to itself, MariaDB takes the prefix of this index alone, and reads every record that ended
+before it comes to the first lease."""
+
+
+class Listing:
+    """What the command line, the reconciler and the dashboard ask of a table."""
+
+    def __init__(self, table: MySQLTable) -> None:
+        self._table = table
+        self._select = f"SELECT {READ_COLUMNS}, {READ_NOW} FROM {table.quoted}"  # noqa: S608 - a checked name
+
+    def page(
+        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
+    ) -> Verb[Page]:
+        """List records in the order of the unique index, so that no page sorts or skips."""
+        whole_number("limit", limit)
+        where = ["prefix = %s", f"(expire_at IS NULL OR expire_at > {NOW})"]
+        values: list[object] = [self._table.prefix]
+        for condition, value in (
+            ("idem_key >= %s", prefix),
+            ("idem_key < %s", behind(prefix)),
+            ("biz_type = %s", scope),
+            ("status = %s", None if state is None else int(state)),
+        ):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if cursor is not None:
+            # Written out: neither server uses an index for (a, b) > (x, y).
+            key, last_scope = position(cursor)
+            where.append("idem_key >= %s AND (idem_key > %s OR biz_type > %s)")
+            values.extend((key, key, last_scope))
+        reply = yield Statement(
+            f"{self._select} WHERE {' AND '.join(where)} ORDER BY idem_key, biz_type LIMIT %s",
+            (*values, limit + 1),
+            writes=False,
+        )
+        return page_of(reply.rows, limit)
+
+    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
+        """Read the leases from the old end of their index; a record that has ended has none."""
+        reply = yield Statement(
+            f"{self._select} {_DUE} WHERE prefix = %s AND lease_until <= {_EARLIER} "
+            "ORDER BY lease_until LIMIT %s",
+            (self._table.prefix, stamp(older_than), limit),
+            writes=False,
+        )
+        return listed(reply.rows)
+
+    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
+        """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
+        removed = yield from self._remove(
+            f"lease_until IS NULL AND expire_at <= {NOW}", "expire_at", (), limit
+        )
+        if abandoned_after is not None and removed < limit:
+            removed += yield from self._remove(
+                f"lease_until <= {_EARLIER} AND hold = 0",
+                "lease_until",
+                (stamp(abandoned_after),),
+                limit - removed,
+            )
+        return removed
+
+    def _remove(self, may_go: str, by: str, values: tuple[int, ...], limit: int) -> Verb[int]:
+        name = self._table.quoted
+        found = yield Statement(
+            f"SELECT digest FROM {name} {_DUE} "  # noqa: S608 - a checked name
+            f"WHERE prefix = %s AND {may_go} ORDER BY {by} LIMIT %s",
+            (self._table.prefix, *values, limit),
+            writes=False,
+        )
+        digests = sorted(row[0] for row in found.rows)
+        removed = 0
+        for start in range(0, len(digests), PURGED_AT_ONCE):
+            some = digests[start : start + PURGED_AT_ONCE]
+            marks = ", ".join(["%s"] * len(some))
+            reply = yield Statement(
+                f"DELETE FROM {name} WHERE digest IN ({marks}) AND {may_go}",  # noqa: S608 - checked
+                (*some, *values),
+                writes=True,
+            )
+            removed += reply.changed
+        return removed
+
+    def counts(self) -> Verb[Counts]:
+        """Count what has not expired."""
+        reply = yield Statement(
+            f"SELECT COUNT(CASE WHEN lease_until > {NOW} THEN 1 END), "  # noqa: S608 - checked
+            f"COUNT(CASE WHEN lease_until <= {NOW} THEN 1 END), "
+            "COUNT(CASE WHEN status = 1 THEN 1 END), COUNT(CASE WHEN status = 2 THEN 1 END) "
+            f"FROM {self._table.quoted} WHERE prefix = %s "
+            f"AND (expire_at IS NULL OR expire_at > {NOW})",
+            (self._table.prefix,),
+            writes=False,
+        )
+        return Counts(*reply.rows[0])
+
+
+# --- The statements that write many records at once, and commit once ----------------------
+#
+# This module writes SQL. It runs none. It keeps to what both servers understand.
+#
+# Bytes stand in the text as hexadecimal literals: a digest is written once and used twice, and the
+# drivers' own quoting takes twice the time. Texts, and results, which may be large, are parameters.
+# An insert of many is also written for one row, to be prepared, with the rows apart from it.
+#
+# An UPDATE finds its rows by their digests, in their order. It is told so: in a small table a server
+# would rather read, and lock, every row. It has one CASE for a column; a join with a list of members
+# takes a server half as long again, which notes the rows that it finds before it changes them.
+
+
+T = TypeVar("T")
+
+_RUNNING: Final = int(State.PROCESSING)
+
+ALL_NEW: Final = 1 << 61
+SOME_MET: Final = 1 << 62
+"""What an insert of many leaves in LAST_INSERT_ID(), added to its fence: that it made every row, or
+that it met one. Beyond what a counting column of the application's own would leave there; and not
+the count of rows, since connections differ in what they count."""
+
+_NOTE_FENCE: Final = f"LAST_INSERT_ID({ALL_NEW} + {READ_NOW}) - {ALL_NEW}"
+_NOTE_MET: Final = f"IF(LAST_INSERT_ID({SOME_MET} + {READ_NOW}), digest, digest)"
+_UNLESS_ALL_NEW: Final = f"LAST_INSERT_ID() NOT BETWEEN {ALL_NEW} AND {SOME_MET} AND "
+_MADE_HERE: Final = f"fence + {SOME_MET} = LAST_INSERT_ID()"
+
+
+class Bulk(Statement):
+    """A statement for one row, with `?` for its values; the parameters are the rows."""
+
+    __slots__ = ()
+
+
+UNABLE: Final = Reply([], 0)
+"""The answer to a `Bulk` that this server, or this connection, does not take: nothing was done."""
+
+
+class BatchStatements:
+    """The statements for many, on one table. The members come by their digests."""
+
+    def __init__(self, table: MySQLTable) -> None:
+        self._table = table
+        own = "".join(f", {name}" for name in table.own_names)
+        self._insert = (
+            f"INSERT INTO {table.quoted} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - a checked name
+            "payload_hash, status, created_at, updated_at, "
+            f"owner, number, fence, hold, lease_until, format{own}) VALUES "
+        )
+        self._own = ", %s" * len(table.own_names)
+        self._insert_row = {
+            hashed: f"{self._insert}(?, ?, ?, ?, {'?' if hashed else 'NULL'}, {_RUNNING}, "
+            f"{NOW}, {NOW}, ?, 1, IF(?, {_NOTE_FENCE}, {READ_NOW}), ?, {_later('?')}, {FORMAT}) "
+            f"ON DUPLICATE KEY UPDATE digest = {_NOTE_MET}"
+            for hashed in (True, False)
+        }
+        self._read = f"SELECT digest, {READ_COLUMNS}, {READ_NOW}, "
+
+    def claim(self, asks: Mapping[bytes, ClaimRequest]) -> Statement:
+        """Insert what is new; if that is not all, read what is there, and what this insert made."""
+        rows: list[str] = []
+        values: list[object] = []
+        fence = _NOTE_FENCE  # by the first row, before any can be met; it is the same for all
+        for digest, ask in asks.items():
+            rows.append(
+                f"({literal(digest)}, %s, %s, %s, {literal(ask.fingerprint)}, {_RUNNING}, "
+                f"{NOW}, {NOW}, {literal(ask.owner)}, 1, {fence}, {ask.hold:d}, "
+                f"{_later(str(stamp(ask.lease)))}, {FORMAT}{self._own})"
+            )
+            values += self._table.prefix, ask.identity.key, ask.identity.scope
+            values += self._table.filled(ask).values()
+            fence = READ_NOW
+        return Statement(
+            f"{self._insert}{', '.join(rows)} ON DUPLICATE KEY UPDATE digest = {_NOTE_MET}",
+            tuple(values),
+            writes=True,
+            then=self._look(asks, _MADE_HERE, _UNLESS_ALL_NEW),
+        )
+
+    def claim_in_bulk(self, asks: Mapping[bytes, ClaimRequest]) -> Bulk:
+        """Insert what is new, as `claim` does; what is there has to be read by `read_after`.
+
+        Not for a table with columns of the application's own: their values may be of any type, and
+        the driver would not write them as it does in a text.
+        """
+        # A column without any value has no type, and the driver would not send it.
+        hashed = any(ask.fingerprint is not None for ask in asks.values())
+        rows: list[tuple[object, ...]] = []
+        for digest, ask in asks.items():
+            fingerprint = (ask.fingerprint,) if hashed else ()
+            names = (digest, self._table.prefix, ask.identity.key, ask.identity.scope)
+            notes_fence = not rows
+            lease = stamp(ask.lease)
+            rows.append((*names, *fingerprint, ask.owner, notes_fence, ask.hold, lease))
+        return Bulk(self._insert_row[hashed], tuple(rows), writes=True)
+
+    def read_after(self, digests: Iterable[bytes], noted: int) -> Statement:
+        """Read what is there, and what the insert made that noted this in LAST_INSERT_ID()."""
+        return self._look(digests, f"fence = {noted - SOME_MET}")
+
+    def read(self, digests: Iterable[bytes]) -> Statement:
+        """Read what is there, locking nothing."""
+        return self._look(digests, "0")
+
+    def _look(self, digests: Iterable[bytes], made_here: str, condition: str = "") -> Statement:
+        return Statement(
+            f"{self._read}{made_here} FROM {self._table.quoted} "
+            f"WHERE {condition}digest IN ({_listed(digests)})",
+            (),
+            writes=False,
+        )
+
+    def owners(self, digests: Iterable[bytes], state: State) -> Statement:
+        """Read who owns the records that are in this state, and have not expired."""
+        return Statement(
+            f"SELECT digest, owner FROM {self._table.quoted} "  # noqa: S608 - a checked name
+            f"WHERE digest IN ({_listed(digests)}) AND status = {int(state)} "
+            f"AND (expire_at IS NULL OR expire_at > {NOW})",
+            (),
+            writes=False,
+        )
+
+    def complete(self, asks: Mapping[bytes, CompleteRequest]) -> Statement:
+        """Store the success of running owners."""
+        results = [ask.result for ask in asks.values()]
+        data, data_values = _each(asks, [result.data for result in results])
+        codec, codec_values = _each(asks, [result.codec for result in results])
+        ttl, ttl_values = _each(asks, [stamp(ask.ttl) for ask in asks.values()])
+        return self._by_owner(
+            asks,
+            f"status = {int(State.SUCCEEDED)}, result_payload = {data}, codec = {codec}, "
+            f"lease_until = NULL, expire_at = {_later(ttl)}",
+            (*data_values, *codec_values, *ttl_values),
+        )
+
+    def renew(self, asks: Mapping[bytes, RenewRequest]) -> Statement:
+        """Extend the leases of running owners."""
+        lease, values = _each(asks, [stamp(ask.lease) for ask in asks.values()])
+        return self._by_owner(asks, f"lease_until = {_later(lease)}", (*values,))
+
+    def _by_owner(
+        self,
+        asks: Mapping[bytes, CompleteRequest] | Mapping[bytes, RenewRequest],
+        changes: str,
+        values: tuple[object, ...],
+    ) -> Statement:
+        # As one value: digests are of one length, and pairs cost a server two microseconds a row.
+        owned = _listed(digest + ask.owner for digest, ask in asks.items())
+        return Statement(
+            f"UPDATE {self._table.quoted} FORCE INDEX (PRIMARY) "  # noqa: S608 - a checked name
+            f"SET {changes}, updated_at = {NOW} WHERE digest IN ({_listed(asks)}) "
+            f"AND CONCAT(digest, owner) IN ({owned}) AND status = {_RUNNING}",
+            values,
+            writes=True,
+        )
+
+
+def _each(digests: Iterable[bytes], values: list[T]) -> tuple[str, list[T]]:
+    """Write what gives each row the value of its member, and the parameters that this takes."""
+    if values.count(values[0]) == len(values):
+        return "%s", values[:1]
+    cases = " ".join(f"WHEN {literal(digest)} THEN %s" for digest in digests)
+    return f"CASE digest {cases} END", values
+
+
+def literal(value: bytes | None) -> str:
+    """Write bytes for the text of a statement."""
+    return "NULL" if value is None else f"x'{value.hex()}'"
+
+
+def _listed(digests: Iterable[bytes]) -> str:
+    return ", ".join(map(literal, digests))
+
+
+def _later(microseconds: str) -> str:
+    return f"{NOW} + INTERVAL {microseconds} MICROSECOND"
