@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.stores.registry import DEFAULT_PREFIX
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, effort
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, errors
 from semel.stores.sql.mysql.errors import code_of
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.threads import send
@@ -103,12 +103,12 @@ def waiting_for_a_lock(server):
 def spy_on_repeats(monkeypatch):
     """Collects the codes of the errors after which a statement was sent again."""
     repeated = []
-    pause_after = effort.Effort.pause_after
+    pause_after = errors.Effort.pause_after
 
     def spying(self, error):
         pause = pause_after(self, error)
         repeated.append(code_of(error))
         return pause
 
-    monkeypatch.setattr(effort.Effort, "pause_after", spying)
+    monkeypatch.setattr(errors.Effort, "pause_after", spying)
     return repeated

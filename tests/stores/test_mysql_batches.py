@@ -21,7 +21,7 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import MOST_MEMBERS
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, effort
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, errors
 from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.sharing import HEAVY
 from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
@@ -556,7 +556,7 @@ async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mys
 
 
 async def test_a_server_that_is_away_is_told_to_each_member(server, mysql_url, monkeypatch):
-    monkeypatch.setattr(effort, "SEARCH_SHARE", 0)  # one try for each who asks, to be counted
+    monkeypatch.setattr(errors, "SEARCH_SHARE", 0)  # one try for each who asks, to be counted
     with proxy_to(server.port) as proxy:
         store = AsyncMySQLStore(through(proxy, mysql_url))
         await claim_all(store, asks(["warm 1", "warm 2"]))

@@ -15,7 +15,7 @@ from semel import StoreUnavailable, open_async_store, open_store
 from semel.core.records import Identity
 from semel.stores.redis import aio_transport, clients, repeating, transport
 from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.mysql import effort, tasks, threads
+from semel.stores.sql.mysql import errors, tasks, threads
 from semel.stores.sql.postgres import aio_executor, executor, patience
 
 TIMEOUT = 4.0
@@ -52,7 +52,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clients, transport, executor, patience, threads, effort):
+    for module in (clients, transport, executor, patience, threads, errors):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(repeating, "monotonic", clock.monotonic)
     monkeypatch.setattr("redis.retry.sleep", clock.sleep)

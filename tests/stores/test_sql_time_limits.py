@@ -18,9 +18,9 @@ import psycopg
 import pytest
 
 from semel.errors import StoreUnavailable
-from semel.stores.sql.mysql import effort, tasks, threads
+from semel.stores.sql.mysql import errors, tasks, threads
 from semel.stores.sql.mysql.addresses import parse
-from semel.stores.sql.mysql.effort import Effort
+from semel.stores.sql.mysql.errors import Effort
 from semel.stores.sql.postgres.aio_sessions import connect_psycopg
 from semel.stores.sql.postgres.aio_sources import AsyncOwnPool
 from semel.stores.sql.postgres.asyncpg_sessions import connect_asyncpg
@@ -111,7 +111,7 @@ async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url
 
 def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-    monkeypatch.setattr(effort, "time", clock)
+    monkeypatch.setattr(errors, "time", clock)
     call, batch = Effort("here", 10.0), Effort("here", 10.0, patient=False)
     assert call.statement_time == batch.statement_time == 10.0
     clock.now = 0.5

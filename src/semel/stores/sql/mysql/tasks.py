@@ -20,8 +20,15 @@ from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.loops import only_loop
 from semel.stores.sql.mysql.addresses import Address
-from semel.stores.sql.mysql.effort import LARGEST_MESSAGE, MOMENT, Effort, message_size
-from semel.stores.sql.mysql.errors import code_of, is_lost, translate
+from semel.stores.sql.mysql.errors import (
+    LARGEST_MESSAGE,
+    MOMENT,
+    Effort,
+    code_of,
+    is_lost,
+    message_size,
+    translate,
+)
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.session import (
