@@ -26,7 +26,7 @@ from semel.stores.sql.mysql.parts import (
     Setup,
     set_up,
 )
-from semel.stores.sql.mysql.sharing import MOST_BYTES
+from semel.stores.sql.mysql.verbs import MOST_BYTES
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ from semel.errors import StoreError
 from semel.stores.batching import ALONE, Alone, weight_of_claim, weight_of_complete
 from semel.stores.sql.members import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql.errors import is_locked
-from semel.stores.sql.mysql.sharing import cut, told, weight_of_renewal
 from semel.stores.sql.mysql.tasks import Executor
-from semel.stores.sql.mysql.together import MySQLBatchVerbs
+from semel.stores.sql.mysql.verbs import MySQLBatchVerbs, cut, told, weight_of_renewal
 
 T = TypeVar("T")
 

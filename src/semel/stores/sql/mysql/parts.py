@@ -14,7 +14,7 @@ from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.mysql.addresses import STORE_OPTIONS, Address, parse
 from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.statements import MySQLTable
-from semel.stores.sql.mysql.together import MySQLBatchVerbs
+from semel.stores.sql.mysql.verbs import MySQLBatchVerbs
 from semel.stores.sql.verbs import OwnColumns
 from semel.stores.urls import merge_options, positive_seconds, switch, whole_number
 

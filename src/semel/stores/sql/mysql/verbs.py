@@ -19,8 +19,8 @@ free, the pair in one message takes 0.75 to 0.9 of the time of two messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from semel.core import judge
 from semel.core.records import (
@@ -41,9 +41,19 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.sql.mysql.statements import Listing, MySQLTable
-from semel.stores.sql.rows import Row, seconds, to_record
-from semel.stores.sql.verbs import Statement, Verb, operation
+from semel.stores.batching import MOST_MEMBERS, Request
+from semel.stores.sql.members import all_differ, in_order, portions
+from semel.stores.sql.mysql.errors import concerns_every_member
+from semel.stores.sql.mysql.statements import (
+    ALL_NEW,
+    SOME_MET,
+    UNABLE,
+    BatchStatements,
+    Listing,
+    MySQLTable,
+)
+from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
+from semel.stores.sql.verbs import Operation, Reply, Statement, Verb, operation
 
 ROUNDS: Final = 20
 """How often a row may change between a look at it and the write, before a verb gives up."""
@@ -234,3 +244,165 @@ def record_of(row: Row, now: float, identity: Identity) -> Record:
     if record.identity != identity:
         raise StoreError("the digest of this key is taken by another key")
     return record
+
+
+# --- What the verbs do for many members at once: one statement, one commit, a judgement of each row ---
+#
+# They are generators, as in `verbs`, and give the answers by identity. A member that is not among
+# them was left open: it is asked for by the verb for one member, which knows every case. The members
+# must be different identities.
+
+
+R = TypeVar("R", CompleteRequest, RenewRequest)
+
+Claims: TypeAlias = dict[Identity, Claim | StoreError]
+
+_OWNER, _NUMBER, _FENCE = map(COLUMNS.index, ("owner", "number", "fence"))
+
+
+class MySQLBatchVerbs(MySQLVerbs):
+    """The verbs for one member and for many, on one table."""
+
+    def __init__(self, table: MySQLTable) -> None:
+        super().__init__(table)
+        self._batches = BatchStatements(table)
+        self._all_new = True
+        """Whether the last batch of claims met nothing."""
+
+    @operation(peek=False)
+    def claim_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
+        """Claim what is new, and judge what is there."""
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.claim(ordered)
+        self._all_new = _made_all(reply)
+        return _claimed(asks, reply) if self._all_new else _judged(ordered, reply)
+
+    def claim_in_bulk(self, asks: Sequence[ClaimRequest]) -> Operation[Claims]:
+        """Do the same, for drivers that may send a `Bulk`, if nothing will have to be read.
+
+        For what was there before, it takes a second round trip; so duplicates, who seldom come
+        alone, are claimed by the text, which reads them in one.
+        """
+        if self._all_new and not self._table.own_names:
+            return self._claim_in_bulk(asks)
+        return self.claim_together(asks)
+
+    @operation(peek=False)
+    def _claim_in_bulk(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.claim_in_bulk(ordered)
+        if reply is UNABLE:
+            return (yield from self.claim_together(asks).start())
+        self._all_new = _made_all(reply)
+        if self._all_new:
+            return _claimed(asks, reply)
+        return _judged(ordered, (yield self._batches.read_after(ordered, reply.last_id)))
+
+    @operation(peek=False)
+    def look_together(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
+        """Judge what is there, and wait for nobody: an open transaction has one of the keys."""
+        ordered = in_order(asks, self._table.digest)
+        return _judged(ordered, (yield self._batches.read(ordered)))
+
+    @operation(peek=False)
+    def complete_together(self, asks: Sequence[CompleteRequest]) -> Verb[dict[Identity, bool]]:
+        """Store the success of attempts that run."""
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.complete(ordered)
+        if reply.changed == len(ordered):
+            return dict.fromkeys((ask.identity for ask in asks), True)
+        reply = yield self._batches.owners(ordered, State.SUCCEEDED)
+        return {ask.identity: True for ask in _owned(ordered, reply)}
+
+    @operation(peek=False)
+    def renew_together(self, asks: Sequence[RenewRequest]) -> Verb[dict[Identity, bool]]:
+        """Extend leases."""
+        ordered = in_order(asks, self._table.digest)
+        reply = yield self._batches.renew(ordered)
+        if reply.changed == len(ordered):
+            return dict.fromkeys((ask.identity for ask in asks), True)
+        reply = yield self._batches.owners(ordered, State.PROCESSING)
+        refused = dict.fromkeys((ask.identity for ask in asks), False)
+        return refused | {ask.identity: True for ask in _owned(ordered, reply)}
+
+
+def _made_all(reply: Reply) -> bool:
+    return ALL_NEW <= reply.last_id < SOME_MET
+
+
+def _claimed(asks: Sequence[ClaimRequest], reply: Reply) -> Claims:
+    claimed = Claimed(1, reply.last_id - ALL_NEW)
+    return dict.fromkeys((ask.identity for ask in asks), claimed)
+
+
+def _judged(asks: Mapping[bytes, ClaimRequest], reply: Reply) -> Claims:
+    answers: Claims = {}
+    for digest, *row, now, made_here in reply.rows:
+        ask = asks[digest]
+        if made_here and row[_OWNER] == ask.owner:
+            answers[ask.identity] = Claimed(row[_NUMBER], row[_FENCE])
+        elif (answer := _answer(ask, tuple(row), seconds(now))) is not None:
+            answers[ask.identity] = answer
+    return answers
+
+
+def _answer(ask: ClaimRequest, row: Row, now: float) -> Claim | StoreError | None:
+    try:
+        answer, record = judge.claim(record_of(row, now, ask.identity), ask, now)
+    except StoreError as damage:
+        return damage
+    return answer if record is None else None  # it has to be written over, by compare-and-swap
+
+
+def _owned(asks: Mapping[bytes, R], reply: Reply) -> list[R]:
+    return [asks[digest] for digest, owner in reply.rows if asks[digest].owner == owner]
+
+
+# --- How members share a statement: who may, how many at once, and what its outcome is for each ---
+#
+# This module decides. It touches no connection.
+
+
+A = TypeVar("A", bound=Request)
+
+MOST_BYTES: Final = 1 << 18
+"""A batch ends with the member that fills it."""
+
+HEAVY: Final = 1 << 17
+"""Who weighs more goes alone. Quoting may double what is sent, and with these two limits it still
+fits into a megabyte, the least `max_allowed_packet` in use: a server hangs up on larger packets,
+and all members would be told of a lost connection."""
+
+
+def cut(asks: Sequence[A], weight: Callable[[A], int]) -> list[list[A]]:
+    """List the batches that are sent for these members; who is in none is asked for alone."""
+    if not all_differ(asks):
+        return []
+    if len(asks) <= MOST_MEMBERS and sum(map(weight, asks)) <= HEAVY:
+        return [list(asks)] if asks else []  # as those are that the batcher sends
+    light = (ask for ask in asks if weight(ask) <= HEAVY)
+    return list(portions(light, weight, most_members=MOST_MEMBERS, most_bytes=MOST_BYTES))
+
+
+def weight_of_renewal(ask: RenewRequest) -> int:
+    """Guess how much a renewal adds to a batch."""
+    return 100 + len(ask.owner)
+
+
+def told(outcomes: Iterable[tuple[Sequence[Request], Any]]) -> dict[Identity, Any]:
+    """Turn the outcomes of batches into answers; who is not among them is asked for alone."""
+    answers: dict[Identity, Any] = {}
+    for asks, outcome in outcomes:
+        if not isinstance(outcome, Exception):
+            answers |= outcome
+        elif concerns_every_member(outcome):
+            answers |= {ask.identity: _copied(outcome) for ask in asks}
+        # else the member that it belongs to meets it again
+    return answers
+
+
+def _copied(error: Exception) -> Exception:
+    """Raised for many, one error would gather all their tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
