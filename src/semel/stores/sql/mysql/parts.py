@@ -12,7 +12,7 @@ from typing import Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from semel.errors import ConfigError
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.mysql.addresses import STORE_OPTIONS, Address, parse
-from semel.stores.sql.mysql.migrating import Schema
+from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLBatchVerbs
 from semel.stores.sql.verbs import OwnColumns

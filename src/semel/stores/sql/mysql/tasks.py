@@ -29,8 +29,8 @@ from semel.stores.sql.mysql.errors import (
     message_size,
     translate,
 )
-from semel.stores.sql.mysql.migrating import Schema
 from semel.stores.sql.mysql.prepared import PreparedStatements
+from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.mysql.session import (
     FIRST_QUESTION,
     check_first_answer,

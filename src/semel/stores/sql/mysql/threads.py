@@ -29,7 +29,7 @@ from semel.stores.sql.mysql.errors import (
     message_size,
     translate,
 )
-from semel.stores.sql.mysql.migrating import Schema
+from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.mysql.session import (
     FIRST_QUESTION,
     MULTI_STATEMENTS,
