@@ -22,8 +22,8 @@ from semel.core.records import (
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import MOST_MEMBERS
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, errors
-from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
+from semel.stores.sql.mysql.tasks import PreparedStatements
 from semel.stores.sql.mysql.verbs import HEAVY
 from servers.mariadb import mariadb_server
 from servers.proxy import proxy_to

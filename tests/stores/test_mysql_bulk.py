@@ -12,9 +12,8 @@ from asyncmy.errors import NotSupportedError
 from semel.core.records import Busy, Claimed, Identity
 from semel.stores.sql.mysql import AsyncMySQLStore
 from semel.stores.sql.mysql.addresses import parse
-from semel.stores.sql.mysql.prepared import PreparedStatements
 from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
-from semel.stores.sql.mysql.tasks import connector
+from semel.stores.sql.mysql.tasks import PreparedStatements, connector
 from servers.proxy import proxy_to
 from stores.mysql_given import TABLE, ask, database_of, is_bulk, through
 
