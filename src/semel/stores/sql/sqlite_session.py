@@ -1,6 +1,7 @@
 """The one connection of an SQLite store, and the transactions on it: one for many callers.
 
-This module runs operations. Who waits for whom is decided by `combining` and `writing`.
+This module runs operations, and turns SQLite's errors into ours. Which thread does it, and who
+waits for it, is decided by `sqlite_writer`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
 from semel.stores.sql.sqlite_statements import SIZES
 from semel.stores.sql.verbs import Operation, Reply
-
-# --- A caller's operations on their way through a shared transaction ----------------------
-
 
 PENDING: Final = object()
 """The outcome of an operation that has none yet."""
@@ -77,9 +75,7 @@ class Job:
         return [member.outcome for member in self.members]
 
 
-# --- Which operations of a transaction are carried out by one statement -------------------
-#
-# This module sorts. It touches no database.
+# --- which operations of a transaction are carried out by one statement -------------------
 
 
 def in_groups(members: Sequence[Member]) -> Iterator[list[Member]]:
@@ -117,7 +113,7 @@ def _cut(group: list[Member]) -> Iterator[list[Member]]:
         yield group[begin:]
 
 
-# --- The one place where SQLite's errors become ours --------------------------------------
+# --- the one place where SQLite's errors become ours --------------------------------------
 
 
 _UNAVAILABLE = {

@@ -1,6 +1,10 @@
-"""The texts of SQLite's statements, for a table whose name has been checked.
+"""The SQL of SQLite: the table, its indexes, and what each verb sends.
 
-All but `create` take it quoted.
+This module writes SQL. It runs none. The rules are those of `judge`: inside a transaction nobody
+else writes, so a verb reads the record, has it judged and writes it. Two verbs need one statement
+in the plain case: a claim inserts where there is no row, a complete updates what its owner runs.
+Many of these share a statement: SQLite works on it without Python's lock, so that the event loop
+goes on meanwhile. With a statement for each, the lock is fought for at every one of them.
 """
 
 from __future__ import annotations
@@ -139,10 +143,7 @@ def _places(rows: int, columns: int) -> str:
     return ", ".join([f"({row})"] * rows)
 
 
-# --- The statements of SQLite: the table, its indexes, and every query the verbs send -----
-#
-# This module writes SQL. It runs none.
-
+# --- the statements of one table ----------------------------------------------------------
 
 DEFAULT_TABLE = "idempotent_record"
 
@@ -385,14 +386,7 @@ def _noted(codec: str | None, now: float) -> float | None:
     return since if since <= now else None
 
 
-# --- What SQLite does in fewer statements than a look and a write: the verbs of a first execution ---
-#
-# Inside a transaction nobody else writes, so a claim may insert first and a complete may update
-# first. What is not as simple as that is read and judged, as every other verb is.
-#
-# Many of them share a statement: SQLite works on it without Python's lock, so that the event loop
-# goes on meanwhile. With a statement for each, the lock is fought for at every one of them.
-
+# --- the verbs ----------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,15 @@
-"""Many threads, one transaction: whoever comes first works for those who come meanwhile.
+"""Who runs the transaction that many callers share: a thread among them, or a writer thread.
 
-A caller that finds nobody at work leads: it runs its own operations at once, with no hand-over to
-another thread. Callers that come while it commits queue up; the first of them leads next and takes
-the whole queue into one transaction. So an idle store answers directly, and a busy one shares
-its commits.
+Threads: a caller that finds nobody at work leads. It runs its own operations at once, with no
+hand-over to another thread. Callers that come while it commits queue up; the first of them leads
+next and takes the whole queue into one transaction. So an idle store answers directly, and a busy
+one shares its commits.
+
+Tasks: SQLite's calls block, so they run in a thread; one thread, because one connection writes at a
+time anyway. What is asked for while it commits goes into its next transaction. The thread starts
+with the first call and ends with `close`; also when nothing is asked for any more, until the next
+call. So a store that nobody closed, because its event loop is gone, leaves nothing behind; and when
+the store itself is gone, the thread ends at once.
 """
 
 from __future__ import annotations
@@ -141,14 +147,7 @@ def _wake(turns: list[_Turn]) -> None:
             turn.awake.release()
 
 
-# --- Many tasks, one transaction: a writer thread serves an event loop --------------------
-#
-# SQLite's calls block, so they run in a thread; one thread, because one connection writes at a time
-# anyway. What is asked for while it commits goes into its next transaction. The thread starts with
-# the first call and ends with `close`; also when nothing is asked for any more, until the next call.
-# So a store that nobody closed, because its event loop is gone, leaves nothing behind; and when the
-# store itself is gone, the thread ends at once.
-
+# --- tasks --------------------------------------------------------------------------------
 
 MOST_JOBS = 1024
 """Jobs after which a transaction takes no more. What one turn of a loop has brought comes as a

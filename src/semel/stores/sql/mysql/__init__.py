@@ -1,14 +1,11 @@
 """`mysql://user:password@host:3306/database`, also `mariadb://`: MySQL 8 and MariaDB.
 
-table, listing   the statements
+statements       the SQL, for one record and for many
 verbs            what each verb does, as generators that yield statements and receive rows
-batches          the statements for many members at once
-together         what the verbs do for many
-sharing          who shares a statement, and what its outcome is for each
-ddl, migrating   how the table comes to be
+ddl, schema      how the table comes to be
 addresses        what a URL says
 session          what every connection is told first
-errors, effort   what a failure means, and whether a statement is sent again
+errors           what a failure means, and whether a statement is sent again
 parts            what both kinds of store are made from
 store, aio       the stores: for threads, and for asyncio
 threads, tasks   the connections and the runners: PyMySQL for threads, asyncmy for asyncio

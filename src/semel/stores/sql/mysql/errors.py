@@ -2,6 +2,8 @@
 
 PyMySQL and asyncmy raise alike: `error.args` is (code, message), with the server's code, or the
 client library's from 2000 on. None of their messages holds a password.
+
+This module decides. It never sleeps and touches no connection.
 """
 
 from __future__ import annotations
@@ -199,10 +201,7 @@ def _of_a_driver(error: BaseException) -> bool:
     return type(error).__module__.split(".")[0] in {"pymysql", "asyncmy"}
 
 
-# --- How long and how often one call to the store goes on after a failure -----------------
-#
-# This module decides. It never sleeps and touches no connection.
-
+# --- how long and how often one call to the store goes on after a failure ------------------
 
 LARGEST_MESSAGE: Final = Statement("SELECT @@max_allowed_packet", (), writes=False)
 """Asked after a connection was lost: a server hangs up on a larger message, often without a word,

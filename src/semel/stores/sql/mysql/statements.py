@@ -271,10 +271,7 @@ def _checked(own: OwnColumns) -> OwnColumns:
     return dict(own)
 
 
-# --- The statements that look at many records, and the purge ------------------------------
-#
-# This module writes SQL. It runs none. Every query follows an index and ends after `limit` rows.
-
+# --- listings and the purge: each query follows an index and ends after `limit` rows --------
 
 PURGED_AT_ONCE: Final = 100
 """Rows that one DELETE removes and commits: no claim waits for more than this."""
@@ -379,18 +376,15 @@ class Listing:
         return Counts(*reply.rows[0])
 
 
-# --- The statements that write many records at once, and commit once ----------------------
-#
-# This module writes SQL. It runs none. It keeps to what both servers understand.
+# --- many records at once, and one commit --------------------------------------------------
 #
 # Bytes stand in the text as hexadecimal literals: a digest is written once and used twice, and the
 # drivers' own quoting takes twice the time. Texts, and results, which may be large, are parameters.
 # An insert of many is also written for one row, to be prepared, with the rows apart from it.
 #
-# An UPDATE finds its rows by their digests, in their order. It is told so: in a small table a server
-# would rather read, and lock, every row. It has one CASE for a column; a join with a list of members
-# takes a server half as long again, which notes the rows that it finds before it changes them.
-
+# An UPDATE finds its rows by their digests, in their order. FORCE INDEX says so: in a small table a
+# server would rather read, and lock, every row. It has one CASE for a column; a join with a list of
+# members takes a server half as long again, which notes the rows it finds before it changes them.
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ from semel.stores.sql.mysql.session import (
 from semel.stores.sql.mysql.statements import UNABLE, Bulk
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
-# --- Rows that travel apart from their statement, which the server has read once ----------
+# --- rows that travel apart from their statement, which the server has read once ----------
 #
 # For an insert of many, reading its text takes a server a third of the time. MariaDB takes the rows
 # of a prepared statement in one message, and treats them as one insert: one moment, one commit, all

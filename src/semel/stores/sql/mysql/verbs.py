@@ -246,12 +246,10 @@ def record_of(row: Row, now: float, identity: Identity) -> Record:
     return record
 
 
-# --- What the verbs do for many members at once: one statement, one commit, a judgement of each row ---
+# --- many members at once: one statement, one commit, a judgement of each row --------------
 #
-# They are generators, as in `verbs`, and give the answers by identity. A member that is not among
-# them was left open: it is asked for by the verb for one member, which knows every case. The members
-# must be different identities.
-
+# The answers come by identity. A member that is not among them was left open: it is asked for by
+# the verb for one member, which knows every case. The members must be different identities.
 
 R = TypeVar("R", CompleteRequest, RenewRequest)
 
@@ -358,10 +356,7 @@ def _owned(asks: Mapping[bytes, R], reply: Reply) -> list[R]:
     return [asks[digest] for digest, owner in reply.rows if asks[digest].owner == owner]
 
 
-# --- How members share a statement: who may, how many at once, and what its outcome is for each ---
-#
-# This module decides. It touches no connection.
-
+# --- who may share a statement, how many at once, and what its outcome is for each ----------
 
 A = TypeVar("A", bound=Request)
 
