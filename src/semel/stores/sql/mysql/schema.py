@@ -21,7 +21,7 @@ from semel.stores.sql.migrations import (
     read_migrations,
     still_to_run,
 )
-from semel.stores.sql.mysql.session import lock_wait
+from semel.stores.sql.mysql.addresses import lock_wait
 from semel.stores.sql.mysql.statements import quoted
 from semel.stores.sql.verbs import Statement, Verb
 

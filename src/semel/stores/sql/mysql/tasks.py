@@ -20,7 +20,13 @@ from asyncmy.errors import MySQLError, NotSupportedError
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.loops import only_loop
-from semel.stores.sql.mysql.addresses import Address
+from semel.stores.sql.mysql.addresses import (
+    FIRST_QUESTION,
+    Address,
+    check_first_answer,
+    driver_arguments,
+    settings,
+)
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
     MOMENT,
@@ -31,12 +37,6 @@ from semel.stores.sql.mysql.errors import (
     translate,
 )
 from semel.stores.sql.mysql.schema import Schema
-from semel.stores.sql.mysql.session import (
-    FIRST_QUESTION,
-    check_first_answer,
-    driver_arguments,
-    settings,
-)
 from semel.stores.sql.mysql.statements import UNABLE, Bulk
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 

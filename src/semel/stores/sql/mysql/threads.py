@@ -19,7 +19,14 @@ from semel.core.extras import have
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.places import Place, Places
-from semel.stores.sql.mysql.addresses import Address
+from semel.stores.sql.mysql.addresses import (
+    FIRST_QUESTION,
+    MULTI_STATEMENTS,
+    Address,
+    check_first_answer,
+    driver_arguments,
+    settings,
+)
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
     MOMENT,
@@ -30,13 +37,6 @@ from semel.stores.sql.mysql.errors import (
     translate,
 )
 from semel.stores.sql.mysql.schema import Schema
-from semel.stores.sql.mysql.session import (
-    FIRST_QUESTION,
-    MULTI_STATEMENTS,
-    check_first_answer,
-    driver_arguments,
-    settings,
-)
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
 T = TypeVar("T")
