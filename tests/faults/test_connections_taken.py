@@ -21,7 +21,7 @@ import redis
 from engines.facade import PATIENCE, Driven, Effect, World, never, wait_until
 from semel import ConcurrentRequest, Policy, StoreUnavailable, events, open_async_store, open_store
 from semel.core.records import RenewRequest
-from semel.stores.sql.mysql.errors import Effort
+from semel.stores.sql.mysql.errors import Deadline
 from semel.stores.sql.postgres.patience import Patience
 from servers.mariadb import PASSWORD, mariadb_server
 from servers.postgres import postgres_server
@@ -171,7 +171,7 @@ def spy_on_pauses(monkeypatch) -> list[Exception]:
         monkeypatch.setattr(kind, "pause_after", spying)
 
     spied(Patience)
-    spied(Effort)
+    spied(Deadline)
     return met
 
 

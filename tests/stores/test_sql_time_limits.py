@@ -20,7 +20,7 @@ import pytest
 from semel.errors import StoreUnavailable
 from semel.stores.sql.mysql import errors, tasks, threads
 from semel.stores.sql.mysql.addresses import parse
-from semel.stores.sql.mysql.errors import Effort
+from semel.stores.sql.mysql.errors import Deadline
 from semel.stores.sql.postgres.aio_sessions import connect_psycopg
 from semel.stores.sql.postgres.aio_sources import AsyncOwnPool
 from semel.stores.sql.postgres.asyncpg_sessions import connect_asyncpg
@@ -95,7 +95,7 @@ async def test_a_task_connects_to_mysql_no_longer_than_its_call_may_take(silent_
 def test_a_statement_of_a_thread_takes_no_longer_than_its_call_may(mysql_url):
     pool = mysql_pool(threads, mysql_url)
     pool.give_back(pool.take(TIMEOUT))
-    line = threads._Line(pool, Effort(pool.place, MOMENT))
+    line = threads._Line(pool, Deadline(pool.place, MOMENT))
     with soon(), pytest.raises(StoreUnavailable):
         line._answer(SLOW)
 
@@ -103,7 +103,7 @@ def test_a_statement_of_a_thread_takes_no_longer_than_its_call_may(mysql_url):
 async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url):
     pool = mysql_pool(tasks, mysql_url)
     pool.give_back(await pool.take(TIMEOUT))
-    line = tasks._Line(pool, Effort(pool.place, MOMENT))
+    line = tasks._Line(pool, Deadline(pool.place, MOMENT))
     with soon(), pytest.raises(StoreUnavailable):
         await line._answer(SLOW)
     await asyncio.wait_for(pool.close(), SOON)
@@ -112,7 +112,7 @@ async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url
 def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(errors, "time", clock)
-    call, batch = Effort("here", 10.0), Effort("here", 10.0, patient=False)
+    call, batch = Deadline("here", 10.0), Deadline("here", 10.0, patient=False)
     assert call.statement_time == batch.statement_time == 10.0
     clock.now = 0.5
     assert call.statement_time == batch.statement_time == 10.0  # the driver is not told anew
@@ -121,4 +121,4 @@ def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypa
     clock.now = 9.9
     assert call.statement_time == 5.5  # the server waits for a lock for 5 s
     assert batch.statement_time == 1.5
-    assert Effort("here", 1.0).statement_time == 1.0
+    assert Deadline("here", 1.0).statement_time == 1.0

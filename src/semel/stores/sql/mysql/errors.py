@@ -217,7 +217,7 @@ _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.1
 
 
-class Effort:
+class Deadline:
     """The patience of one call, for all statements that it sends."""
 
     def __init__(self, place: str, timeout: float, *, patient: bool = True) -> None:

@@ -30,7 +30,7 @@ from semel.stores.sql.mysql.addresses import (
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
     MOMENT,
-    Effort,
+    Deadline,
     code_of,
     is_lost,
     message_size,
@@ -224,7 +224,7 @@ class Pool:
 class _Line:
     """A caller's hold on one connection, from its first statement to its last."""
 
-    def __init__(self, pool: Pool, effort: Effort) -> None:
+    def __init__(self, pool: Pool, effort: Deadline) -> None:
         self._pool = pool
         self._lender = pool
         """The pool that the connection goes back to."""
@@ -339,7 +339,7 @@ class Executor:
             return translate(error, self._pool.place)
 
     def _line(self) -> _Line:
-        effort = Effort(self._pool.place, self._timeout, patient=self._pool.patient)
+        effort = Deadline(self._pool.place, self._timeout, patient=self._pool.patient)
         return _Line(self._pool, effort)
 
     async def _alone(self, line: _Line, verb: Verb[T]) -> T:
