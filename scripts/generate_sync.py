@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ GENERATED = {
     "stores/answering.py": "stores/_sync/answering.py",
     "stores/redis/aio.py": "stores/redis/store.py",
     "stores/sql/aio.py": "stores/sql/store.py",
+    "stores/sql/mysql/aio.py": "stores/sql/mysql/store.py",
 }
 """The files that are written by hand, and those that are generated from them."""
 
@@ -58,6 +59,10 @@ TEXTS = {
     "in a task": "on a thread",
     "done again in the background": "done again",
     "redis.asyncio": "redis",
+    "a coroutine function that opens an asyncmy connection": (
+        "a function that opens a PyMySQL connection"
+    ),
+    "on asyncmy": "on PyMySQL",
 }
 """Phrases of docstrings that are others for threads."""
 
@@ -69,6 +74,9 @@ KIND = {"asynchronous", "_asynchronous"}
 
 ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "heed", "cancellations", "Home"}
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
+
+OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "_single", "batching", "claim", "complete"}}
+"""Methods and attributes that only tasks have, by file: their calls share statements."""
 
 LOOP = "_home"
 """The attribute that holds an engine's event loop: its checks and its use as an argument."""
@@ -151,8 +159,14 @@ def called(node: ast.AST) -> str | None:
     return None
 
 
-def is_only_for_tasks(node: ast.AST) -> bool:
+def is_only_for_tasks(node: ast.stmt, omitted: Container[str]) -> bool:
     """Tell whether a statement has no meaning for threads."""
+    match node:
+        case ast.AsyncFunctionDef(name=name) if name in omitted:
+            return True
+        case ast.If(test=part) | ast.Assign(targets=[part]) | ast.AnnAssign(target=part):
+            if any(getattr(each, "attr", None) in omitted for each in ast.walk(part)):
+                return True
     match node:
         case ast.Expr(value=value) | ast.Assign(value=value):
             match value:
@@ -164,8 +178,9 @@ def is_only_for_tasks(node: ast.AST) -> bool:
 
 def edits_of_tree(source: Source) -> Iterator[Edit]:
     """Drop what only tasks need, and what wraps the value of an async call."""
+    omitted = OMITTED.get(source.name, ())
     for node in ast.walk(ast.parse(source.text)):
-        if isinstance(node, ast.stmt) and is_only_for_tasks(node):
+        if isinstance(node, ast.stmt) and is_only_for_tasks(node, omitted):
             yield Edit(*source.lines(node))
             continue
         match node:

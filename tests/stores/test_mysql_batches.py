@@ -428,12 +428,12 @@ def test_a_batch_fits_into_the_smallest_packets_that_servers_take(kind):
 
 def test_no_batch_waits_for_a_lock(mysql_url):
     store = MySQLStore(mysql_url)
-    for executor in (store._together._batches, store._together._renewals):
-        connection = executor._pool.take(5.0)
+    for executor in (store._batches._batches, store._batches._renewals):
+        connection = executor.pool.take(5.0)
         with connection.cursor() as cursor:
             cursor.execute("SELECT @@innodb_lock_wait_timeout")
             assert cursor.fetchall() == ((0,),)
-        executor._pool.give_back(connection)
+        executor.pool.give_back(connection)
     store.close()
 
 

@@ -222,7 +222,7 @@ def test_waiting_callers_get_the_connection_one_after_the_other(mysql_url):
     store = MySQLStore(mysql_url, max_size=2)
     claims = at_once([lambda n=n: store.claim(ask(Identity("s", str(n)))) for n in range(16)])
     assert all(isinstance(claim.result(), Claimed) for claim in claims)
-    assert len(store._mysql._pool._idle) <= 2
+    assert len(store._mysql.pool._idle) <= 2
     store.close()
 
 
@@ -384,7 +384,7 @@ def test_a_call_that_runs_while_the_store_closes_gets_its_answer(server, mysql_u
         store.close()
         holder.commit()
         assert isinstance(call.result(), Busy)
-    assert not store._mysql._pool._idle
+    assert not store._mysql.pool._idle
 
 
 async def test_a_task_that_runs_while_the_store_closes_gets_its_answer(server, mysql_url):
@@ -397,7 +397,7 @@ async def test_a_task_that_runs_while_the_store_closes_gets_its_answer(server, m
         await store.close()
         holder.commit()
         assert isinstance(await call, Busy)
-    assert not store._mysql._pool._idle
+    assert not store._mysql.pool._idle
     await asyncio.sleep(0)  # the transport closes in the loop's next turn
 
 
@@ -408,18 +408,18 @@ def test_a_forked_child_speaks_on_connections_of_its_own(server, mysql_url):
     store = MySQLStore(mysql_url)
     request = ask()
     store.claim(request)
-    (connection,) = store._mysql._pool._idle
+    (connection,) = store._mysql.pool._idle
 
     def work():
         assert isinstance(store.claim(ask()), Busy)
         assert store.complete(IDENTITY, request.owner, RESULT, 60)
-        (own,) = store._mysql._pool._idle
+        (own,) = store._mysql.pool._idle
         return own.thread_id()
 
     number = int(in_a_fork(work))
     assert number != connection.thread_id()
     assert isinstance(store.claim(ask()), Finished)
-    assert list(store._mysql._pool._idle) == [connection]  # still the parent's, and alive
+    assert list(store._mysql.pool._idle) == [connection]  # still the parent's, and alive
     store.close()
 
 

@@ -102,6 +102,20 @@ def test_without_autocreate_a_missing_table_is_named(mysql_url, kind):
                 store.claim(ask())
 
 
+def test_a_store_that_may_create_nothing_names_the_missing_table(run, mysql_url, kind):
+    with driven(kind, mysql_url, table="payments") as store:
+        store._store.create_nothing()
+        with pytest.raises(ConfigError, match=r"table payments is missing"):
+            store.claim(ask())
+    assert run("SHOW TABLES LIKE 'payments'") == []
+
+
+def test_both_kinds_tell_of_settings_that_lose_commits(mysql_url, kind):
+    with driven(kind, mysql_url) as store:
+        # The servers of these tests are quick, not safe.
+        assert any("nosync" in risk for risk in store._finish(store._store.diagnose()))
+
+
 def test_a_table_of_a_newer_version_is_refused(run, mysql_url, kind):
     with driven(kind, mysql_url) as store:
         store.counts()

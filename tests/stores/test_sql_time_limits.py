@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from semel.errors import StoreUnavailable
-from semel.stores.sql.mysql import errors, tasks, threads
+from semel.stores.sql.mysql import aio, errors, store, tasks, threads
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.mysql.errors import Deadline
 from semel.stores.sql.postgres.aio_sessions import connect_psycopg
@@ -92,20 +92,24 @@ async def test_a_task_connects_to_mysql_no_longer_than_its_call_may_take(silent_
 # --- statements of MySQL (PostgreSQL's end at the call's deadline anyway) ------------------------
 
 
+def slowly():
+    yield SLOW
+
+
 def test_a_statement_of_a_thread_takes_no_longer_than_its_call_may(mysql_url):
     pool = mysql_pool(threads, mysql_url)
     pool.give_back(pool.take(TIMEOUT))
-    line = threads._Line(pool, Deadline(pool.place, MOMENT))
+    session = store._Session(pool, Deadline(pool.place, MOMENT))
     with soon(), pytest.raises(StoreUnavailable):
-        line._answer(SLOW)
+        session.drive(slowly())
 
 
 async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url):
     pool = mysql_pool(tasks, mysql_url)
     pool.give_back(await pool.take(TIMEOUT))
-    line = tasks._Line(pool, Deadline(pool.place, MOMENT))
+    session = aio._Session(pool, Deadline(pool.place, MOMENT))
     with soon(), pytest.raises(StoreUnavailable):
-        await line._answer(SLOW)
+        await session.drive(slowly())
     await asyncio.wait_for(pool.close(), SOON)
 
 

@@ -3,13 +3,10 @@
 statements       the SQL, for one record and for many
 verbs            what each verb does, as generators that yield statements and receive rows
 ddl, schema      how the table comes to be
-addresses        what a URL says
-session          what every connection is told first
-errors           what a failure means, and whether a statement is sent again
-parts            what both kinds of store are made from
-store, aio       the stores: for threads, and for asyncio
-threads, tasks   the connections and the runners: PyMySQL for threads, asyncmy for asyncio
-many, aio_many   who sends the batches, on connections of their own
+addresses        what a store is told, by its URL and options, and what it tells its connections
+errors           what a failure means, and how long and how often a statement is sent again
+aio              the store for asyncio; `store`, for threads, is generated from it
+tasks, threads   the drivers: asyncmy for asyncio, PyMySQL for threads
 """
 
 from __future__ import annotations

@@ -1,20 +1,34 @@
-"""Reads `mysql://user:password@host:3306/database?option=value`.
+"""What a store is told, and what it tells its connections.
 
-Nothing here, and no error message, shows the password again.
+A store is told by `mysql://user:password@host:3306/database?option=value` and by options. Nothing
+here, and no error message, shows the password again.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec import Struct
 
 from semel.errors import ConfigError
+from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
-from semel.stores.urls import check_login, merge_options, refuse_in_url, split_url, switch
+from semel.stores.sql.verbs import OwnColumns
+from semel.stores.urls import (
+    check_login,
+    merge_options,
+    positive_seconds,
+    refuse_in_url,
+    split_url,
+    switch,
+    whole_number,
+)
+
+Connect = TypeVar("Connect")
 
 PORT: Final = 3306
 
@@ -23,6 +37,28 @@ ADDRESS_OPTIONS: Final = frozenset({"unix_socket"}) | TLS_OPTIONS
 STORE_OPTIONS: Final = frozenset(
     {"table", "timeout", "max_size", "autocreate", "columns", "batching"}
 )
+
+
+MOST_CONNECTIONS: Final = 10
+
+
+class Options(TypedDict, total=False):
+    """What a store may be told by name; the plain ones also in its URL."""
+
+    table: str
+    columns: OwnColumns
+    """The application's own columns, each with the function of the claim that fills it."""
+    autocreate: bool
+    """False leaves the table to `migrate` or to the SQL files."""
+    max_size: int
+    batching: bool
+    """Whether claims and completes of many tasks share statements; threads have no use for it."""
+    unix_socket: str
+    ssl: bool
+    ssl_ca: str
+    ssl_cert: str
+    ssl_key: str
+    ssl_verify: bool
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -100,7 +136,54 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
     return context
 
 
-# --- What every connection of a store is told before its first statement ------------------
+class Setup(NamedTuple, Generic[Connect]):
+    """What a store is made from, checked."""
+
+    connect: Connect
+    database: str | None
+    """Its name, if a URL has told it."""
+    place: str
+    timeout: float
+    table: str
+    columns: OwnColumns
+    autocreate: bool
+    max_size: int
+    batching: bool
+
+
+def set_up(
+    url: str | None,
+    connect: Connect | None,
+    connector: Callable[[Address, float], Connect],
+    timeout: float,
+    **options: Unpack[Options],
+) -> Setup[Connect]:
+    """Check what a store was given: a URL or the application's connections, and options."""
+    if url is not None and connect is None:
+        address, told = parse(url, dict(options))
+        seconds = positive_seconds("timeout", told.get("timeout", timeout))
+        place, opener = address.place, connector(address, seconds)
+        database: str | None = address.database
+    elif url is None and connect is not None:
+        told = merge_options("mysql", {}, options, STORE_OPTIONS)
+        seconds = positive_seconds("timeout", timeout)
+        place, opener, database = "the database of the given connections", connect, None
+    else:
+        raise ConfigError("a MySQL store takes a URL or connect=, one of them")
+    return Setup(
+        opener,
+        database,
+        place,
+        seconds,
+        told.get("table", DEFAULT_TABLE),
+        told.get("columns", {}),
+        switch("autocreate", told.get("autocreate", True)),
+        whole_number("max_size", told.get("max_size", MOST_CONNECTIONS)),
+        switch("batching", told.get("batching", True)),
+    )
+
+
+# --- what every connection is told before its first statement ------------------------------
 
 
 MULTI_STATEMENTS: Final = 1 << 16

@@ -1,26 +1,60 @@
-"""The store for threads, on PyMySQL."""
+# Generated from stores/sql/mysql/aio.py by `make generate`: change that file instead.
+"""The store for threads, on PyMySQL: from a request to a connection.
+
+A store has three pools of connections: for calls, for batches and for renewals. An `Executor` runs
+the verbs of each caller on one of them; a `_Session` sends their statements, again where that
+helps. What each driver does in its own way is in its own module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar, Unpack
 
-from semel.core.records import Request
-from semel.errors import StoreError
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    RenewRequest,
+    Request,
+)
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.batching import (
+    ALONE,
+    Alone,
+    weight_of_claim,
+    weight_of_complete,
+)
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
-from semel.stores.sql.members import filled_in, left_open
+from semel.stores.sql.members import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import threads
-from semel.stores.sql.mysql.many import Together
-from semel.stores.sql.mysql.parts import (
-    BATCH_CONNECTIONS,
-    RENEWAL_CONNECTIONS,
-    Options,
-    Setup,
-    set_up,
+from semel.stores.sql.mysql.addresses import Options, set_up
+from semel.stores.sql.mysql.errors import (
+    LARGEST_MESSAGE,
+    Deadline,
+    code_of,
+    is_locked,
+    is_lost,
+    message_size,
+    translate,
+)
+from semel.stores.sql.mysql.schema import Schema
+from semel.stores.sql.mysql.statements import MySQLTable
+from semel.stores.sql.mysql.verbs import (
+    MySQLBatchVerbs,
+    cut,
+    told,
+    weight_of_renewal,
 )
 from semel.stores.sql.store import SQLStore
+from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
 
 T = TypeVar("T")
+
+BATCH_CONNECTIONS: Final = 2
+"""One for claims and one for completes: of each, one batch is under way at a time."""
+
+RENEWAL_CONNECTIONS: Final = 1
 
 
 def open_store(url: str, *, prefix: str, timeout: float, **options: Any) -> MySQLStore:
@@ -31,9 +65,9 @@ def open_store(url: str, *, prefix: str, timeout: float, **options: Any) -> MySQ
 class MySQLStore(SQLStore):
     """A store for threads, with a small pool of connections.
 
-    It takes a URL, or `connect=`, a function that opens a PyMySQL connection; what it opens is the
-    store's own from then on. Stores with different prefixes may share a table and never see each
-    other's records.
+    It takes a URL, or `connect=`, a function that opens a PyMySQL connection; what it
+    opens is the store's own from then on. Stores with different prefixes may share a table and
+    never see each other's records.
     """
 
     def __init__(
@@ -45,34 +79,33 @@ class MySQLStore(SQLStore):
         timeout: float = DEFAULT_TIMEOUT,
         **options: Unpack[Options],
     ) -> None:
-        setup = set_up(url, connect, threads.connector, prefix, timeout, **options)
-        pool = threads.Pool(setup.connect, setup.place, setup.timeout, setup.max_size)
-        batches = self._hurried(setup, BATCH_CONNECTIONS)
-        renewals = self._hurried(setup, RENEWAL_CONNECTIONS)
-        # Not those of renewals: nothing else may keep them busy.
-        pool.spares, batches.spares, renewals.spares = (batches,), (pool,), (pool, batches)
+        setup = set_up(url, connect, threads.connector, timeout, **options)
+        table = MySQLTable(setup.table, prefix, setup.columns)
+        self._schema = Schema(table.name, setup.timeout, autocreate=setup.autocreate)
+        self._mysql_verbs = MySQLBatchVerbs(table)
         self._database = setup.database
-        self._schema = setup.schema
-        self._mysql = threads.Executor(pool, setup.timeout, setup.schema)
-        self._together = Together(
-            setup.verbs,
-            threads.Executor(batches, setup.timeout, setup.schema),
-            threads.Executor(renewals, setup.timeout, setup.schema),
-        )
-        self._mysql_verbs = setup.verbs
-        super().__init__(setup.verbs, self._mysql)
 
-    def _hurried(self, setup: Setup[threads.Connect], size: int) -> threads.Pool:
-        return threads.Pool(setup.connect, setup.place, setup.timeout, size, patient=False)
+        def executor(size: int, *, patient: bool = False) -> Executor:
+            pool = threads.Pool(setup.connect, setup.place, setup.timeout, size, patient=patient)
+            return Executor(pool, setup.timeout, self._schema)
+
+        self._mysql = executor(setup.max_size, patient=True)
+        batches, renewals = executor(BATCH_CONNECTIONS), executor(RENEWAL_CONNECTIONS)
+        # Not those of renewals: nothing else may keep them busy.
+        self._mysql.pool.spares = (batches.pool,)
+        batches.pool.spares = (self._mysql.pool,)
+        renewals.pool.spares = (self._mysql.pool, batches.pool)
+        self._batches = Batches(self._mysql_verbs, batches, renewals)
+        super().__init__(self._mysql_verbs, self._mysql)
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""
-        told = self._together.send(requests)
+        told = self._batches.send(requests)
         return filled_in(told, super().send(left_open(requests, told)))
 
     def close(self) -> None:
         """Close the connections."""
-        self._together.close()
+        self._batches.close()
         super().close()
 
     def create_nothing(self) -> None:
@@ -93,3 +126,185 @@ class MySQLStore(SQLStore):
     def migration(self) -> str:
         """Write what `migrate` would run on an empty database, for a person to read and run."""
         return self._schema.script()
+
+
+class Batches:
+    """The verbs for many, each one statement; ALONE stands for what that cannot tell.
+
+    Batches have connections of their own, on which nothing waits for a lock: what an open
+    transaction has is asked for alone, so that the others go on. So have renewals: claims, however
+    many, must not hold them up.
+    """
+
+    def __init__(self, verbs: MySQLBatchVerbs, batches: Executor, renewals: Executor) -> None:
+        self._verbs = verbs
+        self._claim = verbs.claim_in_bulk if threads.SENDS_BULK else verbs.claim_together
+        self._batches = batches
+        self._renewals = renewals
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
+        """Answer requests of one kind; of other kinds, or of several, nothing."""
+        kinds = {type(request) for request in requests}
+        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else answer(self, requests)
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
+        """`claim` for each; with one of them locked, only what a look can tell."""
+        parts = cut(asks, weight_of_claim)
+        outcomes = self._batches.run([self._claim(part) for part in parts])
+        met = list(zip(parts, outcomes, strict=True))
+        again = [part for part, outcome in met if is_locked(outcome)]
+        looks = self._batches.run([self._verbs.look_together(part) for part in again])
+        return each_its_own(told([*met, *zip(again, looks, strict=True)]), asks)
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
+        """`complete` for each."""
+        parts = cut(asks, weight_of_complete)
+        outcomes = self._batches.run([self._verbs.complete_together(part) for part in parts])
+        return each_its_own(told(zip(parts, outcomes, strict=True)), asks)
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew` for each, if need be one by one; nothing waits for a lock."""
+        parts = cut(asks, weight_of_renewal)
+        outcomes = self._renewals.run([self._verbs.renew_together(part) for part in parts])
+        answers = each_its_own(told(zip(parts, outcomes, strict=True)), asks)
+        rest = [self._verbs.renew(ask) for ask in left_open(asks, answers)]
+        return filled_in(answers, own_errors(self._renewals.run(rest)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._batches.close()
+        self._renewals.close()
+
+
+_ANSWERS: dict[type, Callable[..., Any]] = {
+    ClaimRequest: Batches.claim_many,
+    CompleteRequest: Batches.complete_many,
+    RenewRequest: Batches.renew_many,
+}
+"""Not in the object itself: it would stay until the garbage collector runs."""
+
+
+class Executor:
+    """Runs the operations of many callers, each caller's on one connection."""
+
+    def __init__(self, pool: threads.Pool, timeout: float, schema: Schema) -> None:
+        self.pool = pool
+        self._timeout = timeout
+        self._schema = schema
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations one after the other; the outcomes come in their order."""
+        session = self._session()
+        try:
+            return [self._outcome(session, operation) for operation in operations]
+        finally:
+            session.end()
+
+    def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table or bring it up to date."""
+        session = self._session()
+        try:
+            return self._alone(session, self._schema.migrate(columns))
+        finally:
+            session.end()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.pool.close()
+
+    def _session(self) -> _Session:
+        deadline = Deadline(self.pool.place, self._timeout, patient=self.pool.patient)
+        return _Session(self.pool, deadline)
+
+    def _outcome(self, session: _Session, operation: Operation[Any]) -> Any:
+        try:
+            if not self._schema.ensured:
+                self._alone(session, self._schema.ensure())
+            return session.drive(operation.start())
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
+            return translate(error, self.pool.place)
+
+    def _alone(self, session: _Session, verb: Verb[T]) -> T:
+        """Run a verb that takes a lock of the server, which ends with the connection."""
+        try:
+            return session.drive(verb)
+        except BaseException:
+            session.drop()
+            raise
+
+
+class _Session:
+    """A caller's use of one connection, from its first statement to its last."""
+
+    def __init__(self, pool: threads.Pool, deadline: Deadline) -> None:
+        self._pool = pool
+        self._lender = pool
+        """The pool that the connection goes back to."""
+        self._deadline = deadline
+        self._connection: threads.Connection | None = None
+        self._size_lost = 0
+        """Bytes of the message on which the connection was lost, until its size is checked."""
+
+    def drive(self, verb: Verb[T]) -> T:
+        """Run a verb to its answer."""
+        try:
+            statement = next(verb)
+            while True:
+                try:
+                    if self._size_lost:
+                        size, self._size_lost = self._size_lost, 0
+                        self._deadline.check_size(size, self._send(LARGEST_MESSAGE))
+                    reply = self._send(statement)
+                except Exception as error:  # noqa: BLE001 - `pause_after` raises what it must
+                    threads.sleep(self._deadline.pause_after(error))
+                else:
+                    statement = verb.send(reply)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        finally:
+            verb.close()
+
+    def _send(self, statement: Statement) -> Reply:
+        self._deadline.check()
+        if self._connection is None:
+            self._connection = self._take()
+        try:
+            return self._pool.send(self._connection, statement, self._deadline.statement_time)
+        except BaseException as error:
+            if is_lost(error):
+                self._size_lost = message_size(self._connection, statement)
+            if code_of(error) is None or is_lost(error):
+                self.drop()  # cancelled or lost: what comes next on it may be an old answer
+            if is_lost(error):  # a server that went away took all of them along
+                self._lender.close_idle()
+                self._pool.close_idle()
+            raise
+
+    def _take(self) -> threads.Connection:
+        self._lender = self._pool
+        try:
+            return self._pool.take(self._deadline.remaining)
+        except StoreUnavailable:  # the pool's own word: nothing was opened
+            raise
+        except Exception:
+            # The server may have no connection left to give, and one that is open may be idle.
+            for spare in self._pool.spares:
+                connection = spare.take_open()
+                if connection is not None:
+                    self._lender = spare
+                    return connection
+            raise
+
+    def drop(self) -> None:
+        """Close the connection; the next statement opens another."""
+        connection, self._connection = self._connection, None  # first: never given back twice
+        if connection is not None:
+            self._lender.drop(connection)
+
+    def end(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None  # first: never given back twice
+        if connection is not None:
+            self._lender.give_back(connection)

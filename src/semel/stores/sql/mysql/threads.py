@@ -1,13 +1,16 @@
-"""PyMySQL: the connections of a store for threads, and the verbs that run on them."""
+"""PyMySQL: the connections of a store for threads, and what is sent on them.
+
+`tasks` has the same names.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from pymysql.connections import Connection as PyMySQLConnection
@@ -27,19 +30,13 @@ from semel.stores.sql.mysql.addresses import (
     driver_arguments,
     settings,
 )
-from semel.stores.sql.mysql.errors import (
-    LARGEST_MESSAGE,
-    MOMENT,
-    Deadline,
-    code_of,
-    is_lost,
-    message_size,
-    translate,
-)
-from semel.stores.sql.mysql.schema import Schema
-from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+from semel.stores.sql.mysql.errors import MOMENT
+from semel.stores.sql.verbs import Reply, Statement
 
-T = TypeVar("T")
+sleep = time.sleep
+
+SENDS_BULK = False
+"""PyMySQL prepares no statements."""
 
 Connection: TypeAlias = "PyMySQLConnection[Cursor]"
 Connect: TypeAlias = Callable[[], Connection]
@@ -108,9 +105,9 @@ class Pool:
         follow_forks(self)
 
     def _fresh(self) -> None:
-        self._seats = Places(self._size)
+        self._free = Places(self._size)
         self._lent: WeakKeyDictionary[Connection, Place] = WeakKeyDictionary()
-        """The seat of each connection that is in use: one that is lost takes none along."""
+        """The slot of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[Connection] = deque()
 
     def take(self, patience: float) -> Connection:
@@ -119,7 +116,7 @@ class Pool:
             raise StoreUnavailable(f"the store on {self.place} is closed")
         end = time.monotonic() + patience
         try:
-            seat = self._seats.get(timeout=patience)
+            slot = self._free.get(timeout=patience)
         except Empty:
             raise StoreUnavailable(
                 f"all {self._size} connections to {self.place} are in use; nothing was done"
@@ -128,35 +125,41 @@ class Pool:
             # The last one used: the others may grow old and go.
             connection = _last(self._idle) or self._open(end - time.monotonic())
         except BaseException:
-            self._seats.give(seat)
+            self._free.give(slot)
             raise
-        self._lent[connection] = seat
+        self._lent[connection] = slot
         return connection
 
     def take_open(self) -> Connection | None:
         """Give a connection that is open and that nobody uses, if there is one."""
         with contextlib.suppress(Empty):
-            seat = self._seats.get(block=False)
+            slot = self._free.get(block=False)
             connection = _last(self._idle)
             if connection is not None:
-                self._lent[connection] = seat
+                self._lent[connection] = slot
                 return connection
-            self._seats.give(seat)
+            self._free.give(slot)
         return None
+
+    def send(self, connection: Connection, statement: Statement, seconds: float) -> Reply:
+        """Send a statement, which may take this time; on an application's, what that allows."""
+        if isinstance(connection, OwnConnection):
+            connection.allow(seconds)
+        return send(connection, statement)
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back that is fit for the next caller."""
-        seat = self._lent.pop(connection, None)
+        slot = self._lent.pop(connection, None)
         self._idle.append(connection)
         if self._closed:  # looked at last, so that a `close` meanwhile is not missed
             self.close_idle()
-        self._seats.give(seat)
+        self._free.give(slot)
 
     def drop(self, connection: Connection) -> None:
         """Take back a connection that nobody can use any more."""
-        seat = self._lent.pop(connection, None)
+        slot = self._lent.pop(connection, None)
         _close(connection)
-        self._seats.give(seat)
+        self._free.give(slot)
 
     def close_idle(self) -> None:
         """Close what nobody uses; the next callers open connections anew."""
@@ -192,135 +195,6 @@ class Pool:
     def after_fork_in_child(self) -> None:
         """Let go of the parent's connections without a word: a farewell would end its sessions."""
         self._fresh()
-
-
-class _Line:
-    """A caller's hold on one connection, from its first statement to its last."""
-
-    def __init__(self, pool: Pool, effort: Deadline) -> None:
-        self._pool = pool
-        self._lender = pool
-        """The pool that the connection goes back to."""
-        self._effort = effort
-        self._connection: Connection | None = None
-        self._size_lost = 0
-        """Bytes of the message on which the connection was lost, until its size is checked."""
-
-    def drive(self, verb: Verb[T]) -> T:
-        """Run a verb to its answer."""
-        try:
-            statement = next(verb)
-            while True:
-                statement = verb.send(self._answer(statement))
-        except StopIteration as end:
-            answer: T = end.value
-            return answer
-        finally:
-            verb.close()
-
-    def _answer(self, statement: Statement) -> Reply:
-        while True:
-            try:
-                if self._size_lost:
-                    size, self._size_lost = self._size_lost, 0
-                    self._effort.check_size(size, self._send(LARGEST_MESSAGE))
-                return self._send(statement)
-            except Exception as error:  # noqa: BLE001 - `pause_after` raises what it must
-                time.sleep(self._effort.pause_after(error))
-
-    def _send(self, statement: Statement) -> Reply:
-        self._effort.check()
-        if self._connection is None:
-            self._connection = self._take()
-        try:
-            if isinstance(self._connection, OwnConnection):
-                self._connection.allow(self._effort.statement_time)
-            return send(self._connection, statement)
-        except BaseException as error:
-            if is_lost(error):
-                self._size_lost = message_size(self._connection, statement)
-            if code_of(error) is None or is_lost(error):
-                self.drop()  # interrupted or lost: what comes next on it may be an old answer
-            if is_lost(error):  # a server that went away took all of them along
-                self._lender.close_idle()
-                self._pool.close_idle()
-            raise
-
-    def _take(self) -> Connection:
-        self._lender = self._pool
-        try:
-            return self._pool.take(self._effort.remaining)
-        except StoreUnavailable:  # the pool's own word: nothing was opened
-            raise
-        except Exception:
-            # The server may have no connection left to give, and one that is open may be idle.
-            for spare in self._pool.spares:
-                connection = spare.take_open()
-                if connection is not None:
-                    self._lender = spare
-                    return connection
-            raise
-
-    def drop(self) -> None:
-        """Close the connection; the next statement opens another."""
-        connection, self._connection = self._connection, None  # first: never given back twice
-        if connection is not None:
-            self._lender.drop(connection)
-
-    def end(self) -> None:
-        """Give the connection back."""
-        connection, self._connection = self._connection, None  # first: never given back twice
-        if connection is not None:
-            self._lender.give_back(connection)
-
-
-class Executor:
-    """Runs the operations of threads, each caller's on one connection."""
-
-    def __init__(self, pool: Pool, timeout: float, schema: Schema) -> None:
-        self._pool = pool
-        self._timeout = timeout
-        self._schema = schema
-
-    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Run the operations one after the other; the outcomes come in their order."""
-        line = self._line()
-        try:
-            return [self._outcome(line, operation) for operation in operations]
-        finally:
-            line.end()
-
-    def migrate(self, columns: Mapping[str, str]) -> int:
-        """Make the table or bring it up to date."""
-        line = self._line()
-        try:
-            return self._alone(line, self._schema.migrate(columns))
-        finally:
-            line.end()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._pool.close()
-
-    def _outcome(self, line: _Line, operation: Operation[Any]) -> Any:
-        try:
-            if not self._schema.ensured:
-                self._alone(line, self._schema.ensure())
-            return line.drive(operation.start())
-        except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
-            return translate(error, self._pool.place)
-
-    def _line(self) -> _Line:
-        effort = Deadline(self._pool.place, self._timeout, patient=self._pool.patient)
-        return _Line(self._pool, effort)
-
-    def _alone(self, line: _Line, verb: Verb[T]) -> T:
-        """Run a verb that takes a lock of the server, which ends with the connection."""
-        try:
-            return line.drive(verb)
-        except BaseException:
-            line.drop()
-            raise
 
 
 def send(connection: Connection, statement: Statement) -> Reply:
