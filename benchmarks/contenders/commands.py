@@ -19,7 +19,7 @@ from semel.stores.redis.scripts import Argument
 from semel.stores.redis.verbs import Verbs as RedisVerbs
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
-from semel.stores.sql.sqlite_statements import SQLiteLaw, SQLiteTable
+from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.verbs import Operation, Reply, Statement
 
 LEASE = 30.0
@@ -99,15 +99,15 @@ def sqlite_statements(
     keys: Sequence[str], result: str, prefix: str, now: float
 ) -> list[SQLiteStatements]:
     """Claim and complete of each key."""
-    verbs = SQLiteLaw(SQLiteTable(TABLE, prefix, lambda: now))
+    verbs = SQLiteVerbs(SQLiteTable(TABLE, prefix, lambda: now))
     return [_sqlite(verbs, asked(key, result)) for key in keys]
 
 
-def _sqlite(verbs: SQLiteLaw, ask: Asked) -> SQLiteStatements:
-    claiming = verbs.claim(ask.claim).start()
+def _sqlite(verbs: SQLiteVerbs, ask: Asked) -> SQLiteStatements:
+    claiming = verbs.claiming(ask.claim)
     look = next(claiming)
     claim = claiming.send(Reply([], 0))
-    completing = verbs.complete(ask.complete).start()
+    completing = verbs.completing(ask.complete)
     next(completing)
     row = claim.parameters[2:]  # behind the digest and the prefix, it is what a look would read
     return SQLiteStatements(look, claim, completing.send(Reply([row], 1)))

@@ -397,17 +397,32 @@ LARGE: Final = 16_384
 """Bytes of a result that has a statement of its own: a list is copied before it is worked on."""
 
 
-class SQLiteLaw(Verbs):
+class SQLiteVerbs(Verbs):
     """The verbs on one table of SQLite, whose clock is the machine's and may be set back."""
 
     def __init__(self, table: SQLiteTable) -> None:
         super().__init__(table)
         self._sqlite = table
+        self._many = sqlite3.sqlite_version_info >= UPDATES_MANY
 
     def claim(self, ask: ClaimRequest) -> Operation[Claim]:
         """Ask to run the operation."""
-        # A replay, the frequent case of a duplicate, needs no write lock.
-        return Operation(partial(self.claiming, ask), peek=True)
+        return Operation(
+            partial(self._insert_first, ask),
+            peek=True,
+            # Without a transaction it is only looked for: a replay needs no write lock.
+            look=partial(self.claiming, ask),
+            joint=Joint(ask.identity, ask, self._insert_all) if self._many else None,
+        )
+
+    def complete(self, ask: CompleteRequest) -> Operation[bool]:
+        """Store the owner's success."""
+        shares = self._many and len(ask.result.data) < LARGE
+        return Operation(
+            partial(self._update_first, ask),
+            peek=False,
+            joint=Joint(ask.identity, ask, self._update_all) if shares else None,
+        )
 
     def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
         """Read, judge and write a claim; note that the clock is behind a running record."""
@@ -426,34 +441,6 @@ class SQLiteLaw(Verbs):
             # Written as it is seen: a resolver looks for leases that have ended.
             yield from self._sqlite.save(replace(stored, updated_at=now))
         return answer
-
-
-class SQLiteVerbs(SQLiteLaw):
-    """The verbs of the store SPI, in few statements."""
-
-    def __init__(self, table: SQLiteTable) -> None:
-        super().__init__(table)
-        self._many = sqlite3.sqlite_version_info >= UPDATES_MANY
-        self._claim_together, self._complete_together = self._insert_all, self._update_all
-
-    def claim(self, ask: ClaimRequest) -> Operation[Claim]:
-        """Ask to run the operation."""
-        return Operation(
-            partial(self._insert_first, ask),
-            peek=True,
-            # Without a transaction it is only looked for: a replay needs no more.
-            look=partial(self.claiming, ask),
-            joint=Joint(ask.identity, ask, self._claim_together) if self._many else None,
-        )
-
-    def complete(self, ask: CompleteRequest) -> Operation[bool]:
-        """Store the owner's success."""
-        shares = self._many and len(ask.result.data) < LARGE
-        return Operation(
-            partial(self._update_first, ask),
-            peek=False,
-            joint=Joint(ask.identity, ask, self._complete_together) if shares else None,
-        )
 
     def _insert_first(self, ask: ClaimRequest) -> Verb[Claim]:
         answer, record = judge.first_claim(ask, self._sqlite.now())

@@ -10,7 +10,7 @@ from typing import Any, Final
 from semel.core.records import Identity
 from semel.errors import ConfigError
 from semel.stores.sql.sqlite import AsyncSQLiteStore, FileSource, GivenSource, SQLiteStore
-from semel.stores.sql.sqlite_statements import SQLiteLaw, SQLiteTable
+from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.links import command, question
 from semel.transactions.sqlite import SQLiteLink
@@ -36,7 +36,7 @@ class SQLiteRecords:
     rolls_back = False
 
     def __init__(self, table: SQLiteTable, file: str) -> None:
-        self.verbs = SQLiteLaw(table)
+        self.verbs = SQLiteVerbs(table)
         self._table = table
         self._file = file
 
