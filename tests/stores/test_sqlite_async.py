@@ -15,7 +15,7 @@ from semel.core.records import Claimed, Finished
 from semel.errors import StoreUnavailable
 from semel.stores.sql import sqlite_writer
 from semel.stores.sql.sqlite import AsyncSQLiteStore
-from semel.stores.sql.sqlite_writer import _Awaited
+from semel.stores.sql.sqlite_writer import _Awaited, _LoopQueue
 from stores.sqlite_helpers import (
     RESULT,
     Statements,
@@ -155,11 +155,13 @@ async def test_a_caller_out_of_patience_during_the_commit_is_told_that_it_may_co
     await store.close()
 
 
-async def test_patience_that_ends_with_the_answer_changes_nothing(path):
+async def test_a_wait_that_ends_with_the_answer_changes_nothing(path):
     store = AsyncSQLiteStore(path)
     answered = _Awaited(())
     answered.answered.set_result(None)
-    store._executor._give_up(answered)
+    asked = store._executor._loops[answered.loop] = _LoopQueue()
+    asked.waiting.append(answered)
+    store._executor._check_waiting(answered.loop)
     assert answered.answered.exception() is None
     await store.close()
 

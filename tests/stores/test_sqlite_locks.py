@@ -100,6 +100,6 @@ async def test_results_that_were_given_are_not_kept(path):
     store = open_async_store(f"sqlite:///{path}")
     for number in range(50):
         await store.get(identity(number))
-    [desk] = store._executor._desks.values()
-    assert len(desk.waiting) == 1
+    [queue] = store._executor._loops.values()
+    assert len(queue.waiting) == 1
     await store.close()

@@ -149,7 +149,7 @@ def test_a_store_forgets_the_loops_that_were_closed(tmp_path):
     store = AsyncSQLiteStore(tmp_path / "semel.db")
     for number in range(3):
         asyncio.run(claimed(store, number))
-    assert len(store._executor._desks) == 1
+    assert len(store._executor._loops) == 1
     asyncio.run(store.close())
 
 
@@ -158,5 +158,5 @@ def test_a_store_keeps_in_mind_the_loops_that_are_open(tmp_path):
     with asyncio.Runner() as first, asyncio.Runner() as second:
         first.run(claimed(store, 1))
         second.run(claimed(store, 2))
-        assert len(store._executor._desks) == 2
+        assert len(store._executor._loops) == 2
         first.run(store.close())

@@ -56,13 +56,20 @@ class Job:
         """Whether the runner has taken it."""
 
     def take(self) -> bool:
-        """Decide its fate: the runner takes it to run it, a caller out of patience to drop it."""
+        """Decide its fate: the runner takes it to run it, a caller out of time to drop it."""
         return self._ticket.acquire(blocking=False)
 
     def serve(self) -> bool:
         """Take it to run it; False when its caller has dropped it."""
         self.served = self.take()
         return self.served
+
+    def given_up(self, place: str, seconds: float) -> StoreUnavailable:
+        """Drop it, unless the runner has taken it; the error says which of the two it was."""
+        what = "nothing was done" if self.take() else "the transaction may still be committed"
+        return StoreUnavailable(
+            f"the SQLite database {place} did not answer within {seconds:g} s; {what}"
+        )
 
     @property
     def done(self) -> bool:
@@ -189,7 +196,7 @@ def _ours(error: Exception, place: str) -> Exception:
 
 J = TypeVar("J", bound=Job)
 
-BREATH = 0.0005
+RETRY_LOCK = 0.0005
 """Seconds between two tries to get the write lock, for connections that do not wait at all."""
 
 
@@ -400,7 +407,7 @@ class Session:
                 busy = primary_code(error) == sqlite3.SQLITE_BUSY and not is_old_snapshot(error)
                 if not busy or time.monotonic() >= deadline:
                     raise
-                time.sleep(BREATH)
+                time.sleep(RETRY_LOCK)
             else:
                 return
 

@@ -30,11 +30,11 @@ from semel.stores.loops import running_loop
 from semel.stores.sql.sqlite_session import Job, Session
 from semel.stores.sql.verbs import Operation
 
-MOST_TURNS = 256
+MOST_WAITERS = 256
 """Callers served by one transaction; more would make the first of them wait for the last."""
 
 
-class _Turn(Job):
+class _Waiter(Job):
     """A job whose thread sleeps until it is answered, or until it is its turn to lead."""
 
     __slots__ = ("awake", "leads")
@@ -57,43 +57,45 @@ class Combiner:
 
     def _fresh(self) -> None:
         self._mutex = threading.Lock()
-        self._queue: deque[_Turn] = deque()
+        self._queue: deque[_Waiter] = deque()
         self._led = False
         """Whether someone leads. Nobody does exactly when the queue is empty."""
 
     def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them."""
-        turn = _Turn(operations)
+        waiter = _Waiter(operations)
         try:
             with self._mutex:
-                self._queue.append(turn)
-                turn.leads, self._led = not self._led, True
-            if turn.leads or self._wait(turn):
+                self._queue.append(waiter)
+                waiter.leads, self._led = not self._led, True
+            if waiter.leads or self._wait(waiter):
                 self._lead()
         except BaseException:
-            # Out of patience, or interrupted: the others must not wait for one that left.
-            self._leave(turn)
+            # Out of time, or interrupted: the others must not wait for one that left.
+            self._leave(waiter)
             raise
-        return turn.outcomes
+        return waiter.outcomes
 
     def close(self) -> None:
-        """Close the session, after the transaction that is running; who is queued is refused."""
+        """Close the session after the running transaction; callers in the queue are rejected."""
         self._session.close()
 
     def _lead(self) -> None:
-        batch: list[_Turn] = []
+        batch: list[_Waiter] = []
         try:
             with self._mutex:
-                batch = list(islice(self._queue, MOST_TURNS))  # noted before they are taken
+                batch = list(islice(self._queue, MOST_WAITERS))  # noted before they are taken
                 for _ in batch:
                     self._queue.popleft()
             interruption = self._session.run(batch, _wake)
         except BaseException:
             # Interrupted on the way there or back: the next leader serves those without an answer.
             with self._mutex:
-                left = [turn for turn in batch if not turn.leads and turn not in self._queue]
-                self._queue.extendleft(turn for turn in reversed(left) if not turn.done)
-            _wake([turn for turn in left if turn.done])
+                left = [
+                    waiter for waiter in batch if not waiter.leads and waiter not in self._queue
+                ]
+                self._queue.extendleft(waiter for waiter in reversed(left) if not waiter.done)
+            _wake([waiter for waiter in left if waiter.done])
             raise
         finally:
             with self._mutex:
@@ -110,27 +112,23 @@ class Combiner:
             self._queue[0].leads = True
             self._queue[0].awake.release()
 
-    def _wait(self, turn: _Turn) -> bool:
+    def _wait(self, waiter: _Waiter) -> bool:
         """Sleep until answered (False) or appointed to lead (True)."""
-        if turn.awake.acquire(timeout=self._timeout):
-            return turn.leads
-        what = "nothing was done" if turn.take() else "the transaction may still be committed"
-        raise StoreUnavailable(
-            f"the SQLite database {self._session.place} did not answer within "
-            f"{self._timeout:g} s; {what}"
-        )
+        if waiter.awake.acquire(timeout=self._timeout):
+            return waiter.leads
+        raise waiter.given_up(self._session.place, self._timeout)
 
-    def _leave(self, turn: _Turn) -> None:
+    def _leave(self, waiter: _Waiter) -> None:
         with self._mutex:
-            if turn in self._queue:
-                self._queue.remove(turn)
-            if turn.leads:
+            if waiter in self._queue:
+                self._queue.remove(waiter)
+            if waiter.leads:
                 # Perhaps again: what interrupted it may have come while it handed the lead on. Two
-                # who lead do no harm, for the session lets in one of them at a time.
+                # leaders do no harm: the session lets in one of them at a time.
                 self._appoint()
 
     def before_fork(self) -> None:
-        """Do nothing: whoever leads works on the session, which comes to rest by itself."""
+        """Do nothing: the leader works on the session, which comes to rest by itself."""
 
     def after_fork_in_parent(self) -> None:
         """Do nothing: see `before_fork`."""
@@ -140,11 +138,11 @@ class Combiner:
         self._fresh()
 
 
-def _wake(turns: list[_Turn]) -> None:
-    for turn in turns:
+def _wake(waiters: list[_Waiter]) -> None:
+    for waiter in waiters:
         # The leader is awake; so is one that was woken before an interruption of this loop.
-        if not turn.leads and turn.awake.locked():
-            turn.awake.release()
+        if not waiter.leads and waiter.awake.locked():
+            waiter.awake.release()
 
 
 # --- tasks --------------------------------------------------------------------------------
@@ -169,7 +167,7 @@ class _Awaited(Job):
         self.asked = time.monotonic()
 
 
-class _Desk:
+class _LoopQueue:
     """What the tasks of one loop have asked for, in their order."""
 
     __slots__ = ("new", "waiting")
@@ -178,7 +176,7 @@ class _Desk:
         self.new: list[_Awaited] = []
         """Not handed to the thread yet."""
         self.waiting: deque[_Awaited] = deque()
-        """All, while one of them may run out of patience."""
+        """All, while one of them may run out of time."""
 
 
 class Writer:
@@ -187,7 +185,7 @@ class Writer:
     def __init__(self, session: Session, timeout: float) -> None:
         self._session = session
         # Twice: the writer may wait that long for another process before it turns to this job.
-        self._patience = 2 * timeout
+        self._longest_wait = 2 * timeout
         self._closed = False
         self._dropped = False
         self._fresh()
@@ -197,9 +195,9 @@ class Writer:
         self._mutex = threading.Lock()
         self._queue: SimpleQueue[list[_Awaited]] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._farewell: _Awaited | None = None
+        self._last_job: _Awaited | None = None
         """The last job, an empty one: `close` waits for it, and the thread ends with it."""
-        self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopQueue] = {}
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them.
@@ -212,30 +210,30 @@ class Writer:
         """Ask the thread to run the operations."""
         job = _Awaited(operations)
         if self._closed:
-            raise self._refusal()
-        desk = self._desks.get(job.loop)
-        if desk is None:
-            for loop in self._desks.copy():
-                if loop.is_closed():  # and will not look after its desk any more
-                    self._desks.pop(loop, None)
-            desk = self._desks[job.loop] = _Desk()
-            job.loop.call_later(self._patience, self._look, job.loop)
-        if not desk.new:
+            raise self._closed_error()
+        queue = self._loops.get(job.loop)
+        if queue is None:
+            for loop in self._loops.copy():
+                if loop.is_closed():  # and will not call `_check_waiting` any more
+                    self._loops.pop(loop, None)
+            queue = self._loops[job.loop] = _LoopQueue()
+            job.loop.call_later(self._longest_wait, self._check_waiting, job.loop)
+        if not queue.new:
             # When all who are awake now have asked: they go into one transaction, and the thread,
             # which Python may let run at any moment, does not begin with a few of them.
-            job.loop.call_soon(self._hand_over, desk)
-        desk.new.append(job)
-        waiting = desk.waiting
+            job.loop.call_soon(self._hand_over, queue)
+        queue.new.append(job)
+        waiting = queue.waiting
         while waiting and waiting[0].answered.done():
             waiting.popleft()  # its results are not ours to keep
         waiting.append(job)
         return job.answered
 
-    def _hand_over(self, desk: _Desk) -> None:
-        jobs, desk.new = desk.new, []
+    def _hand_over(self, queue: _LoopQueue) -> None:
+        jobs, queue.new = queue.new, []
         with self._mutex:
             if self._closed:  # by another loop
-                _refuse(jobs, self._refusal())
+                _reject(jobs, self._closed_error())
                 return
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name="semel-sqlite", daemon=True)
@@ -243,30 +241,30 @@ class Writer:
                     thread.start()
                 except (RuntimeError, MemoryError) as error:
                     place = self._session.place
-                    _refuse(jobs, StoreUnavailable(f"no thread for the store on {place}: {error}"))
+                    _reject(jobs, StoreUnavailable(f"no thread for the store on {place}: {error}"))
                     return
                 self._thread = thread
             for begin in range(0, len(jobs), MOST_JOBS):
                 self._queue.put(jobs[begin : begin + MOST_JOBS])
 
-    def _refusal(self) -> StoreUnavailable:
+    def _closed_error(self) -> StoreUnavailable:
         return StoreUnavailable(f"the store on {self._session.place} is closed")
 
     async def close(self) -> None:
         """Finish what was asked for, then end the thread and close the session."""
-        desk = self._desks.get(running_loop()) if self._desks else None
-        if desk is not None and not self._closed:
-            self._hand_over(desk)
+        queue = self._loops.get(running_loop()) if self._loops else None
+        if queue is not None and not self._closed:
+            self._hand_over(queue)
         with self._mutex:
             self._closed = True
-            if self._thread is not None and self._farewell is None:
-                self._farewell = _Awaited(())
-                self._queue.put([self._farewell])
-        if self._thread is None or self._farewell is None:
+            if self._thread is not None and self._last_job is None:
+                self._last_job = _Awaited(())
+                self._queue.put([self._last_job])
+        if self._thread is None or self._last_job is None:
             self._session.close()
         else:
-            # Shielded: a second caller may wait for the same farewell.
-            await asyncio.shield(self._farewell.answered)
+            # Shielded: a second caller may wait for the same job.
+            await asyncio.shield(self._last_job.answered)
             self._thread.join()
 
     def drop(self) -> None:
@@ -279,16 +277,16 @@ class Writer:
         with self._mutex:
             if self._thread is not threading.current_thread():
                 return  # its start was interrupted, and the next call has started another
-        while (batch := self._collect()) and batch[-1] is not self._farewell:
-            self._session.run(batch, _tell)
+        while (batch := self._collect()) and batch[-1] is not self._last_job:
+            self._session.run(batch, _notify)
         if not batch:
             self._session.rest()
             return
-        *rest, farewell = batch
+        *rest, last_job = batch
         if rest:
-            self._session.run(rest, _tell)
+            self._session.run(rest, _notify)
         self._session.close()
-        _tell([farewell])
+        _notify([last_job])
 
     def _collect(self) -> list[_Awaited]:
         """Take what was asked for; if that is nothing, the thread is dismissed."""
@@ -306,25 +304,18 @@ class Writer:
                     batch += self._queue.get_nowait()
         return batch
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         """Jobs are served in their order: one alarm, for the oldest, is enough for a loop."""
-        jobs, now = self._desks.get(loop, _Desk()).waiting, time.monotonic()
-        while jobs and (jobs[0].answered.done() or now >= jobs[0].asked + self._patience):
-            self._give_up(jobs.popleft())
+        jobs, now = self._loops.get(loop, _LoopQueue()).waiting, time.monotonic()
+        while jobs and (jobs[0].answered.done() or now >= jobs[0].asked + self._longest_wait):
+            job = jobs.popleft()
+            if not job.answered.done():
+                error = job.given_up(self._session.place, self._longest_wait)
+                job.answered.set_exception(error)
         if jobs:
-            loop.call_later(jobs[0].asked + self._patience - now, self._look, loop)
+            loop.call_later(jobs[0].asked + self._longest_wait - now, self._check_waiting, loop)
         else:
-            self._desks.pop(loop, None)
-
-    def _give_up(self, job: _Awaited) -> None:
-        if not job.answered.done():
-            what = "nothing was done" if job.take() else "the transaction may still be committed"
-            job.answered.set_exception(
-                StoreUnavailable(
-                    f"the SQLite database {self._session.place} did not answer within "
-                    f"{self._patience:g} s; {what}"
-                )
-            )
+            self._loops.pop(loop, None)
 
     def before_fork(self) -> None:
         """Do nothing: the thread works on the session, which comes to rest by itself."""
@@ -337,23 +328,23 @@ class Writer:
         self._fresh()
 
 
-def _refuse(jobs: Sequence[_Awaited], error: StoreUnavailable) -> None:
+def _reject(jobs: Sequence[_Awaited], error: StoreUnavailable) -> None:
     for job in jobs:
         if not job.answered.done():
             job.answered.set_exception(error)
 
 
-def _tell(jobs: Sequence[_Awaited]) -> None:
+def _notify(jobs: Sequence[_Awaited]) -> None:
     """Wake the callers: once per loop, not once per caller."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Awaited]] = {}
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
     for loop, answered in by_loop.items():
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, answered)
+            loop.call_soon_threadsafe(_set_results, answered)
 
 
-def _settle(jobs: Sequence[_Awaited]) -> None:
+def _set_results(jobs: Sequence[_Awaited]) -> None:
     for job in jobs:
-        if not job.answered.done():  # cancelled, or out of patience
+        if not job.answered.done():  # cancelled, or out of time
             job.answered.set_result(job.outcomes)
