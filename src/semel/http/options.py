@@ -84,30 +84,32 @@ class Choices:
         retry_after: Duration = 1.0,
         problems: Mapping[str, Wording] | None = None,
     ) -> None:
-        self.header = None if header is None else checking.header_name("header", header)
-        self.query = checking.text("query", query)
-        self.field = checking.text("field", field)
-        self.key = checking.function("key", key)
+        self.header = None if header is None else checking.check_header_name("header", header)
+        self.query = checking.check_text("query", query)
+        self.field = checking.check_text("field", field)
+        self.key = checking.check_function("key", key)
         self.order = _order(order)
-        self.strict = checking.flag("strict", strict)
-        self.required = checking.flag("required", required)
-        self.separate_routes = checking.flag("separate_routes", separate_routes)
+        self.strict = checking.check_flag("strict", strict)
+        self.required = checking.check_flag("required", required)
+        self.separate_routes = checking.check_flag("separate_routes", separate_routes)
         self.methods = _methods(methods)
-        self.scope = checking.scope(scope)
-        self.tenant = checking.function("tenant", tenant)
+        self.scope = checking.check_scope(scope)
+        self.tenant = checking.check_function("tenant", tenant)
         self.payload = _payload(payload)
-        self.secret = checking.secret(secret)
-        self.policy = checking.policy(policy)
+        self.secret = checking.check_secret(secret)
+        self.policy = checking.check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored = StoredRule.of(stored)
-        self.never_stored = frozenset(
-            checking.header_name("never_stored", name).lower().encode()
-            for name in checking.texts("never_stored", never_stored)
+        self.stored = StoredRule.of(
+            checking.check_function("stored", stored) if callable(stored) else stored
         )
-        self.replayed_header = checking.header_name("replayed_header", replayed_header)
+        self.never_stored = frozenset(
+            checking.check_header_name("never_stored", name).lower().encode()
+            for name in checking.check_texts("never_stored", never_stored)
+        )
+        self.replayed_header = checking.check_header_name("replayed_header", replayed_header)
         self.max_body, self.max_response = (
-            checking.size("max_body", max_body),
-            checking.size("max_response", max_response),
+            checking.check_size("max_body", max_body),
+            checking.check_size("max_response", max_response),
         )
         self.retry_after = seconds("retry_after", retry_after)
         self.problems = checked_wordings(problems or {})
@@ -144,14 +146,14 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
 
 
 def _order(order: Sequence[KeySource]) -> tuple[KeySource, ...]:
-    given = tuple(checking.texts("order", order))
+    given = tuple(checking.check_texts("order", order))
     if sorted(given) != sorted(SOURCES):
         raise ConfigError(f"order must have each of {', '.join(SOURCES)} once; got {given!r}")
     return given  # type: ignore[return-value]
 
 
 def _methods(methods: Sequence[str]) -> frozenset[str]:
-    names = frozenset(name.upper() for name in checking.texts("methods", methods))
+    names = frozenset(name.upper() for name in checking.check_texts("methods", methods))
     if names & _NEVER_INTERCEPTED:
         wrong = ", ".join(sorted(names & _NEVER_INTERCEPTED))
         raise ConfigError(f"methods: {wrong} changes nothing, so it is never intercepted")
@@ -160,8 +162,8 @@ def _methods(methods: Sequence[str]) -> frozenset[str]:
 
 def _payload(payload: Any) -> Any:
     if payload is None or callable(payload):
-        return checking.function("payload", payload)
-    fields = tuple(checking.texts("payload", payload))
+        return checking.check_function("payload", payload)
+    fields = tuple(checking.check_texts("payload", payload))
     if not fields or not all(isinstance(field, str) and field for field in fields):
         raise ConfigError("payload must be fields of the body, such as ['amount'], or a function")
     return fields

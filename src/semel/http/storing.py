@@ -18,7 +18,6 @@ import msgspec
 from semel.core.codec import unbound
 from semel.errors import ConfigError, SerializationError
 from semel.events import logger
-from semel.http import checking
 from semel.http.messages import Answer, HeaderLine, Headers
 
 Keeping: TypeAlias = Literal["store", "forget", "unknown", "failure"]
@@ -87,7 +86,6 @@ class StoredRule(msgspec.Struct, frozen=True):
     def of(cls, given: StoredStatuses | None) -> StoredRule:
         """Check the option; what cannot be used is a ConfigError."""
         if callable(given):
-            checking.function("stored", given)
             return cls(frozenset(), given, _sees_headers(given))
         named = (given,) if isinstance(given, int) else () if given is None else given
         if isinstance(named, str | bytes) or not isinstance(named, Iterable):

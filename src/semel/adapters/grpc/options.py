@@ -92,17 +92,17 @@ class Choices:
         busy_code: BusyCode = "UNAVAILABLE",
     ) -> None:
         self.metadata = None if metadata is None else metadata_name(metadata)
-        self.key = checking.function("key", key)
+        self.key = checking.check_function("key", key)
         self.required, self.separate_methods = required, separate_methods
-        self.scope = checking.scope(scope)
-        self.tenant = checking.function("tenant", tenant)
-        self.payload = checking.function("payload", payload)
-        self.secret = checking.secret(secret)
-        self.policy = checking.policy(policy)
+        self.scope = checking.check_scope(scope)
+        self.tenant = checking.check_function("tenant", tenant)
+        self.payload = checking.check_function("payload", payload)
+        self.secret = checking.check_secret(secret)
+        self.policy = checking.check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored: StoredCodes = checking.function("stored", stored) or no_other_code
-        self.max_request = checking.size("max_request", max_request)
-        self.max_response = checking.size("max_response", max_response)
+        self.stored: StoredCodes = checking.check_function("stored", stored) or no_other_code
+        self.max_request = checking.check_size("max_request", max_request)
+        self.max_response = checking.check_size("max_response", max_response)
         self.pushback = seconds("pushback", pushback)
         if busy_code not in _BUSY_CODES:
             raise ConfigError(f"busy_code is UNAVAILABLE or ABORTED; got {busy_code!r}")
