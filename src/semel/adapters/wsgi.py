@@ -18,7 +18,6 @@ from wsgiref.util import FileWrapper
 from semel.adapters.door import Door, Exchange
 from semel.adapters.following import Following, Sent, close
 from semel.adapters.nesting import PROTECTED
-from semel.adapters.options import MiddlewareOptions
 from semel.adapters.wsgi_requests import (
     Body,
     Environ,
@@ -29,6 +28,7 @@ from semel.adapters.wsgi_requests import (
     texts,
 )
 from semel.http.messages import Answer, HeaderLine
+from semel.http.options import MiddlewareOptions
 from semel.http.storing import UNPROTECTED, has_body, is_event_stream
 from semel.sync import Idempotency
 

@@ -5,16 +5,102 @@ The options of a door hold for every request; a `Route` changes some of them for
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
+from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
-from semel.errors import ConfigError
-from semel.http import checking
+from semel.errors import ConfigError, InvalidKey
 from semel.http.messages import Request
 from semel.http.problems import Wording, checked_wordings
 from semel.http.storing import StoredRule, StoredStatuses
+
+# --- Checks of single options: what is wrong is a ConfigError, which names the option -----
+#
+# The doors of HTTP and of gRPC share them. Each gives back the value that it was given.
+
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def known_options(options: Mapping[str, Any], known: Iterable[str]) -> Mapping[str, Any]:
+    """Refuse options that do not exist."""
+    unknown = options.keys() - set(known)
+    if unknown:
+        raise ConfigError(f"there is no option {min(unknown)!r}; known: {', '.join(known)}")
+    return options
+
+
+def check_scope(value: object) -> str:
+    """Refuse a scope that no store would take."""
+    try:
+        KeyRules().check_scope(value)
+    except InvalidKey as error:
+        raise ConfigError(str(error)) from error
+    return cast("str", value)
+
+
+def check_text(name: str, value: object) -> str | None:
+    """Refuse what is neither a text nor None."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f"{name} must be a text or None; got {value!r}")
+    return value
+
+
+def check_texts(name: str, value: Sequence[str]) -> Sequence[str]:
+    """Refuse one text in the place of several."""
+    if isinstance(value, str):
+        raise ConfigError(f"{name} must be a sequence of texts, such as [{value!r}]")
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Refuse what is neither True nor False: a text such as "no" would be true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False; got {value!r}")
+    return value
+
+
+def check_header_name(option: str, value: object) -> str:
+    """Refuse what cannot be the name of a header."""
+    if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
+        raise ConfigError(f"{option} must be the name of a header; got {value!r}")
+    return value
+
+
+def check_function(name: str, value: Any) -> Any:
+    """Refuse what cannot be called, and coroutines where nobody would await them."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
+    if name != "tenant" and any(
+        map(inspect.iscoroutinefunction, (value, getattr(value, "__call__", None)))  # noqa: B004 - it is asked what it is
+    ):
+        raise ConfigError(f"{name} must be a plain function: only tenant may be async")
+    return value
+
+
+def check_secret(value: object) -> bytes | None:
+    """Refuse a secret that would protect nothing."""
+    if value is not None and (not isinstance(value, bytes) or not value):
+        raise ConfigError("secret must be bytes, and not empty")
+    return value
+
+
+def check_policy(value: object) -> Policy | None:
+    """Refuse what is no policy, such as the name of one."""
+    if value is not None and not isinstance(value, Policy):
+        raise ConfigError(f"policy must be a Policy, not {type(value).__name__}")
+    return value
+
+
+def check_size(name: str, value: object) -> int:
+    """Refuse what is no number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be a number of bytes; got {value!r}")
+    return value
+
 
 PathPattern: TypeAlias = str | re.Pattern[str]
 KeySource: TypeAlias = Literal["header", "query", "field", "function"]
@@ -84,32 +170,32 @@ class Choices:
         retry_after: Duration = 1.0,
         problems: Mapping[str, Wording] | None = None,
     ) -> None:
-        self.header = None if header is None else checking.check_header_name("header", header)
-        self.query = checking.check_text("query", query)
-        self.field = checking.check_text("field", field)
-        self.key = checking.check_function("key", key)
+        self.header = None if header is None else check_header_name("header", header)
+        self.query = check_text("query", query)
+        self.field = check_text("field", field)
+        self.key = check_function("key", key)
         self.order = _order(order)
-        self.strict = checking.check_flag("strict", strict)
-        self.required = checking.check_flag("required", required)
-        self.separate_routes = checking.check_flag("separate_routes", separate_routes)
+        self.strict = check_flag("strict", strict)
+        self.required = check_flag("required", required)
+        self.separate_routes = check_flag("separate_routes", separate_routes)
         self.methods = _methods(methods)
-        self.scope = checking.check_scope(scope)
-        self.tenant = checking.check_function("tenant", tenant)
+        self.scope = check_scope(scope)
+        self.tenant = check_function("tenant", tenant)
         self.payload = _payload(payload)
-        self.secret = checking.check_secret(secret)
-        self.policy = checking.check_policy(policy)
+        self.secret = check_secret(secret)
+        self.policy = check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
         self.stored = StoredRule.of(
-            checking.check_function("stored", stored) if callable(stored) else stored
+            check_function("stored", stored) if callable(stored) else stored
         )
         self.never_stored = frozenset(
-            checking.check_header_name("never_stored", name).lower().encode()
-            for name in checking.check_texts("never_stored", never_stored)
+            check_header_name("never_stored", name).lower().encode()
+            for name in check_texts("never_stored", never_stored)
         )
-        self.replayed_header = checking.check_header_name("replayed_header", replayed_header)
+        self.replayed_header = check_header_name("replayed_header", replayed_header)
         self.max_body, self.max_response = (
-            checking.check_size("max_body", max_body),
-            checking.check_size("max_response", max_response),
+            check_size("max_body", max_body),
+            check_size("max_response", max_response),
         )
         self.retry_after = seconds("retry_after", retry_after)
         self.problems = checked_wordings(problems or {})
@@ -119,7 +205,7 @@ class Choices:
 
 def chosen(options: Mapping[str, Any]) -> Choices:
     """Check options that are given by name."""
-    return Choices(**checking.known_options(options, DoorOptions.__annotations__))
+    return Choices(**known_options(options, DoorOptions.__annotations__))
 
 
 class Route:
@@ -131,7 +217,7 @@ class Route:
     def __init__(self, pattern: PathPattern, **options: Any) -> None:
         path_matcher(pattern)  # raises ConfigError if the pattern is invalid
         self.pattern = pattern
-        self.options = checking.known_options(options, DoorOptions.__annotations__)
+        self.options = known_options(options, DoorOptions.__annotations__)
 
 
 def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
@@ -146,14 +232,14 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
 
 
 def _order(order: Sequence[KeySource]) -> tuple[KeySource, ...]:
-    given = tuple(checking.check_texts("order", order))
+    given = tuple(check_texts("order", order))
     if sorted(given) != sorted(SOURCES):
         raise ConfigError(f"order must have each of {', '.join(SOURCES)} once; got {given!r}")
     return given  # type: ignore[return-value]
 
 
 def _methods(methods: Sequence[str]) -> frozenset[str]:
-    names = frozenset(name.upper() for name in checking.check_texts("methods", methods))
+    names = frozenset(name.upper() for name in check_texts("methods", methods))
     if names & _NEVER_INTERCEPTED:
         wrong = ", ".join(sorted(names & _NEVER_INTERCEPTED))
         raise ConfigError(f"methods: {wrong} changes nothing, so it is never intercepted")
@@ -162,8 +248,23 @@ def _methods(methods: Sequence[str]) -> frozenset[str]:
 
 def _payload(payload: Any) -> Any:
     if payload is None or callable(payload):
-        return checking.check_function("payload", payload)
-    fields = tuple(checking.check_texts("payload", payload))
+        return check_function("payload", payload)
+    fields = tuple(check_texts("payload", payload))
     if not fields or not all(isinstance(field, str) and field for field in fields):
         raise ConfigError("payload must be fields of the body, such as ['amount'], or a function")
     return fields
+
+
+# --- The options of a middleware: those of every door, and which paths it takes -----------
+
+
+class PathOptions(TypedDict, total=False):
+    """Which paths a middleware takes, and other options for some of them."""
+
+    include: Sequence[PathPattern] | None
+    exclude: Sequence[PathPattern]
+    routes: Sequence[Route]
+
+
+class MiddlewareOptions(DoorOptions, PathOptions, total=False):
+    """Options of every door, and which paths it takes."""

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeAlias
 from semel.core.policy import Rules
 from semel.errors import ConfigError
 from semel.events import logger
-from semel.http.checking import known_options
-from semel.http.options import DoorOptions, PathPattern, Route, chosen, path_matcher
+from semel.http.options import DoorOptions, PathPattern, Route, chosen, known_options, path_matcher
 from semel.http.rulebook import Rulebook
 
 Matcher: TypeAlias = Callable[[str], object]

@@ -29,11 +29,11 @@ from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.responses import response_of
 from semel.adapters.django.running import Claim
 from semel.adapters.django.views import is_left_alone
-from semel.adapters.options import MiddlewareOptions
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.events import logger
+from semel.http.options import MiddlewareOptions
 from semel.http.rulebook import Refusal, Rulebook
 from semel.sync import Idempotency
 

@@ -13,11 +13,11 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from msgspec import Struct
 
-from semel.adapters.options import MiddlewareOptions, PathOptions
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.core.policy import resolve
 from semel.errors import ConfigError
 from semel.http.messages import Request
+from semel.http.options import MiddlewareOptions, PathOptions
 from semel.http.routing import Routing
 
 SETTING: Final = "SEMEL"

@@ -12,11 +12,10 @@ from flask import Flask, current_app
 from semel.adapters.door import Door
 from semel.adapters.flask.running import answered
 from semel.adapters.misplaced import Decorated, Routed, refuse_unprotected
-from semel.adapters.options import MiddlewareOptions, PathOptions
 from semel.adapters.wsgi import IdempotencyMiddleware
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.errors import ConfigError
-from semel.http.options import DoorOptions, chosen
+from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
 from semel.http.rulebook import Rulebook
 from semel.sync import Idempotency
 

@@ -16,7 +16,7 @@ import msgspec
 from semel.adapters.grpc.storing import StoredCodes, no_other_code
 from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError
-from semel.http import checking
+from semel.http import options as checking
 from semel.http.options import MIB
 
 _METADATA_NAME: Final = re.compile(r"[0-9a-z_.\-]+")

@@ -23,7 +23,7 @@ from semel.adapters.grpc.rulebook import PUSHBACK
 from semel.attempts import current_attempt
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError
-from semel.http.checking import known_options
+from semel.http.options import known_options
 from semel.http.retrying import ClientRules
 
 RETRIED: Final = (StatusCode.UNAVAILABLE, StatusCode.ABORTED)
