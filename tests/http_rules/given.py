@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.core.policy import Rules, resolve
 from semel.http.messages import Headers, Request
 from semel.http.options import chosen
-from semel.http.rulebook import BODY, Rulebook
+from semel.http.rules import BODY, Rulebook
 
 JSON = ("content-type", "application/json")
 

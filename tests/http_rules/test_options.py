@@ -8,7 +8,7 @@ from http_rules.given import as_an_engine
 from semel.errors import ConfigError
 from semel.http import Route
 from semel.http.options import chosen, path_matcher
-from semel.http.routing import Routing
+from semel.http.rules import Routing
 
 
 async def an_async_function(request):

@@ -10,7 +10,7 @@ from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
 from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
-from semel.http.rulebook import Refusal
+from semel.http.rules import Refusal
 from semel.http.storing import AnswerCodec
 
 KEYED = ("idempotency-key", "k")

@@ -22,8 +22,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.problems import log_failure
-from semel.http.routing import Routing
-from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
+from semel.http.rules import BODY, Ask, Refusal, Routing, Rulebook
 from semel.stores.loops import running_loop
 
 LARGE: Final = 64 * 1024

@@ -20,8 +20,7 @@ from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
-from semel.http.routing import Routing
-from semel.http.rulebook import BODY, Ask, Refusal, Rulebook
+from semel.http.rules import BODY, Ask, Refusal, Routing, Rulebook
 from semel.stores.places import Places
 from semel.sync import Idempotency
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from semel.events import logger
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 from semel.http.storing import SEE_OTHER
 
 _SHOWN: Final = 200

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from semel.errors import ConfigError
 from semel.http.messages import HeaderLine, Headers, Request
-from semel.http.rulebook import Refusal
+from semel.http.rules import Refusal
 
 Environ: TypeAlias = dict[str, Any]
 

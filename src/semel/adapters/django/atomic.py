@@ -24,7 +24,7 @@ from semel.adapters.nesting import claimed_outside, owners_around
 from semel.engine._sync.transactions import TransactionContext
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
-from semel.http.rulebook import Refusal, Rulebook
+from semel.http.rules import Refusal, Rulebook
 from semel.http.storing import is_event_stream
 from semel.transactions import troubles
 

@@ -16,7 +16,7 @@ from semel.adapters.wsgi_requests import content_length, header_lines, is_chunke
 from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.messages import HeaderLine, Headers, Request
-from semel.http.rulebook import Refusal
+from semel.http.rules import Refusal
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 

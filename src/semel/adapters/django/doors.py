@@ -26,7 +26,7 @@ from semel.core.extras import have
 from semel.engine.setup import Call
 from semel.errors import ConfigError
 from semel.http.messages import Answer, HeaderLine, Request
-from semel.http.rulebook import BODY, Rulebook, Waiting
+from semel.http.rules import BODY, Rulebook, Waiting
 from semel.stores.base import OnFile
 from semel.sync import Idempotency
 

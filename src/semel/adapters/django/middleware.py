@@ -34,7 +34,7 @@ from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import MiddlewareOptions
-from semel.http.rulebook import Refusal, Rulebook
+from semel.http.rules import Refusal, Rulebook
 from semel.sync import Idempotency
 
 

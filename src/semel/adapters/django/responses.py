@@ -22,7 +22,7 @@ from semel.adapters.django.streaming import read_on
 from semel.adapters.following import up_to
 from semel.core.extras import have
 from semel.http.messages import Answer, HeaderLine
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 from semel.http.storing import UNPROTECTED
 
 # What a response closes when it has been sent, in order, is not public; here and in `streaming`.

@@ -18,7 +18,7 @@ from semel.core.policy import resolve
 from semel.errors import ConfigError
 from semel.http.messages import Request
 from semel.http.options import MiddlewareOptions, PathOptions
-from semel.http.routing import Routing
+from semel.http.rules import Routing
 
 SETTING: Final = "SEMEL"
 _BY_PATH: Final = ("key", "tenant", "payload", "policy", "stored")

@@ -26,7 +26,7 @@ from semel.aio import AsyncIdempotency
 from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, chosen
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 from semel.sync import Idempotency
 
 F = TypeVar("F", bound=Callable[..., Any])

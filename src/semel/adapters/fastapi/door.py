@@ -16,7 +16,7 @@ from semel.adapters.fastapi.routes import all_routes_of
 from semel.adapters.misplaced import Routed
 from semel.adapters.starlette import door
 from semel.adapters.starlette.endpoints import Endpoint
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 
 if TYPE_CHECKING:
     from semel.adapters.starlette.sessions import SessionChoice

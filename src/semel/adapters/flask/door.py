@@ -16,7 +16,7 @@ from semel.adapters.wsgi import IdempotencyMiddleware
 from semel.adapters.wsgi_requests import refuse_underscores
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 from semel.sync import Idempotency
 
 F = TypeVar("F", bound=Callable[..., Any])

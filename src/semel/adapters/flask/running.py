@@ -20,7 +20,7 @@ from semel.adapters.following import Following, up_to
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi_requests import texts
 from semel.http.messages import Answer, HeaderLine
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 _ADDRESSES: Final = frozenset({"location", "content-location"})

@@ -38,9 +38,8 @@ from semel.errors import (
 from semel.events import logger
 from semel.http.fingerprints import digest
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
-from semel.http.policies import rules_of
 from semel.http.problems import PROBLEMS, log_failure, problem_of
-from semel.http.rulebook import Refusal, known_tenant
+from semel.http.rules import Refusal, known_tenant, rules_of
 
 Trailers: TypeAlias = tuple[tuple[str, Any], ...]
 

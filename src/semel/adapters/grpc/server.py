@@ -30,7 +30,7 @@ from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
-from semel.http.rulebook import Refusal
+from semel.http.rules import Refusal
 from semel.sync import Idempotency
 
 

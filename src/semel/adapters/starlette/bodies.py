@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from semel.adapters.asgi_requests import most_empty
 from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.http import messages
-from semel.http.rulebook import Refusal
+from semel.http.rules import Refusal
 
 
 class Body:

@@ -26,7 +26,7 @@ from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.messages import Answer
 from semel.http.options import DoorOptions
-from semel.http.rulebook import Refusal, Rulebook
+from semel.http.rules import Refusal, Rulebook
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 

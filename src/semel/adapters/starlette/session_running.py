@@ -56,7 +56,7 @@ from semel.errors import (
 )
 from semel.http.messages import Answer, HeaderLine
 from semel.http.problems import log_failure
-from semel.http.rulebook import Rulebook
+from semel.http.rules import Rulebook
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
 from semel.transactions import troubles
