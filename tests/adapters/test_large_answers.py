@@ -11,7 +11,7 @@ import pytest
 from semel import AsyncIdempotency, Idempotency
 from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, AsyncDoor
 from semel.adapters.door import Door
-from semel.http.messages import Answer, Headers, Request
+from semel.http.requests import Answer, Headers, Request
 
 REQUESTS = 3 * LARGE_AT_ONCE
 

@@ -28,8 +28,8 @@ from semel.adapters.asgi_requests import (
 from semel.adapters.aside import Aside
 from semel.adapters.nesting import PROTECTED
 from semel.aio import AsyncIdempotency
-from semel.http.messages import Answer
 from semel.http.options import MiddlewareOptions
+from semel.http.requests import Answer
 from semel.stores.loops import running_loop
 
 __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]

@@ -11,7 +11,7 @@ from msgspec import Struct
 from semel.adapters.aio_door import AsyncExchange
 from semel.adapters.nesting import PROTECTED
 from semel.core.decide import Undone
-from semel.http.messages import Answer, Headers, Request
+from semel.http.requests import Answer, Headers, Request
 from semel.http.rules import Refusal
 from semel.http.storing import UNPROTECTED, is_event_stream
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Self
 
 from semel.adapters.door import Exchange
-from semel.http.messages import HeaderLine
+from semel.http.requests import HeaderLine
 
 
 def close(chunks: object) -> None:

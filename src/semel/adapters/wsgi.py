@@ -27,8 +27,8 @@ from semel.adapters.wsgi_requests import (
     root_of,
     texts,
 )
-from semel.http.messages import Answer, HeaderLine
 from semel.http.options import MiddlewareOptions
+from semel.http.requests import Answer, HeaderLine
 from semel.http.storing import UNPROTECTED, has_body, is_event_stream
 from semel.sync import Idempotency
 

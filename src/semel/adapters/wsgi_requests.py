@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any, Final, TypeAlias
 
 from semel.errors import ConfigError
-from semel.http.messages import HeaderLine, Headers, Request
+from semel.http.requests import HeaderLine, Headers, Request
 from semel.http.rules import Refusal
 
 Environ: TypeAlias = dict[str, Any]

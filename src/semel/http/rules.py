@@ -27,10 +27,7 @@ from semel.errors import (
     SerializationError,
 )
 from semel.events import logger
-from semel.http.bodies import MISSING, document_of, field_of, key_in_field
-from semel.http.fingerprints import digest, fingerprint, place
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
-from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import (
     CHANGING,
     Choices,
@@ -42,6 +39,18 @@ from semel.http.options import (
     path_matcher,
 )
 from semel.http.problems import problem, problem_of
+from semel.http.requests import (
+    MISSING,
+    Answer,
+    HeaderLine,
+    Request,
+    digest,
+    document_of,
+    field_of,
+    fingerprint,
+    key_in_field,
+    place,
+)
 from semel.http.storing import (
     REDIRECTS,
     AnswerCodec,

@@ -28,7 +28,7 @@ from semel.adapters.django.responses import (
 )
 from semel.adapters.django.running import Claim
 from semel.adapters.door import Door, Exchange
-from semel.http.messages import Answer
+from semel.http.requests import Answer
 from semel.http.rules import Rulebook
 from semel.http.storing import is_event_stream
 

@@ -10,12 +10,11 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
 from semel.adapters import wsgi_requests
-from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi_requests import content_length, header_lines, is_chunked
 from semel.core.extras import have
 from semel.errors import ConfigError
-from semel.http.messages import HeaderLine, Headers, Request
+from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
 from semel.http.rules import Refusal
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")

@@ -21,7 +21,7 @@ from semel.adapters.django.bodies import inner
 from semel.adapters.django.streaming import read_on
 from semel.adapters.following import up_to
 from semel.core.extras import have
-from semel.http.messages import Answer, HeaderLine
+from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import Rulebook
 from semel.http.storing import UNPROTECTED
 

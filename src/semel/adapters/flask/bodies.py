@@ -7,9 +7,8 @@ from typing import Final
 from flask import request
 
 from semel.adapters import wsgi_requests
-from semel.adapters.forms import Upload, form_bytes, without_boundary
 from semel.errors import ConfigError
-from semel.http.messages import Headers, Request
+from semel.http.requests import Headers, Request, Upload, form_bytes, without_boundary
 from semel.http.rules import Refusal
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")

@@ -19,7 +19,7 @@ from semel.adapters.flask.bodies import Body
 from semel.adapters.following import Following, up_to
 from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi_requests import texts
-from semel.http.messages import Answer, HeaderLine
+from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
 

@@ -36,9 +36,9 @@ from semel.errors import (
     WaitTimeout,
 )
 from semel.events import logger
-from semel.http.fingerprints import digest
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.problems import PROBLEMS, log_failure, problem_of
+from semel.http.requests import digest
 from semel.http.rules import Refusal, known_tenant, rules_of
 
 Trailers: TypeAlias = tuple[tuple[str, Any], ...]

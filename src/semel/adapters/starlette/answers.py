@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from semel.adapters.aio_following import Flow
 from semel.core.extras import inside
-from semel.http.messages import Answer
+from semel.http.requests import Answer
 from semel.http.storing import is_event_stream
 
 # Not public: what Starlette itself asks of a handler.

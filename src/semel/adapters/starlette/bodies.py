@@ -7,8 +7,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from semel.adapters.asgi_requests import most_empty
-from semel.adapters.forms import Upload, form_bytes, without_boundary
-from semel.http import messages
+from semel.http import requests
+from semel.http.requests import Upload, form_bytes, without_boundary
 from semel.http.rules import Refusal
 
 
@@ -19,16 +19,16 @@ class Body:
         self._request, self._limit = request, limit
         self._form: Any = request._form
         scope = request.scope
-        self.request = messages.Request(
+        self.request = requests.Request(
             scope["method"].upper(),
             scope["path"],
             scope.get("query_string", b""),
-            messages.Headers(self._lines()),
+            requests.Headers(self._lines()),
             request,
         )
 
-    def _lines(self) -> list[messages.HeaderLine]:
-        lines: list[messages.HeaderLine] = self._request.scope["headers"]
+    def _lines(self) -> list[requests.HeaderLine]:
+        lines: list[requests.HeaderLine] = self._request.scope["headers"]
         return lines if self._form is None else without_boundary(lines)
 
     async def read(self) -> bytes:

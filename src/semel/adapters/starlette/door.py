@@ -24,8 +24,8 @@ from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visi
 from semel.adapters.starlette.running import Running, shield
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
-from semel.http.messages import Answer
 from semel.http.options import DoorOptions
+from semel.http.requests import Answer
 from semel.http.rules import Refusal, Rulebook
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency

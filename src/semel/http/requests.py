@@ -1,0 +1,267 @@
+"""Requests and answers as values, the same for every door.
+
+This module holds values. It decides nothing and touches no socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
+from urllib.parse import parse_qs, urlencode
+
+import msgspec
+from msgspec import Struct
+
+from semel.core.records import FINGERPRINT_BYTES
+from semel.errors import InvalidKey
+
+HeaderLine: TypeAlias = tuple[bytes, bytes]
+Default = TypeVar("Default")
+
+
+class Headers:
+    """The header lines of a message, in order, unsplit; names are compared without their case.
+
+    Examples:
+        >>> Headers([(b"Accept", b"text/html")]).get("accept")
+        'text/html'
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: Iterable[HeaderLine]) -> None:
+        self.lines = tuple(lines)
+
+    @overload
+    def get(self, name: str) -> str | None: ...
+
+    @overload
+    def get(self, name: str, default: Default) -> str | Default: ...
+
+    def get(self, name: str, default: Default | None = None) -> str | Default | None:
+        """Give the value of the first line with this name, or `default`."""
+        found = self.values(name.lower().encode("latin-1"))
+        return found[0].decode("latin-1") if found else default
+
+    def get_all(self, name: str) -> list[str]:
+        """Give the values of all lines with this name."""
+        return [value.decode("latin-1") for value in self.values(name.lower().encode("latin-1"))]
+
+    def values(self, name: bytes) -> list[bytes]:
+        """Give the values of all lines with this name, in lower case, as they were sent."""
+        size = len(name)
+        return [
+            value
+            for written, value in self.lines
+            if len(written) == size and (written == name or written.lower() == name)
+        ]
+
+
+class Request(Struct, frozen=True):
+    """What a request shows before its body is read; functions of the application get this."""
+
+    method: str
+    """In upper case, whatever the client wrote."""
+    path: str
+    query: bytes
+    """As it was sent, without the question mark."""
+    headers: Headers
+    raw: object
+    """The framework's own: an ASGI scope, a WSGI environ, a request object."""
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """A whole response: status, header lines in order, body."""
+
+    status: int
+    headers: tuple[HeaderLine, ...]
+    body: bytes
+
+
+# --- The digest that tells one request from another ---------------------------------------
+#
+# Method, path, query, content type and body, each with its length before it. The order of JSON's keys
+# does not count, and neither does the boundary of a multipart body, which differs on each try. Every
+# other byte of such a body counts: parsers disagree about which of them are content.
+# A change of this format makes every stored fingerprint a mismatch: golden tests hold it.
+
+
+_JSON: Final = b"application/json"
+_PARAMETERS: Final = rb'((?:\s*;\s*[\w-]+=(?:[^\s;,"]+|"[^"\\]*"))*)'
+_BOUNDARY: Final = rb'\s*;\s*boundary=(?:"([!#-\[\]-~]+)"|([!#-+\--:<-\[\]-~]+))'
+"""Visible characters without quotes and backslashes; without quotes around it, no separators."""
+_MULTIPART: Final = re.compile(
+    rb'(multipart/[^\s;,"]+)' + _PARAMETERS + _BOUNDARY + _PARAMETERS + rb"\s*", re.IGNORECASE
+)
+_NEW_LINE: Final = b"\r\n"
+_LAST: Final = (b"--", b"--\r\n")
+"""How a multipart body ends as a rule."""
+
+
+def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> bytes:
+    """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
+    types = request.headers.values(b"content-type")
+    content_type = b", ".join(types)  # a second one may be the one that the application reads
+    return digest((*place(request), request.query, *content(content_type, body)), secret)
+
+
+def place(request: Request) -> tuple[bytes, bytes]:
+    """Give method and path as bytes; a path need not be Unicode."""
+    return (
+        request.method.encode("latin-1", "replace"),
+        request.path.encode("utf-8", "surrogateescape"),
+    )
+
+
+def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
+    """Digest parts, so that no two lists of them can meet."""
+    message = b"".join([piece for part in parts for piece in (b"%d:" % len(part), part)])
+    if secret is None:
+        return hashlib.sha256(message).digest()[:FINGERPRINT_BYTES]
+    return hmac.digest(secret, message, "sha256")[:FINGERPRINT_BYTES]
+
+
+def content(content_type: bytes, body: bytes) -> list[bytes]:
+    """Give the parts that stand for a body: first its kind, then what it says."""
+    media_type = content_type
+    if content_type != _JSON:  # most are just that, and need no look inside
+        media_type = content_type.partition(b";")[0].strip().lower()
+    if media_type == _JSON or media_type.endswith(b"+json"):
+        try:
+            return [media_type, _encode(_decode(body))]
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            # Not JSON, whatever it says: only the very same bytes are the same.
+            return [media_type, body]
+    if media_type.startswith(b"multipart/"):
+        return _multipart(content_type.strip(), body)
+    return [content_type.strip().lower(), body]
+
+
+def as_written(number: str) -> msgspec.Raw:
+    """Keep a fraction as its text: 0.1 and 0.10000000000000001 may be two amounts."""
+    return msgspec.Raw(number.encode())
+
+
+_decode = msgspec.json.Decoder(float_hook=as_written).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def _multipart(content_type: bytes, body: bytes) -> list[bytes]:
+    """Split a multipart body at its boundary, if all parsers find the same one at the same places.
+
+    If not, only the same bytes with the same content type are the same.
+    """
+    written = _MULTIPART.fullmatch(content_type)
+    pieces = None if written is None else _pieces(body, written[3] or written[4])
+    if written is None or pieces is None or b"boundary" in (written[2] + written[5]).lower():
+        # The mark tells it from a body of one part, which begins with a new line.
+        return [content_type, b"raw", body] if body.startswith(_NEW_LINE) else [content_type, body]
+    kind = written[1].lower() + written[2] + written[5]
+    before, *parts, after = pieces
+    if before or after not in _LAST or kind != written[1].lower():
+        return [kind + b"; boundary", *pieces]
+    return [kind, *parts]
+
+
+def _pieces(body: bytes, boundary: bytes) -> list[bytes] | None:
+    """Split a body, headers of its parts included; None = it has no parts, or not clearly so."""
+    pieces = (_NEW_LINE + body).split(b"\r\n--" + boundary)
+    parts, after = pieces[1:-1], pieces[-1]
+    if not parts or not all(part.startswith(_NEW_LINE) for part in parts):
+        return None
+    if after != b"--" and not after.startswith(b"--\r\n"):
+        return None
+    # Lenient parsers accept other line ends: they would split such a piece again.
+    return None if any(b"--" + boundary in piece for piece in pieces) else pieces
+
+
+# --- Fields of a request's body, by their path: `amount`, `order.id`, `lines.0.sku` -------
+
+
+MISSING: Final = object()
+_FIELDS: Final = 10_000
+"""Fields of a form that are looked at; more are nobody's order."""
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+def field_of(document: object, path: str) -> object:
+    """Read one field of what a body says; `MISSING` if there is none."""
+    value: Any = document
+    for step in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(step, MISSING)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and step.isdecimal():
+            value = value[int(step)] if int(step) < len(value) else MISSING
+        else:
+            return MISSING
+    return value
+
+
+def key_in_field(request: Request, body: bytes, path: str) -> str:
+    """Read a key from a field; a body without it is an error, never a silent fallback."""
+    value = field_of(document_of(request, body), path)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        return value
+    raise InvalidKey(
+        f"the key comes from {path!r} of the body, which is no text or whole number there"
+    )
+
+
+def document_of(request: Request, body: bytes) -> object:
+    """Read a body of JSON or of a form; `MISSING` if it is neither. Fractions stay as written."""
+    media_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
+    try:
+        if media_type == _FORM:
+            fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS)
+            return {
+                name: values[0] if len(values) == 1 else values for name, values in fields.items()
+            }
+        return _decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+        return MISSING
+
+
+# --- A form that was parsed before us, as bytes again: equal forms give equal bytes -------
+#
+# What checks a form's token, as Flask-WTF and Django's CSRF middleware do, has read the body before a
+# view runs. Its boundary is gone with it, so the content type is told without its parameters.
+
+
+class Upload(NamedTuple):
+    """A file of a form."""
+
+    name: str
+    filename: str
+    content_type: str
+    content: bytes
+
+
+_CONTENT_TYPE: Final = b"content-type"
+
+
+def form_bytes(fields: Iterable[tuple[str, str]], uploads: Sequence[Upload]) -> bytes:
+    """Write fields as a form does, so that keys are found in them; with files, by their lengths."""
+    if not uploads:
+        return urlencode([*fields], errors="surrogatepass").encode()
+    texts = [_piece(text) for field in fields for text in field]
+    files = [piece for upload in uploads for piece in (*map(_piece, upload[:3]), upload.content)]
+    # The number of fields first: any text between them and the files could be a field's, too.
+    pieces = [b"%d" % len(texts), *texts, *files]
+    return b"".join(b"%d:%b" % (len(piece), piece) for piece in pieces)
+
+
+def _piece(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def without_boundary(lines: Iterable[HeaderLine]) -> list[HeaderLine]:
+    """Leave out the parameters of the content type: a boundary is another one on each try."""
+    return [
+        (name, value.partition(b";")[0] if name.lower() == _CONTENT_TYPE else value)
+        for name, value in lines
+    ]
