@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.http.client import ClientRules, Sending, Target, may_succeed_later, seconds_asked
 from semel.http.keys import checked, key_of_lines, line_of_key
-from semel.http.retrying import ClientRules, Sending, Target, may_succeed_later, seconds_asked
 
 NOON = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
 HOME = Target.of("POST", "https://bank.example/charges")

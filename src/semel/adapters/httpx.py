@@ -3,7 +3,7 @@
     client = httpx.Client(transport=IdempotentTransport())
     client = httpx.AsyncClient(transport=AsyncIdempotentTransport())
 
-What is repeated, and how often, is said in `semel.http.retrying`. A body is sent again only if it
+What is repeated, and how often, is said in `semel.http.client`. A body is sent again only if it
 is all there: `content=` with bytes or text, `json=`, `data=`. A stream is sent once, with its key.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, NoReturn, Unpack
 from semel.attempts import current_attempt
 from semel.core.extras import Needed
 from semel.errors import ConfigError
-from semel.http.retrying import ClientOptions, ClientRules, Sending, Target, chosen
+from semel.http.client import ClientOptions, ClientRules, Sending, Target, chosen
 
 with Needed("semel[httpx]", by=__name__):
     import httpx

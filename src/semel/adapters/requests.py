@@ -2,7 +2,7 @@
 
     session.mount("https://", IdempotentAdapter())
 
-What is repeated, and how often, is said in `semel.http.retrying`. A body is sent again only if it
+What is repeated, and how often, is said in `semel.http.client`. A body is sent again only if it
 can be: bytes, text, or a file that can be rewound. Any other stream is sent once, with its key.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final, Unpack
 
 from semel.attempts import current_attempt
 from semel.core.extras import Needed
-from semel.http.retrying import ClientOptions, ClientRules, Sending, Target, chosen
+from semel.http.client import ClientOptions, ClientRules, Sending, Target, chosen
 
 with Needed("semel[requests]", by=__name__):
     import requests

@@ -23,8 +23,8 @@ from semel.adapters.grpc.rulebook import PUSHBACK
 from semel.attempts import current_attempt
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError
+from semel.http.client import ClientRules
 from semel.http.options import known_options
-from semel.http.retrying import ClientRules
 
 RETRIED: Final = (StatusCode.UNAVAILABLE, StatusCode.ABORTED)
 """A connection that broke, a call that still runs, an attempt that was replaced."""
