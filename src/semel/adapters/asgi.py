@@ -26,7 +26,7 @@ from semel.adapters.asgi_requests import (
     send_answer,
 )
 from semel.adapters.aside import Aside
-from semel.adapters.nesting import PROTECTED
+from semel.adapters.check_decorators import PROTECTED
 from semel.aio import AsyncIdempotency
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Answer

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from semel.adapters.aio_door import AsyncExchange
-from semel.adapters.nesting import PROTECTED
+from semel.adapters.check_decorators import PROTECTED
 from semel.core.decide import Undone
 from semel.http.requests import Answer, Headers, Request
 from semel.http.rules import Refusal

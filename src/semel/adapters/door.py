@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
-from semel.adapters.logged import log_redirect
+from semel.adapters.check_decorators import log_redirect
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call

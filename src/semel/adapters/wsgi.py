@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Any, TypeAlias, Unpack
 from wsgiref.util import FileWrapper
 
+from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.door import Door, Exchange
 from semel.adapters.following import Following, Sent, close
-from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi_requests import (
     Body,
     Environ,

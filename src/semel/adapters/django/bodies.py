@@ -10,7 +10,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
 from semel.adapters import wsgi_requests
-from semel.adapters.nesting import PROTECTED
+from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.wsgi_requests import content_length, header_lines, is_chunked
 from semel.core.extras import have
 from semel.errors import ConfigError

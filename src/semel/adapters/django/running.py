@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.doors import open_transactions
 from semel.adapters.django.responses import (
@@ -26,7 +27,6 @@ from semel.adapters.django.responses import (
 from semel.adapters.django.uncancelled import uncancelled
 from semel.adapters.door import Door, Exchange
 from semel.adapters.following import Following
-from semel.adapters.nesting import PROTECTED
 from semel.http.requests import Answer
 from semel.http.rules import Rulebook
 from semel.http.storing import is_event_stream

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
+from semel.adapters.check_decorators import Routed
 from semel.adapters.fastapi.endpoints import FastAPIEndpoint
 from semel.adapters.fastapi.openapi import MARK, document
 from semel.adapters.fastapi.routes import all_routes_of
-from semel.adapters.misplaced import Routed
 from semel.adapters.starlette import door
 from semel.adapters.starlette.endpoints import Endpoint
 from semel.http.rules import Rulebook

@@ -14,10 +14,10 @@ from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.urls import iri_to_uri
 
+from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.door import Door, Exchange
 from semel.adapters.flask.bodies import Body
 from semel.adapters.following import Following, up_to
-from semel.adapters.nesting import PROTECTED
 from semel.adapters.wsgi_requests import texts
 from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import Rulebook

@@ -16,8 +16,13 @@ from starlette.requests import Request
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange, refused
 from semel.adapters.aio_following import Flow
 from semel.adapters.aside import Aside
-from semel.adapters.misplaced import Decorated, Routed, name_of, refuse_unprotected
-from semel.adapters.nesting import PROTECTED
+from semel.adapters.check_decorators import (
+    PROTECTED,
+    Decorated,
+    Routed,
+    name_of,
+    refuse_unprotected,
+)
 from semel.adapters.starlette.answers import response_of_answer
 from semel.adapters.starlette.bodies import Body
 from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visit, in_step

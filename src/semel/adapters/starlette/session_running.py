@@ -35,8 +35,7 @@ from starlette.responses import Response
 
 from semel.adapters.aio_door import refused
 from semel.adapters.aio_following import Flow
-from semel.adapters.logged import log_redirect
-from semel.adapters.nesting import claimed_outside, owners_around
+from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
 from semel.adapters.starlette.endpoints import Visit, in_step, limits_here
 from semel.adapters.starlette.running import shield

@@ -1,0 +1,143 @@
+"""Decorators that would protect nothing: told of as soon as the routes of an application are known.
+
+Nobody hears of them otherwise: the application answers as if all were well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from semel.attempts import current_attempt
+from semel.core.records import Identity
+from semel.errors import ConfigError
+from semel.events import logger
+from semel.http.options import CHANGING
+from semel.http.rules import Rulebook
+from semel.http.storing import SEE_OTHER
+
+
+class Decorated(NamedTuple):
+    """A function that was decorated."""
+
+    given: Any
+    protected: Any
+    methods: frozenset[str]
+    """The methods whose requests are protected."""
+
+
+class Routed(NamedTuple):
+    """A function that answers requests of some methods."""
+
+    function: Any
+    methods: Iterable[str]
+
+
+def refuse_unprotected(decorated: Iterable[Decorated], routes: Iterable[Routed]) -> None:
+    """Refuse a decorator above that of its route, and one on a route of other changes."""
+    taken: set[int] = set()  # by id: a function need not have a hash
+    served: dict[int, set[str]] = {}
+    for route in routes:
+        taken.add(id(route.function))
+        for layer in _layers(route.function):
+            served.setdefault(id(layer), set()).update(route.methods)
+    for each in decorated:
+        name = name_of(each.given)
+        methods = served.get(id(each.protected))
+        if methods is None:
+            if id(each.given) in taken:
+                raise ConfigError(
+                    f"{name} is not protected: its route took it before it was decorated; "
+                    "the route's own decorator goes above @idempotent"
+                )
+        # A class whose views are all decorated may have some that only read.
+        elif methods.isdisjoint(each.methods) and not CHANGING.isdisjoint(methods):
+            told = ", ".join(sorted(CHANGING & methods))
+            raise ConfigError(
+                f"{name} is not protected: it answers {told}, and methods= names none of them"
+            )
+
+
+def name_of(function: Any) -> str:
+    """Name a function for its author."""
+    name: str = getattr(function, "__name__", repr(function))
+    return name
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Give a function, and those that other decorators have wrapped in it."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+# --- Doors within doors: the outermost one protects a request, those further inside let it pass ---
+#
+# A second one would find the key taken by the first, and refuse what it was to protect.
+
+
+PROTECTED: Final = "semel.protected"
+"""Is in the environ, or in the scope, of a request that a door protects."""
+
+
+def owners_around(identity: Identity) -> set[bytes]:
+    """Give the owners of the attempts around this call that claimed the same record."""
+    owners, around = set(), current_attempt()
+    while around is not None:
+        if around.identity == identity:
+            owners.add(around.owner)
+        around = around.outer
+    return owners
+
+
+def claimed_outside(option: str) -> ConfigError:
+    """Say that an integration further outside has the record which this one was to write."""
+    return ConfigError(
+        "this request is protected by another integration further outside, with the same store and "
+        f"the same key as @idempotent({option}=...): give one of them another scope=, or let the "
+        "outer one leave this path alone (exclude=)"
+    )
+
+
+# --- What the web integrations log of redirects that are not stored -----------------------
+
+
+_SHOWN: Final = 200
+"""Characters of a path that are logged; a client may send one of any length."""
+
+
+def log_redirect(book: Rulebook, status: int, raw: object, *, rolled_back: bool = False) -> None:
+    """Log, once for each route, that a request with a key was answered by an unstored redirect.
+
+    `raw` is the framework's own request. `rolled_back`: what the view wrote is gone, too.
+    """
+    route = _route_of(raw)[:_SHOWN]
+    if not book.redirects(status, route):
+        return
+    logger.warning(
+        "%r answered a request that has a key with a redirect (%d). Redirects are not stored: %s a "
+        "retry with the same key runs again. If this redirect means that the operation is done, "
+        "%s, or give a function that looks where the redirect leads: "
+        "stored=lambda status, headers: ...",
+        route,
+        status,
+        "what it wrote was rolled back, and" if rolled_back else "the key is free, and",
+        "name it: stored=[303]" if status == SEE_OTHER else "answer with 303 and stored=[303]",
+    )
+
+
+def _route_of(raw: Any) -> str:
+    """Name the route of a request: as it was declared, where the framework tells, or its path."""
+    if isinstance(raw, Mapping):  # an ASGI scope, a request of Starlette's, a WSGI environ
+        declared = (
+            getattr(raw.get("route"), "path", None)
+            or raw.get("path_template")  # of Litestar
+            or getattr(raw.get("endpoint"), "__qualname__", None)  # of a Starlette without "route"
+        )
+        path = raw.get("path", raw.get("PATH_INFO", "/"))
+    else:  # a request of Flask's, of Django's or of REST framework's
+        declared = getattr(getattr(raw, "url_rule", None), "rule", None) or getattr(
+            getattr(raw, "resolver_match", None), "route", None
+        )
+        path = getattr(raw, "path", "/")
+    return str(declared or path)
