@@ -25,8 +25,8 @@ from semel.adapters.asgi_requests import (
     request_of,
     send_answer,
 )
-from semel.adapters.aside import Aside
 from semel.adapters.check_decorators import PROTECTED
+from semel.adapters.streaming import Aside
 from semel.aio import AsyncIdempotency
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Answer

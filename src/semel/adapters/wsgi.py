@@ -17,7 +17,7 @@ from wsgiref.util import FileWrapper
 
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.door import Door, Exchange
-from semel.adapters.following import Following, Sent, close
+from semel.adapters.streaming import Following, Sent, close
 from semel.adapters.wsgi_requests import (
     Body,
     Environ,

@@ -14,8 +14,6 @@ from typing import Any, Final
 from asgiref.sync import sync_to_async
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange
-from semel.adapters.aio_following import Flow
-from semel.adapters.aside import Aside
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import (
     aread,
@@ -28,6 +26,7 @@ from semel.adapters.django.responses import (
 )
 from semel.adapters.django.running import Claim
 from semel.adapters.door import Door, Exchange
+from semel.adapters.streaming import Aside, Flow
 from semel.http.requests import Answer
 from semel.http.rules import Rulebook
 from semel.http.storing import is_event_stream

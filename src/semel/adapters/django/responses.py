@@ -16,10 +16,9 @@ from django.http.response import HttpResponseBase
 from django.urls import get_resolver, get_urlconf
 from django.utils.module_loading import import_string
 
-from semel.adapters.aio_following import Flow
 from semel.adapters.django.bodies import inner
 from semel.adapters.django.streaming import read_on
-from semel.adapters.following import up_to
+from semel.adapters.streaming import Flow, up_to
 from semel.core.extras import have
 from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import Rulebook

@@ -26,7 +26,7 @@ from semel.adapters.django.responses import (
 )
 from semel.adapters.django.uncancelled import uncancelled
 from semel.adapters.door import Door, Exchange
-from semel.adapters.following import Following
+from semel.adapters.streaming import Following
 from semel.http.requests import Answer
 from semel.http.rules import Rulebook
 from semel.http.storing import is_event_stream

@@ -16,7 +16,7 @@ from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 
-from semel.adapters.aio_following import Flow
+from semel.adapters.streaming import Flow
 
 
 async def read_on(response: Any, flow: Flow) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync, sync_to_async
 
-from semel.adapters.aside import Aside
 from semel.adapters.django.bodies import inner, is_asgi
+from semel.adapters.streaming import Aside
 
 _ASIDE: Final = Aside()
 

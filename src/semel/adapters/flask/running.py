@@ -17,7 +17,7 @@ from werkzeug.urls import iri_to_uri
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.door import Door, Exchange
 from semel.adapters.flask.bodies import Body
-from semel.adapters.following import Following, up_to
+from semel.adapters.streaming import Following, up_to
 from semel.adapters.wsgi_requests import texts
 from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import Rulebook

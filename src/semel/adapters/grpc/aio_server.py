@@ -15,7 +15,6 @@ from typing import Any, Unpack
 
 import grpc
 
-from semel.adapters.aside import Aside
 from semel.adapters.grpc.contexts import HandlerContext, PlainHandlerContext
 from semel.adapters.grpc.methods import MethodBooks
 from semel.adapters.grpc.options import CallView, InterceptorOptions
@@ -30,6 +29,7 @@ from semel.adapters.grpc.rulebook import (
     without_marker,
 )
 from semel.adapters.grpc.server import protected
+from semel.adapters.streaming import Aside
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone

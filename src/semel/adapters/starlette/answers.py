@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from semel.adapters.aio_following import Flow
+from semel.adapters.streaming import Flow
 from semel.core.extras import inside
 from semel.http.requests import Answer
 from semel.http.storing import is_event_stream

@@ -14,8 +14,6 @@ from anyio import to_thread
 from starlette.requests import Request
 
 from semel.adapters.aio_door import AsyncDoor, AsyncExchange, refused
-from semel.adapters.aio_following import Flow
-from semel.adapters.aside import Aside
 from semel.adapters.check_decorators import (
     PROTECTED,
     Decorated,
@@ -27,6 +25,7 @@ from semel.adapters.starlette.answers import response_of_answer
 from semel.adapters.starlette.bodies import Body
 from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visit, in_step
 from semel.adapters.starlette.running import Running, shield
+from semel.adapters.streaming import Aside, Flow
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import DoorOptions

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.adapters.aio_door import AsyncExchange
-from semel.adapters.aio_following import Flow
 from semel.adapters.starlette.answers import (
     read,
     response_of_answer,
@@ -19,6 +18,7 @@ from semel.adapters.starlette.answers import (
     send_for_error,
 )
 from semel.adapters.starlette.endpoints import Visit
+from semel.adapters.streaming import Flow
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 shield: Final = partial(CancelScope, shield=True)

@@ -34,12 +34,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.adapters.aio_door import refused
-from semel.adapters.aio_following import Flow
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
 from semel.adapters.starlette.endpoints import Visit, in_step, limits_here
 from semel.adapters.starlette.running import shield
 from semel.adapters.starlette.sessions import SessionChoice, plain_session
+from semel.adapters.streaming import Flow
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.engine._sync.transactions import TransactionContext

@@ -8,11 +8,55 @@ away ends only the sending.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Final, Self, TypeVar
 
-from semel.adapters.aside import Aside
+from semel.adapters.door import Exchange
+from semel.events import logger
+from semel.http.requests import HeaderLine
+
+# --- Requests in tasks of their own, which nobody's cancellation ends ---------------------
+#
+# Whoever waits for one awaits a future that the task itself resolves at its end. That is what
+# `asyncio.shield` does, with fewer turns of the loop: a request that runs has one such task.
+
+
+T = TypeVar("T")
+
+_LAST_REQUESTS: Final = 5.0
+"""Seconds that requests which nobody waits for may take to end when the server stops."""
+
+
+class Aside:
+    """The tasks that run, kept alive until they end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a request; whoever begins it ends or leaves it."""
+        task = asyncio.get_running_loop().create_task(request)
+        self._tasks.add(task)
+        return task
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """Forget a task that has ended."""
+        self._tasks.discard(task)
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Let a task go on for which nobody waits any more; an error of it is only logged."""
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        self.end(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a request whose client had gone raised", exc_info=task.exception())
+
+    async def drain(self) -> None:
+        """Wait for the last of them, but not for ever."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_REQUESTS)
 
 
 class Flow:
@@ -151,3 +195,94 @@ class Flow:
     async def _put(self, chunk: bytes) -> None:
         if self._out is not None and not self._left:
             await self._out.put(chunk)
+
+
+# --- Answers on their way out of a server for threads, which closes what it has sent ------
+
+
+def close(chunks: object) -> None:
+    """Close what an application gave, if it can be closed."""
+    closing = getattr(chunks, "close", None)
+    if closing is not None:
+        closing()
+
+
+def up_to(limit: int, chunks: Iterator[bytes]) -> tuple[list[bytes], bool]:
+    """Read the chunks of an answer: what was read, and whether that is all of it."""
+    held: list[bytes] = []
+    for chunk in chunks:
+        held.append(chunk)
+        limit -= len(chunk)
+        if limit < 0:
+            return held, False
+    return held, True
+
+
+class Sent:
+    """An answer on its way out; what the application gave is closed after it."""
+
+    def __init__(self, chunks: Iterable[bytes], source: object) -> None:
+        self._chunks, self._source = chunks, source
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._chunks)
+
+    def close(self) -> None:
+        """Close what the application gave."""
+        close(self._source)
+
+
+class Following:
+    """An answer too large to be kept, sent as it comes; its end is recorded before the last of it.
+
+    A client who goes away does not end it: `close`, which every server calls, reads on to the end.
+    So does its own end, for one that never reaches a server: a function of Flask's `after_request`
+    may put another answer in its place, and a key that nobody ends would be held for ever.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        status: int,
+        lines: list[HeaderLine],
+        chunks: Iterator[bytes],
+        source: object,
+    ) -> None:
+        self._exchange, self._status, self._lines = exchange, status, lines
+        self._chunks, self._source = chunks, source
+        self._ahead: bytes | None = None
+        self._ahead = self._next()
+
+    def __del__(self) -> None:
+        if self._ahead is not None:
+            with suppress(Exception):  # it is recorded, and nobody is left to be told
+                self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        chunk = self._ahead
+        if chunk is None:
+            raise StopIteration
+        self._ahead = self._next()
+        return chunk
+
+    def close(self) -> None:
+        """Read what is left, and close what the application gave."""
+        try:
+            while self._ahead is not None:
+                self._ahead = self._next()
+        finally:
+            close(self._source)
+
+    def _next(self) -> bytes | None:
+        try:
+            chunk = next(self._chunks, None)
+        except BaseException as error:
+            self._ahead = None
+            self._exchange.raised(error)
+            raise
+        if chunk is None:
+            self._exchange.answered(self._status, self._lines, None)
+        return chunk
