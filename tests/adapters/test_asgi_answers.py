@@ -14,8 +14,7 @@ from starlette.responses import FileResponse, PlainTextResponse, StreamingRespon
 
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
 from semel import AsyncIdempotency
-from semel.adapters.asgi import IdempotencyMiddleware
-from semel.adapters.asgi_requests import Protected
+from semel.adapters.asgi import IdempotencyMiddleware, Protected
 from semel.core.records import Identity, State
 
 

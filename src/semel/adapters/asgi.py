@@ -10,27 +10,280 @@ there on all is as it would be without us.
 from __future__ import annotations
 
 import asyncio
-from typing import Unpack
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeAlias, Unpack
 
-from semel.adapters.aio_door import AsyncDoor
-from semel.adapters.asgi_requests import (
-    App,
-    Body,
-    ClientGone,
-    Message,
-    Protected,
-    Receive,
-    Scope,
-    Send,
-    request_of,
-    send_answer,
-)
+from msgspec import Struct
+
+from semel.adapters.aio_door import AsyncDoor, AsyncExchange
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.streaming import Aside
 from semel.aio import AsyncIdempotency
+from semel.core.decide import Undone
 from semel.http.options import MiddlewareOptions
-from semel.http.requests import Answer
+from semel.http.requests import Answer, Headers, Request
+from semel.http.rules import Refusal
+from semel.http.storing import UNPROTECTED, is_event_stream
 from semel.stores.loops import running_loop
+
+# --- One ASGI request: its body, and its answer on the way through the application --------
+
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_UNBUFFERABLE: Final = frozenset(
+    {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
+)
+"""Ways to answer that would go past us."""
+
+_EMPTY_AT_MOST: Final = 1000
+"""Messages without content that are read of a body without any."""
+
+
+def request_of(scope: Scope) -> Request:
+    """Show a request to the rules."""
+    return Request(
+        scope["method"].upper(),
+        scope["path"],
+        scope.get("query_string", b""),
+        Headers(scope["headers"]),
+        scope,
+    )
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer that is ours, or a replay."""
+    await send(
+        {"type": "http.response.start", "status": answer.status, "headers": [*answer.headers]}
+    )
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def most_empty(size: int) -> int:
+    """Say how many messages without content may come with this many bytes of a body.
+
+    Some layers send one beside each that has content. A client that sends nothing else (a frame of
+    HTTP/2 may be empty) would never reach a limit of bytes.
+    """
+    return _EMPTY_AT_MOST + size
+
+
+class ClientGone(Exception):
+    """The client went away before its request was whole: nothing runs, nobody can be answered."""
+
+
+class Body(Struct, eq=False):
+    """The body of a request, read once and given to the application again."""
+
+    _receive: Receive
+    _limit: int
+    _content: bytes | None = None
+
+    async def read(self) -> bytes:
+        """Read it whole; more than the limit is refused as soon as it is there."""
+        gathered = bytearray()  # not a list: a client may send a byte at a time, or none
+        empty, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            more = message.get("more_body", False)
+            if not chunk:
+                empty += 1
+            size = len(gathered)
+            if size + len(chunk) > self._limit or empty > most_empty(size):
+                raise Refusal("body_too_large")
+            if not more and not gathered:  # most are one message, which need not be copied
+                self._content = bytes(chunk)
+                return self._content
+            gathered += chunk
+        self._content = bytes(gathered)
+        return self._content
+
+    def taken(self) -> Message | None:
+        """Give what was read, once: nobody keeps a large body longer than it is needed."""
+        content, self._content = self._content, None
+        if content is None:
+            return None
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def receive(self) -> Message:
+        """Give what was read, then what the server gives."""
+        message = self.taken()
+        return await self._receive() if message is None else message
+
+
+class Protected(Struct, eq=False):
+    """One request on its way through the application, its answer held back until it is saved.
+
+    While it is being saved, the whole stack of the application waits in `send`. So there are few
+    coroutines and few objects here: with many requests at once, following them all is what the
+    garbage collector is busy with.
+    """
+
+    _exchange: AsyncExchange
+    _body: Body
+    _send: Send
+    ended: asyncio.Future[None]
+    """The application has ended."""
+    over: bool = False
+    """There is nothing left to save."""
+    out: bool = False
+    """There is nothing left to send either, or it passes live: the client may be listened to."""
+    client_gone: bool = False
+    _start: Message | None = None
+    _held: list[bytes] | None = None
+    """The parts of the answer so far, if it has several."""
+    _size: int = 0
+    _flows: bool = False
+    """Too large to be kept: what was held is out, but for the newest part; the rest follows."""
+    _streams: bool = False
+    """A stream of events, which passes as if we were not there."""
+    _listening: tuple[asyncio.Future[None], ...] = ()
+    """Whoever of the application wants to hear what the client does."""
+
+    async def run(self, app: App, scope: Scope) -> None:
+        """Run the application to its end."""
+        self._exchange.enter()
+        scope[PROTECTED] = True
+        extensions = scope.get("extensions")
+        if extensions and not _UNBUFFERABLE.isdisjoint(extensions):
+            # In place: layers around us read in their scope what the application wrote there.
+            scope["extensions"] = {
+                name: value for name, value in extensions.items() if name not in _UNBUFFERABLE
+            }
+        try:
+            await app(scope, self.receive, self.send)
+            if not self._exchange.ended:
+                await self._exchange.raised(Undone("the application ended without an answer"))
+        except BaseException as error:
+            if not self._exchange.ended:
+                await self._exchange.raised(error)
+            raise
+        finally:
+            if not self.out:
+                self._set_out()
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    def _set_out(self) -> None:
+        self.over = self.out = True
+        listening, self._listening = self._listening, ()
+        for listener in listening:
+            if not listener.done():
+                listener.set_result(None)
+
+    async def receive(self) -> Message:
+        """Give the body, and after it nothing until the answer is out.
+
+        Not sooner: who streams an answer stops, in the middle of it, when the client is gone.
+        """
+        message = self._body.taken()
+        if message is not None:
+            return message
+        # Whether the client is still there is not the handler's business: it runs to its end.
+        if not self.out:
+            await self._hear()
+        return await self._body.receive() if self._streams else {"type": "http.disconnect"}
+
+    async def _hear(self) -> None:
+        listener = asyncio.get_running_loop().create_future()
+        self._listening += (listener,)
+        try:
+            await listener
+        finally:  # some only have a look, again and again
+            self._listening = tuple(each for each in self._listening if each is not listener)
+
+    async def send(self, message: Message) -> None:
+        """Take what the application sends."""
+        kind, start = message["type"], self._start
+        if self.over:
+            await self._send(message)
+        elif kind == "http.response.start":
+            await self._begin(message)
+        elif kind != "http.response.body":
+            await self._pass(message)
+        elif start is None:
+            raise RuntimeError("the application sent a body before it began its answer")
+        elif message.get("more_body", False):
+            await self._hold(start, message)
+        else:
+            await self._finish(start, message)
+
+    async def _begin(self, message: Message) -> None:
+        lines = self._exchange.book.first(message.get("headers", ()))
+        self._start = message = {**message, "headers": lines}
+        self._held = None  # of an answer that a layer inside has given up
+        if not self._flows:
+            self._size = 0
+        if is_event_stream(lines) and not self._exchange.ended:
+            await self._exchange.unprotected()
+            self._streams = True
+            self._set_out()
+            lines.append(UNPROTECTED)
+            await self._send(message)
+
+    async def _hold(self, start: Message, message: Message) -> None:
+        """Keep a part of the answer, or let it go if there are too many."""
+        chunk = message.get("body", b"")
+        if not chunk:
+            return
+        self._size += len(chunk)
+        held = self._held
+        if held is None:
+            self._held = [chunk]
+        elif self._size <= self._exchange.book.max_response:
+            held.append(chunk)
+        else:
+            # The newest one stays here: should it be the last, the end is recorded before.
+            first = () if self._flows else (start,)
+            self._held, self._flows = [chunk], True
+            await self._pass(*first, _part(b"".join(held), more=True))
+
+    async def _finish(self, start: Message, message: Message) -> None:
+        """Save the answer, then send it, or what has to go out in its place."""
+        body = bytes(message.get("body", b""))
+        self._size += len(body)
+        if self._held is not None:
+            body = b"".join((*self._held, body))
+            message, self._held = _part(body), None
+        fits = self._size <= self._exchange.book.max_response
+        instead = None
+        # Else a layer inside has given up on an answer while it was being saved, and gives one of
+        # its own: the save goes on, and a retry gets what it saves.
+        if not self._exchange.ended:
+            instead = await self._exchange.answered(
+                start["status"], start["headers"], body if fits else None
+            )
+        self.over = True
+        try:
+            if self._flows:  # too late for another answer: the first part of this one is out
+                await self._pass(message)
+            elif instead is not None:
+                await send_answer(self._pass, instead)
+            else:
+                await self._pass(start, message)
+        finally:
+            self._set_out()
+
+    async def _pass(self, *messages: Message) -> None:
+        """Send on; a client who has gone is no reason to stop."""
+        try:
+            for message in messages:
+                if not self.client_gone:
+                    await self._send(message)
+        except OSError:
+            self.client_gone = True
+
+
+def _part(body: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
 
 __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
 

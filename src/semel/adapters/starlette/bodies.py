@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from semel.adapters.asgi_requests import most_empty
+from semel.adapters.asgi import most_empty
 from semel.http import requests
 from semel.http.requests import Upload, form_bytes, without_boundary
 from semel.http.rules import Refusal
