@@ -9,9 +9,9 @@ import msgspec
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
-from semel.adapters import wsgi_requests
+from semel.adapters import wsgi
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.wsgi_requests import content_length, header_lines, is_chunked
+from semel.adapters.wsgi import content_length, header_lines, is_chunked
 from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
@@ -87,7 +87,7 @@ class Body:
         request = self._request
         if request._read_started:
             raise Refusal("body_incomplete")
-        wsgi_requests.Body(request.META, self._limit).read()
+        wsgi.Body(request.META, self._limit).read()
         request._stream = request.META["wsgi.input"]
 
     def _written_again(self) -> bytes:

@@ -29,7 +29,7 @@ from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.responses import response_of
 from semel.adapters.django.running import Claim
 from semel.adapters.django.views import is_left_alone
-from semel.adapters.wsgi_requests import refuse_underscores
+from semel.adapters.wsgi import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.events import logger

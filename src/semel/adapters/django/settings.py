@@ -13,7 +13,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from msgspec import Struct
 
-from semel.adapters.wsgi_requests import refuse_underscores
+from semel.adapters.wsgi import refuse_underscores
 from semel.core.policy import resolve
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions, PathOptions

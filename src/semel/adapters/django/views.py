@@ -21,7 +21,7 @@ from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
 from semel.adapters.door import Door
-from semel.adapters.wsgi_requests import refuse_underscores
+from semel.adapters.wsgi import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.core.extras import have
 from semel.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Final
 
 from flask import request
 
-from semel.adapters import wsgi_requests
+from semel.adapters import wsgi
 from semel.errors import ConfigError
 from semel.http.requests import Headers, Request, Upload, form_bytes, without_boundary
 from semel.http.rules import Refusal
@@ -25,10 +25,10 @@ class Body:
         self._kept = "_cached_data" in known
         self._parsed = "form" in known
         self._form = "form" in known and this.mimetype in _FORMS and not this.get_data()
-        lines = wsgi_requests.header_lines(environ)
+        lines = wsgi.header_lines(environ)
         self.request = Request(
             request.method,
-            wsgi_requests.path_of(environ),
+            wsgi.path_of(environ),
             request.query_string,
             Headers(without_boundary(lines) if self._form else lines),
             this,
@@ -37,8 +37,8 @@ class Body:
     def read(self) -> bytes:
         """Give the body; the view can read it again."""
         if self._untouched:
-            return wsgi_requests.Body(request.environ, self._limit).read()
-        chunked = wsgi_requests.is_chunked(request.environ)
+            return wsgi.Body(request.environ, self._limit).read()
+        chunked = wsgi.is_chunked(request.environ)
         if chunked and not request.environ.get("wsgi.input_terminated"):
             raise Refusal("body_incomplete")  # Flask takes it for empty
         length = request.content_length or 0  # of chunks it is not known

@@ -18,7 +18,7 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.door import Door, Exchange
 from semel.adapters.flask.bodies import Body
 from semel.adapters.streaming import Following, up_to
-from semel.adapters.wsgi_requests import texts
+from semel.adapters.wsgi import texts
 from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import Rulebook
 from semel.http.storing import UNPROTECTED, is_event_stream
