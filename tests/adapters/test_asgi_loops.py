@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from semel import AsyncIdempotency
-from semel.adapters import aio_door
+from semel.adapters import aio_integration
 from semel.adapters.asgi import IdempotencyMiddleware
 
 runs = []
@@ -91,14 +91,14 @@ def test_loops_that_begin_at_the_same_time_have_engines_of_their_own(sqlite_url,
 
     def semaphore(value):
         """Let a second loop, in another thread, come between the steps of the first one."""
-        monkeypatch.setattr(aio_door.asyncio, "Semaphore", made)
+        monkeypatch.setattr(aio_integration.asyncio, "Semaphore", made)
         other = threading.Thread(target=lambda: second.append(asyncio.run(asked(app, b"k"))))
         other.start()
         other.join()
         return made(value)
 
     second = []
-    monkeypatch.setattr(aio_door.asyncio, "Semaphore", semaphore)
+    monkeypatch.setattr(aio_integration.asyncio, "Semaphore", semaphore)
     assert asyncio.run(asked(app, b"k")) == (200, b"true")
     assert second == [(200, None)]
 

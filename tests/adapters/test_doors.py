@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
 from semel import AsyncIdempotency, Idempotency, current_attempt
-from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncDoor, AsyncExchange
 from semel.adapters.asgi import IdempotencyMiddleware
-from semel.adapters.door import Door, Exchange
 from semel.adapters.fastapi import Idempotent
+from semel.adapters.integration import Door, Exchange
 from semel.core.records import State
 from semel.http.requests import Answer, Headers, Request
 

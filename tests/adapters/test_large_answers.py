@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from semel import AsyncIdempotency, Idempotency
-from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, AsyncDoor
-from semel.adapters.door import Door
+from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncDoor
+from semel.adapters.integration import Door
 from semel.http.requests import Answer, Headers, Request
 
 REQUESTS = 3 * LARGE_AT_ONCE

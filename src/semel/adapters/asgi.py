@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from msgspec import Struct
 
-from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import AsyncDoor, AsyncExchange
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.streaming import Aside
 from semel.aio import AsyncIdempotency

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, Unpack
 from wsgiref.util import FileWrapper
 
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.door import Door, Exchange
+from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Following, Sent, close
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions

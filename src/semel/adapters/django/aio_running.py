@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 
-from semel.adapters.aio_door import AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import AsyncDoor, AsyncExchange
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import (
     aread,
@@ -25,7 +25,7 @@ from semel.adapters.django.responses import (
     told_by,
 )
 from semel.adapters.django.running import Claim
-from semel.adapters.door import Door, Exchange
+from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Aside, Flow
 from semel.http.requests import Answer
 from semel.http.rules import Rulebook

@@ -15,11 +15,11 @@ from typing import Any
 
 from django.db import transaction
 
-from semel.adapters.aio_door import refused
+from semel.adapters.aio_integration import refused
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
-from semel.adapters.door import Door
+from semel.adapters.integration import Door
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
 from semel.http.rules import Refusal, Rulebook

@@ -18,8 +18,8 @@ from weakref import ref
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 
-from semel.adapters.aio_door import AsyncDoor
-from semel.adapters.door import Door, Exchange
+from semel.adapters.aio_integration import AsyncDoor
+from semel.adapters.integration import Door, Exchange
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.core.extras import have

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.urls import Resolver404, resolve
 
-from semel.adapters.aio_door import refused
+from semel.adapters.aio_integration import refused
 from semel.adapters.django import aio_running, running
 from semel.adapters.django.bodies import Body, is_protected
 from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor

@@ -25,7 +25,7 @@ from semel.adapters.django.responses import (
     told_by,
 )
 from semel.adapters.django.uncancelled import uncancelled
-from semel.adapters.door import Door, Exchange
+from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Following
 from semel.http.requests import Answer
 from semel.http.rules import Rulebook

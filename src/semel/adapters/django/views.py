@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from semel.adapters.aio_door import AsyncDoor
+from semel.adapters.aio_integration import AsyncDoor
 from semel.adapters.django import aio_running, atomic, running
 from semel.adapters.django.bodies import inner, is_asgi, is_protected
 from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
-from semel.adapters.door import Door
+from semel.adapters.integration import Door
 from semel.adapters.wsgi import refuse_underscores
 from semel.aio import AsyncIdempotency
 from semel.core.extras import have

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from flask import Flask, current_app
 
 from semel.adapters.check_decorators import Decorated, Routed, refuse_unprotected
-from semel.adapters.door import Door
 from semel.adapters.flask.running import answered
+from semel.adapters.integration import Door
 from semel.adapters.wsgi import IdempotencyMiddleware, refuse_underscores
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen

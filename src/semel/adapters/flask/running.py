@@ -15,8 +15,8 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.urls import iri_to_uri
 
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.door import Door, Exchange
 from semel.adapters.flask.bodies import Body
+from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Following, up_to
 from semel.adapters.wsgi import texts
 from semel.http.requests import Answer, HeaderLine

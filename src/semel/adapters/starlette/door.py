@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast, overloa
 from anyio import to_thread
 from starlette.requests import Request
 
-from semel.adapters.aio_door import AsyncDoor, AsyncExchange, refused
+from semel.adapters.aio_integration import AsyncDoor, AsyncExchange, refused
 from semel.adapters.check_decorators import (
     PROTECTED,
     Decorated,

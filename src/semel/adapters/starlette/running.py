@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.adapters.aio_door import AsyncExchange
+from semel.adapters.aio_integration import AsyncExchange
 from semel.adapters.starlette.answers import (
     read,
     response_of_answer,

@@ -33,7 +33,7 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.adapters.aio_door import refused
+from semel.adapters.aio_integration import refused
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
 from semel.adapters.starlette.endpoints import Visit, in_step, limits_here

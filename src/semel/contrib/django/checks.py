@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 from semel.adapters.django.doors import shares_file
 from semel.adapters.django.middleware import IdempotencyMiddleware
 from semel.adapters.django.settings import SETTING, read
-from semel.adapters.door import Door
+from semel.adapters.integration import Door
 from semel.errors import ConfigError
 from semel.sync import Idempotency
 

@@ -1,6 +1,6 @@
 """The way of one protected request on asyncio, whatever the framework.
 
-Twin of `semel.adapters.door`: the same names in the same order, with the waiting awaited.
+Twin of `semel.adapters.integration`: the same names in the same order, with the waiting awaited.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The way of one protected request on threads, whatever the framework.
 
-Twin of `semel.adapters.aio_door`: the same names in the same order, without the awaiting.
+Twin of `semel.adapters.aio_integration`: the same names in the same order, without the awaiting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from semel.adapters.aio_door import LARGE, LARGE_AT_ONCE, refused
+from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, refused
 from semel.adapters.check_decorators import log_redirect
 from semel.attempts import Attempt
 from semel.core.decide import Undone
