@@ -46,8 +46,8 @@ def imported_anew():
 @pytest.mark.parametrize(
     ("module", "owner", "name"),
     [
-        ("semel.adapters.fastapi.answers", "fastapi.routing", "serialize_response"),
-        ("semel.adapters.fastapi.answers", "fastapi.utils", "is_body_allowed_for_status_code"),
+        ("semel.adapters.fastapi.endpoints", "fastapi.routing", "serialize_response"),
+        ("semel.adapters.fastapi.endpoints", "fastapi.utils", "is_body_allowed_for_status_code"),
         ("semel.adapters.starlette.answers", "starlette._utils", "is_async_callable"),
         ("semel.adapters.fastapi.endpoints", "fastapi.dependencies.utils", "get_typed_signature"),
     ],

@@ -16,6 +16,6 @@ from semel.core.extras import Needed
 with Needed("semel[fastapi]", by=__name__):
     import fastapi  # noqa: F401 - asked for here, so that the answer names the extra
 
-from semel.adapters.fastapi.door import Idempotent
+from semel.adapters.fastapi.endpoints import Idempotent
 
 __all__ = ["Idempotent"]

@@ -7,15 +7,19 @@ of its own: the endpoint's, with what the rules need added to it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from fastapi import Request, Response, params
+from fastapi import FastAPI, Request, Response, params
+from fastapi.datastructures import DefaultPlaceholder
 from starlette.concurrency import run_in_threadpool
 
-from semel.adapters.fastapi.answers import Responses, route_of
+from semel.adapters.check_decorators import Routed
+from semel.adapters.fastapi.openapi import MARK, all_routes_of, document
+from semel.adapters.starlette import door
 from semel.adapters.starlette.endpoints import (
+    Endpoint,
     Visit,
     checked_endpoint,
     in_step,
@@ -24,9 +28,75 @@ from semel.adapters.starlette.endpoints import (
 )
 from semel.core.extras import inside
 from semel.errors import ConfigError
+from semel.http.rules import Rulebook
 
 if TYPE_CHECKING:
     from semel.adapters.starlette.sessions import SessionChoice
+
+# --- What an endpoint returns becomes a whole answer, the way FastAPI makes it ------------
+#
+# FastAPI does this after the endpoint; the answer has to be saved before, so it is done here, with
+# FastAPI's own parts.
+
+
+# What makes a response of a value is not FastAPI's public API.
+serialize_response: Final = inside("fastapi", "fastapi.routing:serialize_response")
+is_body_allowed_for_status_code: Final = inside(
+    "fastapi", "fastapi.utils:is_body_allowed_for_status_code"
+)
+
+_KNOWN: Final = inspect.signature(serialize_response).parameters
+"""What this FastAPI wants to know to serialize a value: older ones know less."""
+
+
+class Responses:
+    """Makes the responses of one route, as the route was declared."""
+
+    def __init__(self, route: Any, *, is_coroutine: bool) -> None:
+        given, has_model = route.response_class, route.response_field is not None
+        is_default = isinstance(given, DefaultPlaceholder)
+        self._class: type[Response] = given.value if is_default else given
+        self._status: int | None = route.status_code
+        # FastAPI's quick way: a model is written to JSON at once.
+        self._quick = "dump_json" in _KNOWN and has_model and is_default
+        told = {
+            "field": route.response_field,
+            "include": route.response_model_include,
+            "exclude": route.response_model_exclude,
+            "by_alias": route.response_model_by_alias,
+            "exclude_unset": route.response_model_exclude_unset,
+            "exclude_defaults": route.response_model_exclude_defaults,
+            "exclude_none": route.response_model_exclude_none,
+            "is_coroutine": is_coroutine,
+            "dump_json": self._quick,
+        }
+        self._serialize: Callable[..., Awaitable[Any]] = partial(
+            serialize_response, **{name: value for name, value in told.items() if name in _KNOWN}
+        )
+
+    async def of(self, value: object, beginnings: Response) -> Response:
+        """Make the response of a value; `beginnings` has what the endpoint set beside it."""
+        if isinstance(value, Response):
+            return value
+        content = await self._serialize(response_content=value)
+        status = beginnings.status_code or self._status
+        options: dict[str, Any] = {} if status is None else {"status_code": status}
+        if self._quick:
+            response = Response(content, media_type="application/json", **options)
+        else:
+            response = self._class(content, **options)
+        if not is_body_allowed_for_status_code(response.status_code):
+            response.body = b""
+        response.raw_headers.extend(beginnings.raw_headers)
+        return response
+
+
+def route_of(request: Request) -> Any:
+    """Give the route that was chosen, as the routers around it completed it."""
+    route = request.scope["route"]
+    completed = request.scope.get("fastapi", {}).get("effective_route_context")
+    return completed if getattr(completed, "original_route", None) is route else route
+
 
 # How FastAPI reads a signature is not its public API.
 get_typed_signature: Final = inside("fastapi", "fastapi.dependencies.utils:get_typed_signature")
@@ -127,3 +197,45 @@ def _is_injected(parameter: inspect.Parameter) -> bool:
 
 def _parameter(name: str, annotation: type) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+
+
+# --- The decorator of endpoints; how a protected one runs is Starlette's (`semel.adapters.starlette`) ---
+#
+# An endpoint and its save are a task of their own: a client who goes away takes neither with it.
+
+
+class Idempotent(door.Idempotent):
+    """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
+
+    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
+    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
+
+    Examples:
+        >>> idempotent = Idempotent("memory://")
+        >>> @app.post("/payments")
+        ... @idempotent
+        ... async def pay() -> str:
+        ...     return "paid"
+    """
+
+    def init_app(self, app: FastAPI) -> None:
+        """Tell of the protected endpoints in the OpenAPI of `app`, and end when it ends.
+
+        When it starts, a decorator that protects nothing is a ConfigError.
+        """
+        document(app)
+        super().init_app(app)
+
+    def _routed(self, app: Any) -> Iterable[Routed]:
+        return (
+            # A mounted application need not be of Starlette: its routes have other names.
+            Routed(getattr(route, "endpoint", None), route.methods)
+            for route in all_routes_of(app.routes)
+        )
+
+    def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
+        return FastAPIEndpoint(function, choice)
+
+    def _finish(self, protected: Any, endpoint: Any, book: Rulebook) -> None:
+        protected.__signature__ = endpoint.signature
+        setattr(protected, MARK, book.choices)
