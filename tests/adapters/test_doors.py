@@ -54,7 +54,7 @@ async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        replay = await door.begin(exchange.book, REQUEST, no_body)
+        replay = await door.begin(exchange.rules, REQUEST, no_body)
     assert isinstance(replay, Answer)
     assert len(replay.body) == LARGE
 

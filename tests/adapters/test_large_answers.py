@@ -52,16 +52,16 @@ async def test_tasks_take_turns_with_large_answers(size, held_back, monkeypatch)
 
         monkeypatch.setattr(engine, "_succeeded", slowly)
         door = AsyncDoor(engine, {})
-        book = door.routing.find("POST", "/")
+        rules = door.routing.find("POST", "/")
 
         async def body():
             return b""
 
         async def one(number):
-            exchange = await door.begin(book, a_request(number), body)
+            exchange = await door.begin(rules, a_request(number), body)
             exchange.enter()
             assert await exchange.answered(200, [], bytes(size)) is None
-            return await door.begin(book, a_request(number), body)
+            return await door.begin(rules, a_request(number), body)
 
         replays = await asyncio.gather(*(one(number) for number in range(REQUESTS)))
     assert all(isinstance(replay, Answer) and len(replay.body) == size for replay in replays)
@@ -83,13 +83,13 @@ def test_threads_take_turns_with_large_answers(size, held_back, monkeypatch):
 
         monkeypatch.setattr(engine, "_succeeded", slowly)
         door = Door(engine, {})
-        book = door.routing.find("POST", "/")
+        rules = door.routing.find("POST", "/")
 
         def one(number):
-            exchange = door.begin(book, a_request(number), lambda: b"")
+            exchange = door.begin(rules, a_request(number), lambda: b"")
             exchange.enter()
             assert exchange.answered(200, [], bytes(size)) is None
-            return door.begin(book, a_request(number), lambda: b"")
+            return door.begin(rules, a_request(number), lambda: b"")
 
         replays = list(threads.map(one, range(REQUESTS)))
     assert all(isinstance(replay, Answer) and len(replay.body) == size for replay in replays)

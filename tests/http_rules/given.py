@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.core.policy import Rules, resolve
 from semel.http.options import chosen
 from semel.http.requests import Headers, Request
-from semel.http.rules import BODY, Rulebook
+from semel.http.rules import BODY, RouteRules
 
 JSON = ("content-type", "application/json")
 
@@ -19,13 +19,13 @@ def as_an_engine(_scope: str, *policies) -> Rules:
     return resolve(*policies)
 
 
-def a_rulebook(pattern=None, **options):
-    return Rulebook(chosen(options), as_an_engine, pattern)
+def route_rules(pattern=None, **options):
+    return RouteRules(chosen(options), as_an_engine, pattern)
 
 
-def asked(book, request, body=b""):
+def asked(rules, request, body=b""):
     """Drive the question as a door does; also tells how often the body was asked for."""
-    waiting, given, bodies = book.ask(request), None, 0
+    waiting, given, bodies = rules.ask(request), None, 0
     try:
         while True:
             need = waiting.send(given)

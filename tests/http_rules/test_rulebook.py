@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from http_rules.given import JSON, a_request, a_rulebook, asked
+from http_rules.given import JSON, a_request, asked, route_rules
 from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
@@ -16,21 +16,21 @@ from semel.http.storing import AnswerCodec
 KEYED = ("idempotency-key", "k")
 
 
-def identity_of(book, request, body=b""):
-    return asked(book, request, body)[0].identity
+def identity_of(rules, request, body=b""):
+    return asked(rules, request, body)[0].identity
 
 
 # --- keys ----------------------------------------------------------------------------------
 
 
 def test_a_request_with_a_key_is_asked_for_its_body_once():
-    ask, bodies = asked(a_rulebook(), a_request(KEYED), b"x")
+    ask, bodies = asked(route_rules(), a_request(KEYED), b"x")
     assert ask.identity == Identity("http", "k")
     assert bodies == 1
 
 
 def test_a_request_without_a_key_passes_with_its_body_unread():
-    assert asked(a_rulebook(), a_request()) == (None, 0)
+    assert asked(route_rules(), a_request()) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -46,19 +46,19 @@ def test_a_request_without_a_key_passes_with_its_body_unread():
     ],
 )
 def test_whether_a_request_may_have_a_key_is_known_without_its_body(options, lines, query, may):
-    book = a_rulebook(**options)
-    assert book.may_have_key(a_request(*lines, query=query)) is may
+    rules = route_rules(**options)
+    assert rules.may_have_key(a_request(*lines, query=query)) is may
 
 
 def test_a_required_key_that_is_missing_is_refused():
     with pytest.raises(Refusal, match="key_missing"):
-        asked(a_rulebook(required=True), a_request())
+        asked(route_rules(required=True), a_request())
 
 
 def test_the_header_has_the_name_that_the_application_gave():
-    book = a_rulebook(header="X-Idempotency-Key")
-    assert identity_of(book, a_request(("X-IDEMPOTENCY-KEY", '"k"'))).key == "k"
-    assert asked(book, a_request(KEYED)) == (None, 0)
+    rules = route_rules(header="X-Idempotency-Key")
+    assert identity_of(rules, a_request(("X-IDEMPOTENCY-KEY", '"k"'))).key == "k"
+    assert asked(rules, a_request(KEYED)) == (None, 0)
 
 
 SOURCES = {"query": "key", "field": "order.id", "key": lambda request, body: "of-function"}
@@ -76,31 +76,31 @@ BODY = b'{"order": {"id": "of-field"}}'
 )
 def test_sources_are_asked_in_order_header_query_field(lines, query, body, key):
     request = a_request(*lines, query=query)
-    assert identity_of(a_rulebook(**SOURCES), request, body).key == key
+    assert identity_of(route_rules(**SOURCES), request, body).key == key
 
 
 def test_a_function_is_asked_last():
-    book = a_rulebook(query="key", key=lambda request, body: f"{request.method}-{body.decode()}")
-    assert identity_of(book, a_request(), b"b").key == "POST-b"
-    assert asked(a_rulebook(key=lambda request, body: None), a_request()) == (None, 1)
+    rules = route_rules(query="key", key=lambda request, body: f"{request.method}-{body.decode()}")
+    assert identity_of(rules, a_request(), b"b").key == "POST-b"
+    assert asked(route_rules(key=lambda request, body: None), a_request()) == (None, 1)
 
 
 def test_the_application_chooses_another_order():
-    book = a_rulebook(**SOURCES, order=("field", "function", "header", "query"))
-    assert identity_of(book, a_request(KEYED), BODY).key == "of-field"
+    rules = route_rules(**SOURCES, order=("field", "function", "header", "query"))
+    assert identity_of(rules, a_request(KEYED), BODY).key == "of-field"
 
 
 @pytest.mark.parametrize(
     "body", [b"{}", b"", b'{"order": 5}', b'{"order": {"id": null}}', b'{"order": {"id": true}}']
 )
 def test_a_field_that_is_missing_is_an_error_and_no_silent_fallback(body):
-    book = a_rulebook(**SOURCES, order=("field", "function", "header", "query"))
+    rules = route_rules(**SOURCES, order=("field", "function", "header", "query"))
     with pytest.raises(InvalidKey, match=r"order\.id"):
-        asked(book, a_request(KEYED), body)
+        asked(rules, a_request(KEYED), body)
 
 
 def test_a_whole_number_is_a_key():
-    assert identity_of(a_rulebook(field="id"), a_request(), b'{"id": 7}').key == "7"
+    assert identity_of(route_rules(field="id"), a_request(), b'{"id": 7}').key == "7"
 
 
 @pytest.mark.parametrize(
@@ -108,23 +108,23 @@ def test_a_whole_number_is_a_key():
 )
 def test_a_parameter_that_is_no_key_is_refused(query):
     with pytest.raises(InvalidKey):
-        asked(a_rulebook(header=None, query="key"), a_request(query=query))
+        asked(route_rules(header=None, query="key"), a_request(query=query))
 
 
 def test_the_pattern_of_the_engine_is_asked_of_what_the_client_sent():
-    book = a_rulebook(re.compile("k+"), tenant=lambda request: "ann")
-    assert identity_of(book, a_request(KEYED)).key == "ann/k"
+    rules = route_rules(re.compile("k+"), tenant=lambda request: "ann")
+    assert identity_of(rules, a_request(KEYED)).key == "ann/k"
     with pytest.raises(InvalidKey, match="form"):
-        asked(book, a_request(("idempotency-key", "other")))
+        asked(rules, a_request(("idempotency-key", "other")))
 
 
 # --- whose it is ---------------------------------------------------------------------------
 
 
 def test_two_callers_with_one_key_are_two_operations():
-    book = a_rulebook(tenant=lambda request: request.headers.get("x-user"))
+    rules = route_rules(tenant=lambda request: request.headers.get("x-user"))
     identities = {
-        identity_of(book, a_request(KEYED, ("x-user", user))) for user in ("ann", "bob", "a/b")
+        identity_of(rules, a_request(KEYED, ("x-user", user))) for user in ("ann", "bob", "a/b")
     }
     assert len(identities) == 3
 
@@ -132,19 +132,19 @@ def test_two_callers_with_one_key_are_two_operations():
 @pytest.mark.parametrize("nobody", [None, ""])
 def test_a_caller_who_is_nobody_is_refused_and_not_shared(nobody):
     with pytest.raises(Refusal, match="identity_missing"):
-        asked(a_rulebook(tenant=lambda request: nobody), a_request(KEYED))
+        asked(route_rules(tenant=lambda request: nobody), a_request(KEYED))
 
 
 def test_a_tenant_that_is_no_text_is_the_applications_mistake():
     with pytest.raises(ConfigError, match="tenant"):
-        asked(a_rulebook(tenant=lambda request: 5), a_request(KEYED))
+        asked(route_rules(tenant=lambda request: 5), a_request(KEYED))
 
 
 def test_one_key_on_two_routes_is_one_operation_unless_the_application_wants_two():
     one, other = a_request(KEYED), a_request(KEYED, path="/refund")
-    assert identity_of(a_rulebook(), one) == identity_of(a_rulebook(), other)
-    assert asked(a_rulebook(), one)[0].fingerprint != asked(a_rulebook(), other)[0].fingerprint
-    separate = a_rulebook(separate_routes=True)
+    assert identity_of(route_rules(), one) == identity_of(route_rules(), other)
+    assert asked(route_rules(), one)[0].fingerprint != asked(route_rules(), other)[0].fingerprint
+    separate = route_rules(separate_routes=True)
     assert identity_of(separate, one) != identity_of(separate, other)
 
 
@@ -152,10 +152,10 @@ def test_one_key_on_two_routes_is_one_operation_unless_the_application_wants_two
 
 
 def test_chosen_fields_are_all_that_is_compared():
-    book = a_rulebook(payload=["amount", "lines.0.sku"])
+    rules = route_rules(payload=["amount", "lines.0.sku"])
 
     def of(body, path="/pay"):
-        return book.fingerprint(a_request(JSON, path=path), json.dumps(body).encode())
+        return rules.fingerprint(a_request(JSON, path=path), json.dumps(body).encode())
 
     first = of({"amount": 5, "lines": [{"sku": "a"}], "sent_at": 1})
     assert first == of({"sent_at": 2, "lines": [{"sku": "a"}], "amount": 5})
@@ -176,54 +176,54 @@ def test_chosen_fields_are_all_that_is_compared():
 )
 @pytest.mark.parametrize("field", ["amount", "order"])
 def test_numbers_in_chosen_fields_are_compared_as_they_were_written(one, other, field):
-    book = a_rulebook(payload=[field])
+    rules = route_rules(payload=[field])
 
     def of(number):
         body = f'{{"amount": {number}, "order": {{"b": [{number}], "a": 1}}}}'
-        return book.fingerprint(a_request(JSON), body.encode())
+        return rules.fingerprint(a_request(JSON), body.encode())
 
     assert of(one) == of(one)
     assert of(one) != of(other)
 
 
 def test_the_format_of_chosen_fields_is_held():
-    book = a_rulebook(payload=["amount", "order"])
+    rules = route_rules(payload=["amount", "order"])
     body = b'{"order": {"b": [1.5, "x"], "a": null}, "amount": 2.25}'
-    assert book.fingerprint(a_request(JSON), body).hex() == "47aa01079ce6ec84e25cdd776dabeece"
+    assert rules.fingerprint(a_request(JSON), body).hex() == "47aa01079ce6ec84e25cdd776dabeece"
 
 
 def test_fields_of_a_form_are_compared_too():
-    book = a_rulebook(payload=["amount"])
+    rules = route_rules(payload=["amount"])
     form = a_request(("content-type", "application/x-www-form-urlencoded"))
-    assert book.fingerprint(form, b"amount=5&at=1") == book.fingerprint(form, b"at=2&amount=5")
-    assert book.fingerprint(form, b"amount=5") != book.fingerprint(form, b"amount=5&amount=6")
+    assert rules.fingerprint(form, b"amount=5&at=1") == rules.fingerprint(form, b"at=2&amount=5")
+    assert rules.fingerprint(form, b"amount=5") != rules.fingerprint(form, b"amount=5&amount=6")
 
 
 def test_a_function_says_what_is_compared():
-    book = a_rulebook(payload=lambda request, body: {"length": len(body)}, secret=b"s")
-    assert book.fingerprint(a_request(), b"ab") == book.fingerprint(a_request(), b"cd")
-    assert book.fingerprint(a_request(), b"ab") != book.fingerprint(a_request(), b"abc")
+    rules = route_rules(payload=lambda request, body: {"length": len(body)}, secret=b"s")
+    assert rules.fingerprint(a_request(), b"ab") == rules.fingerprint(a_request(), b"cd")
+    assert rules.fingerprint(a_request(), b"ab") != rules.fingerprint(a_request(), b"abc")
 
 
 def test_a_function_cannot_make_two_routes_the_same():
-    book = a_rulebook(payload=lambda request, body: "always this")
-    one = book.fingerprint(a_request(), b"")
-    assert one != book.fingerprint(a_request(path="/refund"), b"")
-    assert one != book.fingerprint(a_request(method="PATCH"), b"")
+    rules = route_rules(payload=lambda request, body: "always this")
+    one = rules.fingerprint(a_request(), b"")
+    assert one != rules.fingerprint(a_request(path="/refund"), b"")
+    assert one != rules.fingerprint(a_request(method="PATCH"), b"")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=b"])
 def test_bodies_in_which_no_fields_can_be_looked_for_are_compared_as_a_whole(kind):
-    book, request = a_rulebook(payload=["amount"]), a_request(("content-type", kind))
-    assert book.fingerprint(request, b"amount: 5") == book.fingerprint(request, b"amount: 5")
-    assert book.fingerprint(request, b"amount: 5") != book.fingerprint(request, b"amount: 6")
+    rules, request = route_rules(payload=["amount"]), a_request(("content-type", kind))
+    assert rules.fingerprint(request, b"amount: 5") == rules.fingerprint(request, b"amount: 5")
+    assert rules.fingerprint(request, b"amount: 5") != rules.fingerprint(request, b"amount: 6")
 
 
 @pytest.mark.parametrize("options", [{}, {"payload": ["amount"]}, {"separate_routes": True}])
 def test_a_path_that_is_not_unicode_is_one_of_many(options):
-    book = a_rulebook(**options)
+    rules = route_rules(**options)
     paths = "/\udcff", "/\udcfe", "/"
-    asks = [asked(book, a_request(KEYED, JSON, path=path), b"{}")[0] for path in paths]
+    asks = [asked(rules, a_request(KEYED, JSON, path=path), b"{}")[0] for path in paths]
     assert len({(ask.identity, ask.fingerprint) for ask in asks}) == len(paths)
 
 
@@ -231,13 +231,13 @@ def test_a_path_that_is_not_unicode_is_one_of_many(options):
 
 
 def test_who_does_not_wait_is_refused_at_once_and_who_does_waits_so_long():
-    assert a_rulebook().rules.concurrent == "reject"
-    waiting = a_rulebook(wait=2).rules
+    assert route_rules().rules.concurrent == "reject"
+    waiting = route_rules(wait=2).rules
     assert (waiting.concurrent, waiting.wait_timeout) == ("wait", 2.0)
 
 
 def test_a_policy_of_the_route_goes_before_the_doors_own_ways():
-    rules = a_rulebook(policy=Policy(concurrent="wait", ttl=60)).rules
+    rules = route_rules(policy=Policy(concurrent="wait", ttl=60)).rules
     assert (rules.concurrent, rules.ttl) == ("wait", 60.0)
 
 
@@ -251,52 +251,52 @@ def test_answers_are_stored_as_they_are_unless_a_codec_of_the_applications_own_i
         def decode(self, data, context, hint=None):
             return data
 
-    assert isinstance(a_rulebook().rules.codec, AnswerCodec)
-    assert isinstance(a_rulebook(policy=Policy(codec="msgpack")).rules.codec, AnswerCodec)
+    assert isinstance(route_rules().rules.codec, AnswerCodec)
+    assert isinstance(route_rules(policy=Policy(codec="msgpack")).rules.codec, AnswerCodec)
     own = Own()
-    assert a_rulebook(policy=Policy(codec=own)).rules.codec is own
+    assert route_rules(policy=Policy(codec=own)).rules.codec is own
     assert codec_named("json").name == "json/1"
 
 
 def test_an_answer_is_stored_without_a_marker_and_replayed_with_one():
-    book = a_rulebook(replayed_header="X-Replayed", never_stored=["x-mine"])
+    rules = route_rules(replayed_header="X-Replayed", never_stored=["x-mine"])
     lines = [(b"x-replayed", b"spoofed"), (b"X-Mine", b"1"), (b"x-kept", b"1")]
-    answer = book.replay(book.stored(200, lines, b"body"))
+    answer = rules.replay(rules.stored(200, lines, b"body"))
     assert answer.headers == (
         (b"x-kept", b"1"),
         (b"content-length", b"4"),
         (b"x-replayed", b"true"),
     )
-    assert book.first(lines) == [(b"X-Mine", b"1"), (b"x-kept", b"1")]
+    assert rules.first(lines) == [(b"X-Mine", b"1"), (b"x-kept", b"1")]
 
 
 def test_an_answer_that_was_too_large_is_told_of_under_its_own_status():
-    book = a_rulebook()
-    answer = book.replay(book.stored(201, [], None))
+    rules = route_rules()
+    answer = rules.replay(rules.stored(201, [], None))
     assert answer.status == 201
     assert json.loads(answer.body)["code"] == "result_omitted"
     assert (b"idempotent-replayed", b"true") in answer.headers
 
 
 def test_the_message_of_guard_mode_reaches_the_client():
-    answer = a_rulebook().refusal(DuplicateRequest("once is enough"))
+    answer = route_rules().refusal(DuplicateRequest("once is enough"))
     assert answer.status == 409
     assert json.loads(answer.body)["detail"] == "once is enough"
 
 
 def test_statuses_are_kept_as_the_application_says():
-    assert a_rulebook(stored=lambda status: status == 404).keeping(404) == "store"
+    assert route_rules(stored=lambda status: status == 404).keeping(404) == "store"
 
 
 def test_an_unknown_outcome_that_nothing_holds_is_told_of(caplog):
-    assert a_rulebook(stored=lambda _: "unknown").keeping(500) == "unknown"
+    assert route_rules(stored=lambda _: "unknown").keeping(500) == "unknown"
     assert 'abandoned="hold"' in caplog.text
     caplog.clear()
-    held = a_rulebook(stored=lambda _: "unknown", policy=Policy(abandoned="hold"))
+    held = route_rules(stored=lambda _: "unknown", policy=Policy(abandoned="hold"))
     assert held.keeping(500) == "unknown"
     assert caplog.text == ""
 
 
 def test_garbage_in_the_place_of_an_answer_is_told_and_runs_nothing():
     with pytest.raises(ResultUnavailable, match="cannot be read"):
-        a_rulebook().replay(b"garbage")
+        route_rules().replay(b"garbage")

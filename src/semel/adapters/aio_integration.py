@@ -22,7 +22,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import chosen
 from semel.http.problems import log_failure
 from semel.http.requests import Answer, HeaderLine, Request
-from semel.http.rules import BODY, Ask, Refusal, Routing, Rulebook
+from semel.http.rules import BODY, Ask, Refusal, RouteRules, Routing
 from semel.stores.loops import running_loop
 
 LARGE: Final = 64 * 1024
@@ -61,16 +61,16 @@ class AsyncDoor:
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
 
-    def book(self, options: dict[str, Any]) -> Rulebook:
+    def rules_for(self, options: dict[str, Any]) -> RouteRules:
         """Make the rules of one endpoint, for a decorator; only options of every door are known."""
         engine = self.engine
-        return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
+        return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
 
     async def called(
-        self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
+        self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
-        waiting, given = book.ask(request), None
+        waiting, given = rules.ask(request), None
         try:
             while True:
                 need = waiting.send(given)
@@ -80,24 +80,24 @@ class AsyncDoor:
                     given = await self.awaited(need)
         except StopIteration as end:
             ask: Ask | None = end.value
-        return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
+        return None if ask is None else Call(ask.identity, ask.fingerprint, rules.policy)
 
     async def begin(
-        self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
+        self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> AsyncExchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            call = await self.called(book, request, read)
+            call = await self.called(rules, request, read)
             if call is None:
                 return None
             self.before_claim()
             here = self._here()
             attempt = await here.engine._begin(call)
             if attempt.replayed:
-                return book.replay(attempt.result)
+                return rules.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
-            return refused(book, error)
-        return AsyncExchange(here.engine, book, call, attempt, request.raw, here.large)
+            return refused(rules, error)
+        return AsyncExchange(here.engine, rules, call, attempt, request.raw, here.large)
 
     def before_claim(self) -> None:
         """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
@@ -134,9 +134,9 @@ class AsyncDoor:
             del self._places[running_loop()]
 
 
-def refused(book: Rulebook, error: IdempotencyError | Refusal) -> Answer:
+def refused(rules: RouteRules, error: IdempotencyError | Refusal) -> Answer:
     """Answer with a problem; one that is our own or the application's mistake is logged."""
-    answer = book.refusal(error)
+    answer = rules.refusal(error)
     if answer.status >= 500:  # noqa: PLR2004 - the server's errors
         log_failure("a request with a key was not processed", error)
     return answer
@@ -146,7 +146,7 @@ class AsyncExchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
     _engine: AsyncIdempotency
-    book: Rulebook
+    rules: RouteRules
     _call: Call
     _attempt: Attempt
     _raw: object
@@ -164,11 +164,11 @@ class AsyncExchange(Struct, eq=False):
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        keeping = self.book.keeping(status, lines)
+        keeping = self.rules.keeping(status, lines)
         if keeping != "store":
             self._leave()
             if keeping == "forget":
-                log_redirect(self.book, status, self._raw)
+                log_redirect(self.rules, status, self._raw)
             outcome = None if keeping == "failure" else keeping
             undone = Undone(f"answered with {status}", outcome)
             await self._engine._failed(self._call, self._attempt, undone)
@@ -179,7 +179,7 @@ class AsyncExchange(Struct, eq=False):
             else:
                 await self._save_in_turn(status, lines, body)
         except IdempotencyError as error:  # another attempt took over: its answer counts
-            return refused(self.book, error)
+            return refused(self.rules, error)
         return None
 
     async def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
@@ -197,7 +197,7 @@ class AsyncExchange(Struct, eq=False):
             self._large.release()
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
-        stored = self.book.stored(status, lines, body)
+        stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
         return self._engine._succeeded(self._call, self._attempt, stored)
 

@@ -216,7 +216,7 @@ class Protected(Struct, eq=False):
             await self._finish(start, message)
 
     async def _begin(self, message: Message) -> None:
-        lines = self._exchange.book.first(message.get("headers", ()))
+        lines = self._exchange.rules.first(message.get("headers", ()))
         self._start = message = {**message, "headers": lines}
         self._held = None  # of an answer that a layer inside has given up
         if not self._flows:
@@ -237,7 +237,7 @@ class Protected(Struct, eq=False):
         held = self._held
         if held is None:
             self._held = [chunk]
-        elif self._size <= self._exchange.book.max_response:
+        elif self._size <= self._exchange.rules.max_response:
             held.append(chunk)
         else:
             # The newest one stays here: should it be the last, the end is recorded before.
@@ -252,7 +252,7 @@ class Protected(Struct, eq=False):
         if self._held is not None:
             body = b"".join((*self._held, body))
             message, self._held = _part(body), None
-        fits = self._size <= self._exchange.book.max_response
+        fits = self._size <= self._exchange.rules.max_response
         instead = None
         # Else a layer inside has given up on an answer while it was being saved, and gives one of
         # its own: the save goes on, and a retry gets what it saves.
@@ -312,17 +312,17 @@ class IdempotencyMiddleware:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
-        book = None
+        rules = None
         if scope["type"] == "http" and PROTECTED not in scope:
-            book = self._door.routing.find(
+            rules = self._door.routing.find(
                 scope["method"], scope["path"], scope.get("root_path", "")
             )
-        if book is None:
+        if rules is None:
             await self.app(scope, receive, send)
             return
-        body = Body(receive, book.max_body)
+        body = Body(receive, rules.max_body)
         try:
-            begun = await self._door.begin(book, request_of(scope), body.read)
+            begun = await self._door.begin(rules, request_of(scope), body.read)
         except ClientGone:
             return
         if begun is None:

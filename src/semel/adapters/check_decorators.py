@@ -13,7 +13,7 @@ from semel.core.records import Identity
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import CHANGING
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.http.storing import SEE_OTHER
 
 
@@ -106,13 +106,13 @@ _SHOWN: Final = 200
 """Characters of a path that are logged; a client may send one of any length."""
 
 
-def log_redirect(book: Rulebook, status: int, raw: object, *, rolled_back: bool = False) -> None:
+def log_redirect(rules: RouteRules, status: int, raw: object, *, rolled_back: bool = False) -> None:
     """Log, once for each route, that a request with a key was answered by an unstored redirect.
 
     `raw` is the framework's own request. `rolled_back`: what the view wrote is gone, too.
     """
     route = _route_of(raw)[:_SHOWN]
-    if not book.redirects(status, route):
+    if not rules.redirects(status, route):
         return
     logger.warning(
         "%r answered a request that has a key with a redirect (%d). Redirects are not stored: %s a "

@@ -20,7 +20,7 @@ from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import chosen
 from semel.http.requests import Answer, HeaderLine, Request
-from semel.http.rules import BODY, Ask, Refusal, Routing, Rulebook
+from semel.http.rules import BODY, Ask, Refusal, RouteRules, Routing
 from semel.stores.places import Places
 from semel.sync import Idempotency
 
@@ -44,14 +44,14 @@ class Door:
             resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
         )
 
-    def book(self, options: dict[str, Any]) -> Rulebook:
+    def rules_for(self, options: dict[str, Any]) -> RouteRules:
         """Make the rules of one endpoint, for a decorator; only options of every door are known."""
         engine = self.engine
-        return Rulebook(chosen(options), engine._rules, engine._key_rules.pattern)
+        return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
 
-    def called(self, book: Rulebook, request: Request, read: Callable[[], bytes]) -> Call | None:
+    def called(self, rules: RouteRules, request: Request, read: Callable[[], bytes]) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
-        waiting, given = book.ask(request), None
+        waiting, given = rules.ask(request), None
         try:
             while True:
                 need = waiting.send(given)
@@ -61,23 +61,23 @@ class Door:
                     given = self.awaited(need) if inspect.iscoroutine(need) else need
         except StopIteration as end:
             ask: Ask | None = end.value
-        return None if ask is None else Call(ask.identity, ask.fingerprint, book.rules)
+        return None if ask is None else Call(ask.identity, ask.fingerprint, rules.policy)
 
     def begin(
-        self, book: Rulebook, request: Request, read: Callable[[], bytes]
+        self, rules: RouteRules, request: Request, read: Callable[[], bytes]
     ) -> Exchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            call = self.called(book, request, read)
+            call = self.called(rules, request, read)
             if call is None:
                 return None
             self.before_claim()
             attempt = self.engine._begin(call)
             if attempt.replayed:
-                return book.replay(attempt.result)
+                return rules.replay(attempt.result)
         except (IdempotencyError, Refusal) as error:
-            return refused(book, error)
-        return self.exchange(self.engine, book, call, attempt, request.raw, self._large)
+            return refused(rules, error)
+        return self.exchange(self.engine, rules, call, attempt, request.raw, self._large)
 
     def before_claim(self) -> None:
         """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
@@ -97,7 +97,7 @@ class Exchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
     _engine: Idempotency
-    book: Rulebook
+    rules: RouteRules
     _call: Call
     _attempt: Attempt
     _raw: object
@@ -115,11 +115,11 @@ class Exchange(Struct, eq=False):
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        keeping = self.book.keeping(status, lines)
+        keeping = self.rules.keeping(status, lines)
         if keeping != "store":
             self._leave()
             if keeping == "forget":
-                log_redirect(self.book, status, self._raw)
+                log_redirect(self.rules, status, self._raw)
             outcome = None if keeping == "failure" else keeping
             undone = Undone(f"answered with {status}", outcome)
             self._engine._failed(self._call, self._attempt, undone)
@@ -130,7 +130,7 @@ class Exchange(Struct, eq=False):
             else:
                 self._save_in_turn(status, lines, body)
         except IdempotencyError as error:  # another attempt took over: its answer counts
-            return refused(self.book, error)
+            return refused(self.rules, error)
         return None
 
     def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
@@ -148,7 +148,7 @@ class Exchange(Struct, eq=False):
             self._large.give(place)
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
-        stored = self.book.stored(status, lines, body)
+        stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
         return self._engine._succeeded(self._call, self._attempt, stored)
 

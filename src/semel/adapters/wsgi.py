@@ -182,11 +182,11 @@ class IdempotencyMiddleware:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         path = path_of(environ)
-        book = self._door.routing.find(environ["REQUEST_METHOD"], path, root_of(environ))
-        if book is None or PROTECTED in environ:
+        rules = self._door.routing.find(environ["REQUEST_METHOD"], path, root_of(environ))
+        if rules is None or PROTECTED in environ:
             return self.app(environ, start_response)
-        body = Body(environ, book.max_body)
-        begun = self._door.begin(book, request_of(environ, path), body.read)
+        body = Body(environ, rules.max_body)
+        begun = self._door.begin(rules, request_of(environ, path), body.read)
         if begun is None:
             return self.app(environ, start_response)
         if isinstance(begun, Answer):
@@ -215,7 +215,7 @@ class _Protected:
 
     def __init__(self, exchange: Exchange, start_response: StartResponse) -> None:
         self._exchange, self._start_response = exchange, start_response
-        self._limit = exchange.book.max_response
+        self._limit = exchange.rules.max_response
         self._begun: tuple[str, list[HeaderLine]] | None = None
         self._held: list[bytes] = []
         self._size = 0
@@ -242,7 +242,7 @@ class _Protected:
             raise AssertionError("the application began its answer twice")
         if self._sent and exc_info is not None:
             raise exc_info[1].with_traceback(exc_info[2])
-        lines = self._exchange.book.first(
+        lines = self._exchange.rules.first(
             (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers
         )
         self._begun = status, lines

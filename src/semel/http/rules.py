@@ -1,7 +1,7 @@
 """What to ask of a request, and how to answer it: the rules of one route.
 
 This module decides. It never waits, reads no socket and touches no store: a door does that, and
-asks here what it means. `Rulebook.ask` is a generator: the doors drive it, each in its own way.
+asks here what it means. `RouteRules.ask` is a generator: the doors drive it, each in its own way.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Refusal(Exception):
         self.code = code
 
 
-class Rulebook:
+class RouteRules:
     """The rules of one route."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Rulebook:
         key_pattern: Pattern[str] | None = None,
     ) -> None:
         self.choices = choices
-        self.rules = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_ANSWER_CODEC)
+        self.policy = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_ANSWER_CODEC)
         self.max_body, self.max_response = choices.max_body, choices.max_response
         self._pattern = key_pattern
         self._sources = tuple(
@@ -272,7 +272,7 @@ class Rulebook:
     def keeping(self, status: int, lines: Iterable[HeaderLine] = ()) -> Keeping:
         """Say what becomes of the key after an answer with this status and these header lines."""
         kept = keeping(status, self.choices.stored, lines)
-        if kept == "unknown" and not self.rules.hold:
+        if kept == "unknown" and not self.policy.hold:
             logger.warning(
                 'an outcome is "unknown" only under Policy(abandoned="hold"): '
                 "the next request with this key runs again"
@@ -362,7 +362,7 @@ _LAYERS: Final = 16
 
 
 class Routing:
-    """Finds the rulebook of a request."""
+    """Finds the rules of a request."""
 
     def __init__(
         self,
@@ -389,18 +389,18 @@ class Routing:
         for route in routes:
             if not isinstance(route, Route):
                 raise ConfigError(f"routes must be Route objects, not {type(route).__name__}")
-        self._rulebooks: list[tuple[Matcher, Rulebook]] = [
-            (matcher, Rulebook(chosen({**options, **route.options}), resolved, key_pattern))
+        self._of_routes: list[tuple[Matcher, RouteRules]] = [
+            (matcher, RouteRules(chosen({**options, **route.options}), resolved, key_pattern))
             for route, matcher in zip(
                 routes, _matchers("routes", [route.pattern for route in routes]), strict=True
             )
         ]
-        self._default = Rulebook(chosen(options), resolved, key_pattern)
-        books = [self._default, *(book for _, book in self._rulebooks)]
-        self._methods = frozenset(method for book in books for method in book.choices.methods)
-        self._known: dict[tuple[str, str, str], Rulebook | None] = {}
+        self._default = RouteRules(chosen(options), resolved, key_pattern)
+        all_rules = [self._default, *(rules for _, rules in self._of_routes)]
+        self._methods = frozenset(method for rules in all_rules for method in rules.choices.methods)
+        self._known: dict[tuple[str, str, str], RouteRules | None] = {}
 
-    def find(self, method: str, path: str, root: str = "") -> Rulebook | None:
+    def find(self, method: str, path: str, root: str = "") -> RouteRules | None:
         """Give the rules for a request; None = it is none of ours.
 
         A method counts in any case: `post` is a POST to Flask and to Django. `root` is where the
@@ -410,22 +410,22 @@ class Routing:
             return self._known[method, path, root]
         except KeyError:
             paths = _views(root.rstrip("/"), path)
-            rulebook = self._find(method.upper(), paths)
+            rules = self._find(method.upper(), paths)
         if self._unmatched and method.upper() in self._methods:
             self._watch(paths)  # each of the first requests: none is remembered yet
         elif len(self._known) < _REMEMBERED and len(method) + len(path) + len(root) <= _LONGEST:
-            self._known[method, path, root] = rulebook
-        return rulebook
+            self._known[method, path, root] = rules
+        return rules
 
-    def _find(self, method: str, paths: tuple[str, ...]) -> Rulebook | None:
+    def _find(self, method: str, paths: tuple[str, ...]) -> RouteRules | None:
         if self._include is not None and not _any(self._include, paths):
             return None
         if _any(self._exclude, paths):
             return None
-        rulebook = next(
-            (book for matcher, book in self._rulebooks if _any([matcher], paths)), self._default
+        rules = next(
+            (rules for matcher, rules in self._of_routes if _any([matcher], paths)), self._default
         )
-        return rulebook if method in rulebook.choices.methods else None
+        return rules if method in rules.choices.methods else None
 
     def _watch(self, paths: tuple[str, ...]) -> None:
         """Warn, once, of patterns that match nothing: what they name may be unprotected."""

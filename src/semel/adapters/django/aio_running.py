@@ -28,29 +28,29 @@ from semel.adapters.django.running import Claim
 from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Aside, Flow
 from semel.http.requests import Answer
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 
 _ASIDE: Final = Aside()
 
 
 async def protected(
-    door: AsyncDoor | Door, book: Rulebook, request: Any, view: Callable[[], Awaitable[Any]]
+    door: AsyncDoor | Door, rules: RouteRules, request: Any, view: Callable[[], Awaitable[Any]]
 ) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
-    body = Body(request, book.max_body)
+    body = Body(request, rules.max_body)
     begun: AsyncExchange | Exchange | Answer | None
     if isinstance(door, Door):
         # On the request's own thread, where functions of the application may ask the database.
-        begun = await sync_to_async(door.begin)(book, body.request, body.read)
+        begun = await sync_to_async(door.begin)(rules, body.request, body.read)
     else:
-        begun = await door.begin(book, body.request, _awaited(body.read))
+        begun = await door.begin(rules, body.request, _awaited(body.read))
     if begun is None:
         return await view()
     if isinstance(begun, Answer):
         return response_of(begun)
     # Django cancels a request whose client goes away; the view and its save run on.
-    flow = Flow(book.max_response)
+    flow = Flow(rules.max_response)
     return await flow.answer(_ASIDE, _run(Claim(begun), request, view, flow))
 
 
@@ -83,7 +83,7 @@ async def _run(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], f
 
 async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exception) -> None:
     """Record an answer that was raised; it goes on its way as an error."""
-    told = await sync_to_async(told_by)(error, request, exchange.book)
+    told = await sync_to_async(told_by)(error, request, exchange.rules)
     if told is not None:
         exchange.raises = True
         instead = await _ended(exchange.answered(*told))
@@ -93,8 +93,8 @@ async def _refused(exchange: AsyncExchange | Exchange, request: Any, error: Exce
 
 async def _recorded(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:
     """Save a response; a stream is read before, to its end."""
-    book = exchange.book
-    response.headers.pop(book.choices.replayed_header, None)
+    rules = exchange.rules
+    response.headers.pop(rules.choices.replayed_header, None)
     if is_event_stream(lines_of(response)):
         await _ended(exchange.unprotected())
         mark_unprotected(response)
@@ -102,7 +102,7 @@ async def _recorded(exchange: AsyncExchange | Exchange, response: Any, flow: Flo
     # A loop for one request alone ends before its answer is sent.
     lasting = isinstance(exchange, AsyncExchange)
     try:
-        told = await aread(response, book.max_response, flow if lasting else None)
+        told = await aread(response, rules.max_response, flow if lasting else None)
     except BaseException:
         if not flow.is_open:
             await sync_to_async(response.close)()

@@ -22,7 +22,7 @@ from semel.adapters.django.responses import lines_of, read, rendered, response_o
 from semel.adapters.integration import Door
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
-from semel.http.rules import Refusal, Rulebook
+from semel.http.rules import Refusal, RouteRules
 from semel.http.storing import is_event_stream
 from semel.transactions import troubles
 
@@ -35,13 +35,15 @@ class _NotStored(Exception):
         self.response = response
 
 
-def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any], alias: str) -> Any:
+def protected(
+    door: Door, rules: RouteRules, request: Any, view: Callable[[], Any], alias: str
+) -> Any:
     """Answer one request: by the view, in a transaction, or by what is known of its key."""
-    body = Body(request, book.max_body)
+    body = Body(request, rules.max_body)
     try:
-        call = door.called(book, body.request, body.read)
+        call = door.called(rules, body.request, body.read)
     except (IdempotencyError, Refusal) as error:
-        return response_of(refused(book, error))
+        return response_of(refused(rules, error))
     together: Any = transaction.atomic(using=alias)
     if call is None:
         with together:
@@ -50,10 +52,10 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any],
     try:
         with together, TransactionContext(door.engine, call, alias, None) as attempt:
             if attempt.replayed:
-                return response_of(book.replay(attempt.result))
+                return response_of(rules.replay(attempt.result))
             try:
                 response = rendered(view(), request)
-                attempt.result = _stored(book, request, response)
+                attempt.result = _stored(rules, request, response)
             except Exception as error:
                 failure = error
                 raise
@@ -63,12 +65,12 @@ def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any],
     except IdempotencyError as error:
         if error is failure:
             raise
-        return response_of(refused(book, _explained(door, call, error)))
+        return response_of(refused(rules, _explained(door, call, error)))
     except Exception as error:
         # The COMMIT itself may fail in a way that asks for another try; nothing was done then.
         if error is failure or not troubles.must_repeat(error):
             raise
-        return response_of(refused(book, about(troubles.repeat(), call.identity)))
+        return response_of(refused(rules, about(troubles.repeat(), call.identity)))
 
 
 def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyError:
@@ -82,14 +84,14 @@ def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyEr
     return error
 
 
-def _stored(book: Rulebook, request: Any, response: Any) -> bytes:
+def _stored(rules: RouteRules, request: Any, response: Any) -> bytes:
     """Give what is stored of a response, or roll back."""
-    response.headers.pop(book.choices.replayed_header, None)
+    response.headers.pop(rules.choices.replayed_header, None)
     status, lines = response.status_code, lines_of(response)
-    if book.keeping(status, lines) != "store":
-        log_redirect(book, status, request, rolled_back=True)
+    if rules.keeping(status, lines) != "store":
+        log_redirect(rules, status, request, rolled_back=True)
         raise _NotStored(response)
     if is_event_stream(lines):
         # Its rows are committed, so it must not run again; it is only not kept.
-        return book.stored(status, lines, None)
-    return book.stored(*read(response, book.max_response))
+        return rules.stored(status, lines, None)
+    return rules.stored(*read(response, rules.max_response))

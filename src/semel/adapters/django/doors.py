@@ -26,7 +26,7 @@ from semel.core.extras import have
 from semel.engine.setup import Call
 from semel.errors import ConfigError
 from semel.http.requests import Answer, HeaderLine, Request
-from semel.http.rules import BODY, Rulebook, Waiting
+from semel.http.rules import BODY, RouteRules, Waiting
 from semel.stores.base import OnFile
 from semel.sync import Idempotency
 
@@ -185,12 +185,12 @@ class DjangoExchange(Exchange):
         self, status: int, lines: list[HeaderLine], answered: Callable[[], Any], in_doubt: bool
     ) -> None:
         # What a view raises rolls back its rows by itself, and is its answer all the same.
-        if self.raises or self.book.keeping(status, lines) != "store":
+        if self.raises or self.rules.keeping(status, lines) != "store":
             answered()
             return
         told = "the transaction around the view was rolled back"
         error: Exception = transaction.TransactionManagementError(told)
-        if in_doubt and self.book.rules.hold:
+        if in_doubt and self.rules.policy.hold:
             # Nothing that the policy says of database errors: these rows may be committed.
             error = Undone("nobody knows whether the transaction was committed", "unknown")
         super().raised(error)
@@ -230,17 +230,17 @@ class AsyncDjangoDoor(AsyncDoor):
         refuse_transactions(self.engine)
 
     async def called(
-        self, book: Rulebook, request: Request, read: Callable[[], Awaitable[bytes]]
+        self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> Call | None:
         """Prepare the call of a request, on a thread where the application has a part in it."""
-        chosen = book.choices
+        chosen = rules.choices
         if chosen.tenant is None and chosen.key is None and not callable(chosen.payload):
-            return await super().called(book, request, read)
-        step, waiting, given = sync_to_async(_step), book.ask(request), None
+            return await super().called(rules, request, read)
+        step, waiting, given = sync_to_async(_step), rules.ask(request), None
         while True:
             ended, need = await step(waiting, given)
             if ended:
-                return None if need is None else Call(need.identity, need.fingerprint, book.rules)
+                return None if need is None else Call(need.identity, need.fingerprint, rules.policy)
             given = await read() if need is BODY else await self.awaited(need)
 
 

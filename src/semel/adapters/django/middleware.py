@@ -34,15 +34,15 @@ from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import MiddlewareOptions
-from semel.http.rules import Refusal, Rulebook
+from semel.http.rules import Refusal, RouteRules
 from semel.sync import Idempotency
 
 
 class _Request:
     """A request between `__call__` and `process_view`."""
 
-    def __init__(self, door: Any, book: Rulebook, body: Body) -> None:
-        self.door, self.book, self.body = door, book, body
+    def __init__(self, door: Any, rules: RouteRules, body: Body) -> None:
+        self.door, self.rules, self.body = door, rules, body
         self.content = b""
         self.claim = Claim()
         self.seen = False
@@ -107,23 +107,23 @@ class IdempotencyMiddleware:
         if not isinstance(begun, _Request):
             return begun
         run = partial(self.get_response, request)
-        limit = begun.book.max_response
+        limit = begun.rules.max_response
         response = await aio_running.passed(begun.claim, limit, request, run)
         return self._passed(begun, request, response)
 
     def _begun(self, door: Any, request: Any) -> Any:
         """Keep what `process_view` needs, or answer; None = the request is not protected here."""
         root = request.path.removesuffix(request.path_info)
-        book = door.routing.find(request.method, request.path, root)
-        if book is None or is_protected(request) or _is_left_alone(request):
+        rules = door.routing.find(request.method, request.path, root)
+        if rules is None or is_protected(request) or _is_left_alone(request):
             return None
-        begun = _Request(door, book, Body(request, book.max_body))
-        if book.may_have_key(begun.body.request):
+        begun = _Request(door, rules, Body(request, rules.max_body))
+        if rules.may_have_key(begun.body.request):
             try:
                 begun.content = begun.body.read()
             except (ConfigError, Refusal) as error:
-                return response_of(refused(book, error))
-        elif not book.choices.required:
+                return response_of(refused(rules, error))
+        elif not rules.choices.required:
             return None
         vars(request).setdefault("_semel", {})[self] = begun
         return begun
@@ -142,14 +142,14 @@ class IdempotencyMiddleware:
         begun = self._due(request, callback)
         if begun is None:
             return None
-        outcome = begun.door.begin(begun.book, begun.body.request, begun.read)
+        outcome = begun.door.begin(begun.rules, begun.body.request, begun.read)
         return begun.claim.decided(outcome, request)
 
     async def _aclaimed(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
         begun = self._due(request, callback)
         if begun is None:
             return None
-        outcome = await begun.door.begin(begun.book, begun.body.request, begun.aread)
+        outcome = await begun.door.begin(begun.rules, begun.body.request, begun.aread)
         return begun.claim.decided(outcome, request)
 
     def _due(self, request: Any, callback: Any) -> _Request | None:

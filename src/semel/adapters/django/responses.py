@@ -21,7 +21,7 @@ from semel.adapters.django.streaming import read_on
 from semel.adapters.streaming import Flow, up_to
 from semel.core.extras import have
 from semel.http.requests import Answer, HeaderLine
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.http.storing import UNPROTECTED
 
 # What a response closes when it has been sent, in order, is not public; here and in `streaming`.
@@ -146,24 +146,24 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def told_by(error: Any, request: Any, book: Rulebook) -> Told | None:
+def told_by(error: Any, request: Any, rules: RouteRules) -> Told | None:
     """Say which answer an error of a view will become; None = it is a failure of the view."""
     status = next((code for kind, code in _STATUSES if isinstance(error, kind)), None)
     framework = request is not inner(request)
     if framework and isinstance(error, import_string("rest_framework.exceptions.APIException")):
         status = getattr(error, "status_code", None)
-    if status is None or book.keeping(status) == "failure":
+    if status is None or rules.keeping(status) == "failure":
         return None
-    if book.keeping(status) != "store":
+    if rules.keeping(status) != "store":
         return Told(status, [], b"")
     if framework:
         response = request.parser_context["view"].handle_exception(error)
     else:
         response = response_for_exception(request, error)
     response = rendered(response, request)
-    response.headers.pop(book.choices.replayed_header, None)
+    response.headers.pop(rules.choices.replayed_header, None)
     send_for_error(error, request, response)
-    return read(response, book.max_response)
+    return read(response, rules.max_response)
 
 
 def send_for_error(error: Any, request: Any, response: Any) -> None:

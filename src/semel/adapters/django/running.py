@@ -28,7 +28,7 @@ from semel.adapters.django.uncancelled import uncancelled
 from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Following
 from semel.http.requests import Answer
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 
 
@@ -58,10 +58,10 @@ class Claim:
             self.exchange.enter()
 
 
-def protected(door: Door, book: Rulebook, request: Any, view: Callable[[], Any]) -> Any:
+def protected(door: Door, rules: RouteRules, request: Any, view: Callable[[], Any]) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
-    body = Body(request, book.max_body)
-    begun = door.begin(book, body.request, body.read)
+    body = Body(request, rules.max_body)
+    begun = door.begin(rules, body.request, body.read)
     if begun is None:
         return view()
     if isinstance(begun, Answer):
@@ -95,7 +95,7 @@ def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
 
 def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
     """Record an answer that was raised; it goes on its way as an error."""
-    told = told_by(error, request, exchange.book)
+    told = told_by(error, request, exchange.rules)
     if told is not None:
         exchange.raises = True
         instead = exchange.answered(*told)
@@ -105,14 +105,14 @@ def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
 
 def _recorded(exchange: Exchange, response: Any) -> Any:
     """Save a response; a stream is read up to the limit before, and followed beyond it."""
-    book = exchange.book
-    response.headers.pop(book.choices.replayed_header, None)
+    rules = exchange.rules
+    response.headers.pop(rules.choices.replayed_header, None)
     if is_event_stream(lines_of(response)):
         exchange.unprotected()
         mark_unprotected(response)
         return response
     try:
-        told = read(response, book.max_response)
+        told = read(response, rules.max_response)
         if (
             told.body is None
             and response.streaming

@@ -26,7 +26,7 @@ from semel.aio import AsyncIdempotency
 from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, chosen
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.sync import Idempotency
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,9 +61,9 @@ class Idempotent:
         chosen(self._options)
         refuse_underscores(self._options)
         self._door = None if idempotency is None else _door(idempotency)
-        self._books: WeakKeyDictionary[Any, Rulebook] = WeakKeyDictionary()
+        self._known_rules: WeakKeyDictionary[Any, RouteRules] = WeakKeyDictionary()
         if self._door is not None:
-            self._book(self._door)
+            self._rules(self._door)
 
     @overload
     def __call__(self, view: F, /) -> F: ...
@@ -89,13 +89,13 @@ class Idempotent:
         def protected(*args: Any, **kwargs: Any) -> Any:
             request, run = _request_in(args), partial(view, *args, **kwargs)
             door = ENGINES.door() if self._door is None else cast("Door", self._door)
-            book = self._book(door)
+            rules = self._rules(door)
             # Behind another integration, too: that one saves in a transaction of its own.
-            if self._atomic is not None and request.method in book.choices.methods:
-                return atomic.protected(door, book, request, run, self._atomic)
-            if not _concerns(book, request, name):
+            if self._atomic is not None and request.method in rules.choices.methods:
+                return atomic.protected(door, rules, request, run, self._atomic)
+            if not _concerns(rules, request, name):
                 return run()
-            return running.protected(door, book, request, run)
+            return running.protected(door, rules, request, run)
 
         return cast("F", protected)
 
@@ -112,19 +112,19 @@ class Idempotent:
                 door = ENGINES.async_door() if on_loop else ENGINES.door()
             elif on_loop and isinstance(door, Door):
                 raise ConfigError("an async view under ASGI needs an AsyncIdempotency")
-            book = self._book(door)
-            if not _concerns(book, request, name):
+            rules = self._rules(door)
+            if not _concerns(rules, request, name):
                 return await run()
-            return await aio_running.protected(door, book, request, run)
+            return await aio_running.protected(door, rules, request, run)
 
         return cast("F", protected)
 
-    def _book(self, door: Door | AsyncDoor) -> Rulebook:
-        book = self._books.get(door)
-        if book is None:
+    def _rules(self, door: Door | AsyncDoor) -> RouteRules:
+        rules = self._known_rules.get(door)
+        if rules is None:
             settings = {} if door is self._door else configured().view_options
-            book = self._books[door] = door.book({**settings, **self._options})
-        return book
+            rules = self._known_rules[door] = door.rules_for({**settings, **self._options})
+        return rules
 
 
 def exempt(view: F) -> F:
@@ -174,8 +174,8 @@ def _door(idempotency: Any) -> Door | AsyncDoor:
     )
 
 
-def _concerns(book: Rulebook, request: Any, name: str) -> bool:
-    return not is_protected(request) and book.concerns(request.method, name)
+def _concerns(rules: RouteRules, request: Any, name: str) -> bool:
+    return not is_protected(request) and rules.concerns(request.method, name)
 
 
 def _name_of(view: Any) -> str:

@@ -28,7 +28,7 @@ from semel.adapters.starlette.endpoints import (
 )
 from semel.core.extras import inside
 from semel.errors import ConfigError
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 
 if TYPE_CHECKING:
     from semel.adapters.starlette.sessions import SessionChoice
@@ -236,6 +236,6 @@ class Idempotent(door.Idempotent):
     def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
         return FastAPIEndpoint(function, choice)
 
-    def _finish(self, protected: Any, endpoint: Any, book: Rulebook) -> None:
+    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
         protected.__signature__ = endpoint.signature
-        setattr(protected, MARK, book.choices)
+        setattr(protected, MARK, rules.choices)

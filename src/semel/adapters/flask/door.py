@@ -15,7 +15,7 @@ from semel.adapters.integration import Door
 from semel.adapters.wsgi import IdempotencyMiddleware, refuse_underscores
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.sync import Idempotency
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -102,13 +102,13 @@ class Idempotent:
 
     def _protect(self, options: dict[str, Any], view: F) -> F:
         if self._views is not None:
-            self._views.book(options)  # what the engine cannot do is told of now
+            self._views.rules_for(options)  # what the engine cannot do is told of now
 
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
             views = self._of_this_app()
             run = partial(current_app.ensure_sync(view), *args, **kwargs)
-            return answered(views.door, views.book(options), run)
+            return answered(views.door, views.rules_for(options), run)
 
         self._decorated.append((view, protected, options))
         return cast("F", protected)
@@ -126,15 +126,17 @@ class _Views:
     def __init__(self, door: Door, options: dict[str, Any]) -> None:
         self.door = door
         self._options = options
-        self._books: dict[int, tuple[dict[str, Any], Rulebook]] = {}
-        self.book({})
+        self._known_rules: dict[int, tuple[dict[str, Any], RouteRules]] = {}
+        self.rules_for({})
 
-    def book(self, options: dict[str, Any]) -> Rulebook:
+    def rules_for(self, options: dict[str, Any]) -> RouteRules:
         """Give the rules of a view that has these options of its own."""
-        known = self._books.get(id(options))
+        known = self._known_rules.get(id(options))
         if known is None:
-            known = options, self.door.book({**self._options, **options})
-            self._books[id(options)] = known  # with the options: another dict may get their id
+            known = options, self.door.rules_for({**self._options, **options})
+            self._known_rules[id(options)] = (
+                known  # with the options: another dict may get their id
+            )
         return known[1]
 
 
@@ -150,7 +152,7 @@ class _Check:
             return
         refuse_unprotected(
             [
-                Decorated(given, protected, self._views.book(options).choices.methods)
+                Decorated(given, protected, self._views.rules_for(options).choices.methods)
                 for given, protected, options in self._decorated
             ],
             [

@@ -20,7 +20,7 @@ from semel.adapters.integration import Door, Exchange
 from semel.adapters.streaming import Following, up_to
 from semel.adapters.wsgi import texts
 from semel.http.requests import Answer, HeaderLine
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 _ADDRESSES: Final = frozenset({"location", "content-location"})
@@ -28,12 +28,12 @@ _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
 
 
-def answered(door: Door, book: Rulebook, view: Callable[[], Any]) -> Any:
+def answered(door: Door, rules: RouteRules, view: Callable[[], Any]) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
-    if PROTECTED in request.environ or not book.concerns(request.method, str(request.endpoint)):
+    if PROTECTED in request.environ or not rules.concerns(request.method, str(request.endpoint)):
         return view()
-    body = Body(book.max_body)
-    begun = door.begin(book, body.request, body.read)
+    body = Body(rules.max_body)
+    begun = door.begin(rules, body.request, body.read)
     if begun is None:
         return view()
     if isinstance(begun, Answer):
@@ -58,7 +58,7 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
     """Record an answer that was raised, as by `abort(404)`; it goes on its way as an error."""
     raised = error.get_response()
     status, lines = raised.status_code, _lines(raised)
-    keeping = exchange.book.keeping(status, lines)
+    keeping = exchange.rules.keeping(status, lines)
     if keeping == "store":
         # As the application's error handler words it, which is not asked a second time: the first
         # caller gets the answer that is stored.
@@ -88,8 +88,8 @@ def _handle_once(app: Flask) -> None:
 
 def _recorded(exchange: Exchange, response: Response) -> Response:
     """Save a response; a stream is read up to the limit before."""
-    book, status = exchange.book, response.status_code
-    response.headers.remove(book.choices.replayed_header)
+    rules, status = exchange.rules, response.status_code
+    response.headers.remove(rules.choices.replayed_header)
     lines = _lines(response)
     if is_event_stream(lines):
         exchange.unprotected()
@@ -97,7 +97,7 @@ def _recorded(exchange: Exchange, response: Response) -> Response:
         return response
     chunks = response.iter_encoded()
     try:
-        held, whole = up_to(book.max_response, chunks)
+        held, whole = up_to(rules.max_response, chunks)
     except BaseException:
         response.close()
         raise

@@ -30,7 +30,7 @@ from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import DoorOptions
 from semel.http.requests import Answer
-from semel.http.rules import Refusal, Rulebook
+from semel.http.rules import Refusal, RouteRules
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 
@@ -84,7 +84,7 @@ class Idempotent:
         )
         checked = {**self._options}
         _choice_of(checked.pop("session", None))
-        self._door.book(checked)  # a bad option is an error here, not at the first endpoint
+        self._door.rules_for(checked)  # a bad option is an error here, not at the first endpoint
         self._aside = Aside()
         self._decorated: list[Decorated] = []
 
@@ -138,42 +138,42 @@ class Idempotent:
     def _protect(self, options: dict[str, Any], function: F) -> F:
         options = {**self._options, **options}
         choice = _choice_of(options.pop("session", None))
-        book = self._door.book(options)
+        rules = self._door.rules_for(options)
         endpoint, name = self._endpoint(function, choice), name_of(function)
-        mode = self._mode(choice, endpoint, book, name)
+        mode = self._mode(choice, endpoint, rules, name)
 
         @wraps(function)
         async def protected(*args: Any, **values: Any) -> Any:
             visit = endpoint.visited(args, values)
             if mode is not None:
                 return await self._in_session(mode, visit, values, name)
-            begun = await self._begun(book, visit.request, name)
+            begun = await self._begun(rules, visit.request, name)
             if begun is None:
                 return await visit.call()
             if isinstance(begun, Answer):
                 return response_of_answer(begun)
-            flow = Flow(book.max_response, shield)
+            flow = Flow(rules.max_response, shield)
             return await flow.answer(self._aside, Running(begun, visit.request, flow).run(visit))
 
-        self._decorated.append(Decorated(function, protected, book.choices.methods))
-        self._finish(protected, endpoint, book)
+        self._decorated.append(Decorated(function, protected, rules.choices.methods))
+        self._finish(protected, endpoint, rules)
         return cast("F", protected)
 
-    def _finish(self, protected: Any, endpoint: Any, book: Rulebook) -> None:
+    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
         """Tell the framework more of a decorated function; a hook."""
 
     async def _begun(
-        self, book: Rulebook, request: Request, name: str
+        self, rules: RouteRules, request: Request, name: str
     ) -> AsyncExchange | Answer | None:
-        if PROTECTED in request.scope or not book.concerns(request.method, name):
+        if PROTECTED in request.scope or not rules.concerns(request.method, name):
             return None
-        body = Body(request, book.max_body)
-        return await self._door.begin(book, body.request, body.read)
+        body = Body(request, rules.max_body)
+        return await self._door.begin(rules, body.request, body.read)
 
     # --- endpoints with a session ------------------------------------------------------------
 
     def _mode(
-        self, choice: SessionChoice | None, endpoint: Endpoint, book: Rulebook, name: str
+        self, choice: SessionChoice | None, endpoint: Endpoint, rules: RouteRules, name: str
     ) -> SessionMode | None:
         """Check that session, endpoint and engine are of one kind; None = it has no session."""
         for_threads = isinstance(self._door, _ThreadsDoor)
@@ -197,7 +197,7 @@ class Idempotent:
             )
         from semel.adapters.starlette.session_running import SessionMode  # noqa: PLC0415 - as below
 
-        return SessionMode(choice, book, partial(self._engine, is_async=choice.is_async))
+        return SessionMode(choice, rules, partial(self._engine, is_async=choice.is_async))
 
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
         """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
@@ -212,14 +212,14 @@ class Idempotent:
     async def _in_session(
         self, mode: SessionMode, visit: Visit, values: dict[str, Any], name: str
     ) -> Any:
-        book, request, call = mode.book, visit.request, None
+        rules, request, call = mode.rules, visit.request, None
         # Behind another integration, too: that one saves in a transaction of its own.
-        if book.concerns(request.method, name):
-            body = Body(request, book.max_body)
+        if rules.concerns(request.method, name):
+            body = Body(request, rules.max_body)
             try:
-                call = await self._door.called(book, body.request, body.read)
+                call = await self._door.called(rules, body.request, body.read)
             except (IdempotencyError, Refusal) as error:
-                return response_of_answer(refused(book, error))
+                return response_of_answer(refused(rules, error))
         work = mode.work(call, values)
         return await work.flow.answer(self._aside, work.run(visit))
 

@@ -52,7 +52,7 @@ class Running:
             (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in (error.headers or {}).items()
         ]
-        keeping = self._exchange.book.keeping(error.status_code, lines)
+        keeping = self._exchange.rules.keeping(error.status_code, lines)
         if keeping == "store":
             response = await response_of_error(self._request, error)
             if response is not None:
@@ -63,8 +63,8 @@ class Running:
 
     async def _recorded(self, response: Response) -> Response:
         """Save a response; gives what is to be sent, which is another if the attempt was lost."""
-        book, lines = self._exchange.book, response.raw_headers
-        lines[:] = book.first(lines)
+        rules, lines = self._exchange.rules, response.raw_headers
+        lines[:] = rules.first(lines)
         if is_event_stream(lines):
             await self._exchange.unprotected()
             lines.append(UNPROTECTED)

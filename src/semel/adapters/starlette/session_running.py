@@ -55,7 +55,7 @@ from semel.errors import (
 )
 from semel.http.problems import log_failure
 from semel.http.requests import Answer, HeaderLine
-from semel.http.rules import Rulebook
+from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
 from semel.transactions import troubles
@@ -283,7 +283,7 @@ class SessionMode(NamedTuple):
     """How the requests of one endpoint run in transactions."""
 
     choice: SessionChoice
-    book: Rulebook
+    rules: RouteRules
     engine: Callable[[], Any]
     """Gives the engine of the sessions' kind."""
 
@@ -299,8 +299,8 @@ class Work:
     """One request whose endpoint runs in a transaction."""
 
     def __init__(self, mode: SessionMode, steps: _Steps, call: Call | None) -> None:
-        self._mode, self._book, self._steps, self._call = mode, mode.book, steps, call
-        self.flow = CommittingFlow(self._book.max_response, self._commit)
+        self._mode, self._rules, self._steps, self._call = mode, mode.rules, steps, call
+        self.flow = CommittingFlow(self._rules.max_response, self._commit)
         self._attempt: Attempt | None = None
         self._ended = False
 
@@ -310,7 +310,7 @@ class Work:
             try:
                 self._attempt = attempt = await self._begun()
             except IdempotencyError as error:
-                return response_of_answer(refused(self._book, await self._explained(error)))
+                return response_of_answer(refused(self._rules, await self._explained(error)))
             if attempt is not None and attempt.replayed:
                 return await self._replayed(attempt)
             try:
@@ -337,17 +337,17 @@ class Work:
     async def _replayed(self, attempt: Attempt) -> Response:
         await self._end(_Undone())
         try:
-            return response_of_answer(self._book.replay(attempt.result))
+            return response_of_answer(self._rules.replay(attempt.result))
         except IdempotencyError as error:
-            return response_of_answer(refused(self._book, error))
+            return response_of_answer(refused(self._rules, error))
 
     async def _recorded(self, response: Response, request: Request) -> Response:
         """Commit what the endpoint did, and its answer with it, or roll back."""
         lines = response.raw_headers
-        lines[:] = self._book.first(lines)
-        if self._book.keeping(response.status_code, lines) != "store":
+        lines[:] = self._rules.first(lines)
+        if self._rules.keeping(response.status_code, lines) != "store":
             if self._call is not None:
-                log_redirect(self._book, response.status_code, request, rolled_back=True)
+                log_redirect(self._rules, response.status_code, request, rolled_back=True)
             await self._end(_Undone())
             return response
         self._steps.guard.check()
@@ -364,7 +364,7 @@ class Work:
         """Write the record and commit; an error of ours is what is sent instead."""
         if self._attempt is not None:
             lines: list[HeaderLine] = response.raw_headers
-            self._attempt.result = self._book.stored(response.status_code, lines, body)
+            self._attempt.result = self._rules.stored(response.status_code, lines, body)
         try:
             await self._end(None)
         except Exception as error:
@@ -372,10 +372,10 @@ class Work:
             if call is not None and isinstance(error, IdempotencyError):
                 if isinstance(error, OutcomeUnknown):  # no answer of 5xx, which would be logged
                     log_failure("an endpoint ended the transaction of its record", error)
-                raise _Instead(refused(self._book, error)) from error
+                raise _Instead(refused(self._rules, error)) from error
             if call is not None and troubles.must_repeat(error):
                 again = about(troubles.repeat(), call.identity)
-                raise _Instead(refused(self._book, again)) from error
+                raise _Instead(refused(self._rules, again)) from error
             raise
 
     async def _rolled_back(self, error: BaseException) -> Answer | None:
@@ -383,7 +383,7 @@ class Work:
         try:
             await self._end(error)
         except RetryTransaction as raised:
-            return refused(self._book, raised)
+            return refused(self._rules, raised)
         return None
 
     async def _end(self, error: BaseException | None) -> None:

@@ -30,7 +30,7 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
     max_body, atomic = 0, []
     try:
         with Idempotency(chosen.url, **chosen.engine) as engine:
-            max_body = Door(engine, chosen.options).book(chosen.view_options).max_body
+            max_body = Door(engine, chosen.options).rules_for(chosen.view_options).max_body
             atomic = _atomic_requests(engine)
     except ConfigError as error:
         mistakes.append(str(error))
