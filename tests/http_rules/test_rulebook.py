@@ -10,7 +10,7 @@ from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
 from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 from semel.http.storing import AnswerCodec
 
 KEYED = ("idempotency-key", "k")
@@ -51,7 +51,7 @@ def test_whether_a_request_may_have_a_key_is_known_without_its_body(options, lin
 
 
 def test_a_required_key_that_is_missing_is_refused():
-    with pytest.raises(Refusal, match="key_missing"):
+    with pytest.raises(Rejected, match="key_missing"):
         asked(route_rules(required=True), a_request())
 
 
@@ -131,7 +131,7 @@ def test_two_callers_with_one_key_are_two_operations():
 
 @pytest.mark.parametrize("nobody", [None, ""])
 def test_a_caller_who_is_nobody_is_refused_and_not_shared(nobody):
-    with pytest.raises(Refusal, match="identity_missing"):
+    with pytest.raises(Rejected, match="identity_missing"):
         asked(route_rules(tenant=lambda request: nobody), a_request(KEYED))
 
 

@@ -20,9 +20,8 @@ from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import chosen
-from semel.http.problems import log_failure
 from semel.http.requests import Answer, HeaderLine, Request
-from semel.http.rules import BODY, Ask, Refusal, RouteRules, Routing
+from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
 from semel.stores.loops import running_loop
 
 LARGE: Final = 64 * 1024
@@ -95,8 +94,8 @@ class AsyncDoor:
             attempt = await here.engine._begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
-        except (IdempotencyError, Refusal) as error:
-            return refused(rules, error)
+        except (IdempotencyError, Rejected) as error:
+            return rules.rejection(error)
         return AsyncExchange(here.engine, rules, call, attempt, request.raw, here.large)
 
     def before_claim(self) -> None:
@@ -132,14 +131,6 @@ class AsyncDoor:
         if self.opened_here:
             await self._here().engine.close()
             del self._places[running_loop()]
-
-
-def refused(rules: RouteRules, error: IdempotencyError | Refusal) -> Answer:
-    """Answer with a problem; one that is our own or the application's mistake is logged."""
-    answer = rules.refusal(error)
-    if answer.status >= 500:  # noqa: PLR2004 - the server's errors
-        log_failure("a request with a key was not processed", error)
-    return answer
 
 
 class AsyncExchange(Struct, eq=False):
@@ -179,7 +170,7 @@ class AsyncExchange(Struct, eq=False):
             else:
                 await self._save_in_turn(status, lines, body)
         except IdempotencyError as error:  # another attempt took over: its answer counts
-            return refused(self.rules, error)
+            return self.rules.rejection(error)
         return None
 
     async def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:

@@ -22,7 +22,7 @@ from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Answer, Headers, Request
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 from semel.http.storing import UNPROTECTED, is_event_stream
 from semel.stores.loops import running_loop
 
@@ -97,7 +97,7 @@ class Body(Struct, eq=False):
                 empty += 1
             size = len(gathered)
             if size + len(chunk) > self._limit or empty > most_empty(size):
-                raise Refusal("body_too_large")
+                raise Rejected("body_too_large")
             if not more and not gathered:  # most are one message, which need not be copied
                 self._content = bytes(chunk)
                 return self._content

@@ -33,7 +33,7 @@ class Routed(NamedTuple):
     methods: Iterable[str]
 
 
-def refuse_unprotected(decorated: Iterable[Decorated], routes: Iterable[Routed]) -> None:
+def check_protected(decorated: Iterable[Decorated], routes: Iterable[Routed]) -> None:
     """Refuse a decorator above that of its route, and one on a route of other changes."""
     taken: set[int] = set()  # by id: a function need not have a hash
     served: dict[int, set[str]] = {}

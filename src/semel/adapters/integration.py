@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, refused
+from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE
 from semel.adapters.check_decorators import log_redirect
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -20,7 +20,7 @@ from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import chosen
 from semel.http.requests import Answer, HeaderLine, Request
-from semel.http.rules import BODY, Ask, Refusal, RouteRules, Routing
+from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
 from semel.stores.places import Places
 from semel.sync import Idempotency
 
@@ -75,8 +75,8 @@ class Door:
             attempt = self.engine._begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
-        except (IdempotencyError, Refusal) as error:
-            return refused(rules, error)
+        except (IdempotencyError, Rejected) as error:
+            return rules.rejection(error)
         return self.exchange(self.engine, rules, call, attempt, request.raw, self._large)
 
     def before_claim(self) -> None:
@@ -130,7 +130,7 @@ class Exchange(Struct, eq=False):
             else:
                 self._save_in_turn(status, lines, body)
         except IdempotencyError as error:  # another attempt took over: its answer counts
-            return refused(self.rules, error)
+            return self.rules.rejection(error)
         return None
 
     def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:

@@ -22,7 +22,7 @@ from semel.adapters.streaming import Following, Sent, close
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Answer, HeaderLine, Headers, Request
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 from semel.http.storing import UNPROTECTED, has_body, is_event_stream
 from semel.sync import Idempotency
 
@@ -37,10 +37,10 @@ _LONGEST_LENGTH: Final = 18
 _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
-def refuse_underscores(options: Mapping[str, Any]) -> None:
+def check_header_names(options: Mapping[str, Any]) -> None:
     """Refuse a header that no request can have: in WSGI the dashes of a name are underscores."""
     for route in options.get("routes") or ():
-        refuse_underscores(getattr(route, "options", {}))
+        check_header_names(getattr(route, "options", {}))
     header = options.get("header")
     if isinstance(header, str) and "_" in header:
         raise ConfigError(
@@ -91,9 +91,9 @@ def content_length(environ: Mapping[str, Any]) -> int | None:
     if not written:
         return None
     if not written.isdecimal():
-        raise Refusal("body_incomplete")
+        raise Rejected("body_incomplete")
     if len(written) > _LONGEST_LENGTH:
-        raise Refusal("body_too_large")
+        raise Rejected("body_too_large")
     return int(written)
 
 
@@ -112,15 +112,15 @@ class Body:
         """Read it whole; more than the limit is refused as soon as it is there."""
         length = self._length()
         if length is not None and length > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         try:
             content = self._up_to(self._limit + 1 if length is None else length)
         except OSError:  # the client has gone, or its chunks are wrong
-            raise Refusal("body_incomplete") from None
+            raise Rejected("body_incomplete") from None
         if len(content) > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         if length is not None and len(content) < length:
-            raise Refusal("body_incomplete")
+            raise Rejected("body_incomplete")
         self._environ["wsgi.input"] = BytesIO(content)
         if self._environ.pop("HTTP_TRANSFER_ENCODING", None):
             # The chunks are joined, and a length that came beside them was wrong: an application
@@ -144,7 +144,7 @@ class Body:
         if is_chunked(self._environ):
             # Only the chunks say where the body ends, whatever Content-Length says beside them.
             if not terminated:
-                raise Refusal("body_incomplete")
+                raise Rejected("body_incomplete")
             return None
         length = content_length(self._environ)
         if length is None and not terminated:
@@ -176,7 +176,7 @@ class IdempotencyMiddleware:
         self, app: App, idempotency: Idempotency | str, **options: Unpack[MiddlewareOptions]
     ) -> None:
         self.app = app
-        refuse_underscores(options)
+        check_header_names(options)
         self._door = Door(idempotency, {**options})
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

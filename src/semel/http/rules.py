@@ -38,7 +38,7 @@ from semel.http.options import (
     known_options,
     path_matcher,
 )
-from semel.http.problems import problem, problem_of
+from semel.http.problems import log_failure, problem, problem_of
 from semel.http.requests import (
     MISSING,
     Answer,
@@ -127,7 +127,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     fingerprint: bytes
 
 
-class Refusal(Exception):
+class Rejected(Exception):
     """The request is answered by the rules alone; `code` says which problem it is."""
 
     def __init__(self, code: str) -> None:
@@ -200,7 +200,7 @@ class RouteRules:
                 break
         if key is None:
             if self.choices.required:
-                raise Refusal("key_missing")
+                raise Rejected("key_missing")
             return None
         chosen, tenant = self.choices, None
         if self._pattern is not None:
@@ -245,11 +245,14 @@ class RouteRules:
 
     # --- answers -----------------------------------------------------------------------------
 
-    def refusal(self, error: IdempotencyError | Refusal) -> Answer:
-        """Word an error or a refusal for the client."""
-        code, detail = (error.code, None) if isinstance(error, Refusal) else problem_of(error)
+    def rejection(self, error: IdempotencyError | Rejected) -> Answer:
+        """Answer with a problem; one that is our own or the application's mistake is logged."""
+        code, detail = (error.code, None) if isinstance(error, Rejected) else problem_of(error)
         chosen = self.choices
-        return problem(code, chosen.problems, detail=detail, retry_after=chosen.retry_after)
+        answer = problem(code, chosen.problems, detail=detail, retry_after=chosen.retry_after)
+        if answer.status >= 500:  # noqa: PLR2004 - the server's errors
+            log_failure("a request with a key was not processed", error)
+        return answer
 
     def replay(self, value: object) -> Answer:
         """Make the answer that a duplicate gets, from what is stored."""
@@ -305,7 +308,7 @@ class RouteRules:
 def known_tenant(tenant: object) -> str:
     """Give what a `tenant` function says; nobody is refused, never shared."""
     if tenant is None or tenant == "":
-        raise Refusal("identity_missing")
+        raise Rejected("identity_missing")
     if not isinstance(tenant, str):
         raise ConfigError(f"tenant must give a text or None, not {type(tenant).__name__}")
     return tenant

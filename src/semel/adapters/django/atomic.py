@@ -15,14 +15,13 @@ from typing import Any
 
 from django.db import transaction
 
-from semel.adapters.aio_integration import refused
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
 from semel.adapters.integration import Door
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
-from semel.http.rules import Refusal, RouteRules
+from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import is_event_stream
 from semel.transactions import troubles
 
@@ -42,8 +41,8 @@ def protected(
     body = Body(request, rules.max_body)
     try:
         call = door.called(rules, body.request, body.read)
-    except (IdempotencyError, Refusal) as error:
-        return response_of(refused(rules, error))
+    except (IdempotencyError, Rejected) as error:
+        return response_of(rules.rejection(error))
     together: Any = transaction.atomic(using=alias)
     if call is None:
         with together:
@@ -65,12 +64,12 @@ def protected(
     except IdempotencyError as error:
         if error is failure:
             raise
-        return response_of(refused(rules, _explained(door, call, error)))
+        return response_of(rules.rejection(_explained(door, call, error)))
     except Exception as error:
         # The COMMIT itself may fail in a way that asks for another try; nothing was done then.
         if error is failure or not troubles.must_repeat(error):
             raise
-        return response_of(refused(rules, about(troubles.repeat(), call.identity)))
+        return response_of(rules.rejection(about(troubles.repeat(), call.identity)))
 
 
 def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyError:

@@ -15,7 +15,7 @@ from semel.adapters.wsgi import content_length, header_lines, is_chunked
 from semel.core.extras import have
 from semel.errors import ConfigError
 from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
@@ -64,19 +64,19 @@ class Body:
             self._join_chunks()
         length = content_length(self._request.META) or 0
         if length > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         if self._lost:
             return self._written_again()
         try:
             body: bytes = self._request.body
         except RequestDataTooBig:
-            raise Refusal("body_too_large") from None
+            raise Rejected("body_too_large") from None
         except UnreadablePostError:  # the client has gone, or its chunks are wrong
-            raise Refusal("body_incomplete") from None
+            raise Rejected("body_incomplete") from None
         if len(body) > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         if len(body) < length:
-            raise Refusal("body_incomplete")
+            raise Rejected("body_incomplete")
         return body
 
     def _join_chunks(self) -> None:
@@ -86,7 +86,7 @@ class Body:
         """
         request = self._request
         if request._read_started:
-            raise Refusal("body_incomplete")
+            raise Rejected("body_incomplete")
         wsgi.Body(request.META, self._limit).read()
         request._stream = request.META["wsgi.input"]
 
@@ -96,7 +96,7 @@ class Body:
         if request.content_type in _FORMS and hasattr(request, "_files"):
             fields, uploads = _pairs(request.POST), _uploads(request.FILES)
             if not fields and not uploads:
-                raise Refusal("body_incomplete")  # so Django tells of a form with errors
+                raise Rejected("body_incomplete")  # so Django tells of a form with errors
             return form_bytes(fields, uploads)
         try:
             return msgspec.json.encode(given.data)

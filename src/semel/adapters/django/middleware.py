@@ -21,7 +21,6 @@ from typing import Any, Unpack
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.urls import Resolver404, resolve
 
-from semel.adapters.aio_integration import refused
 from semel.adapters.django import aio_running, running
 from semel.adapters.django.bodies import Body, is_protected
 from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
@@ -29,12 +28,12 @@ from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.responses import response_of
 from semel.adapters.django.running import Claim
 from semel.adapters.django.views import is_left_alone
-from semel.adapters.wsgi import refuse_underscores
+from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import MiddlewareOptions
-from semel.http.rules import Refusal, RouteRules
+from semel.http.rules import Rejected, RouteRules
 from semel.sync import Idempotency
 
 
@@ -80,7 +79,7 @@ class IdempotencyMiddleware:
         self._told_hidden = False
 
     def _made_door(self, idempotency: Any, options: dict[str, Any]) -> Any:
-        refuse_underscores(options)
+        check_header_names(options)
         if idempotency is not None:
             return (AsyncDjangoDoor if self._asynchronous else DjangoDoor)(idempotency, options)
         if options:
@@ -121,8 +120,8 @@ class IdempotencyMiddleware:
         if rules.may_have_key(begun.body.request):
             try:
                 begun.content = begun.body.read()
-            except (ConfigError, Refusal) as error:
-                return response_of(refused(rules, error))
+            except (ConfigError, Rejected) as error:
+                return response_of(rules.rejection(error))
         elif not rules.choices.required:
             return None
         vars(request).setdefault("_semel", {})[self] = begun

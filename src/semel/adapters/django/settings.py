@@ -13,7 +13,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from msgspec import Struct
 
-from semel.adapters.wsgi import refuse_underscores
+from semel.adapters.wsgi import check_header_names
 from semel.core.policy import resolve
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions, PathOptions
@@ -82,7 +82,7 @@ def _checked(name: str, value: Any) -> Any:
             value = import_string(value)
         except ImportError as error:
             raise ConfigError(f"{name} cannot be imported: {error}") from error
-    refuse_underscores({name: value})
+    check_header_names({name: value})
     # With a source of keys beside it, for one that is switched off here may be replaced by another.
     Routing(resolved=lambda _, *policies: resolve(*policies), **{"key": _some_key, name: value})
     return value

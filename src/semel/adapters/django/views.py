@@ -21,7 +21,7 @@ from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
 from semel.adapters.integration import Door
-from semel.adapters.wsgi import refuse_underscores
+from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.extras import have
 from semel.errors import ConfigError
@@ -59,7 +59,7 @@ class Idempotent:
         self._options: dict[str, Any] = {**options}
         self._atomic = _alias(self._options.pop("atomic", None))
         chosen(self._options)
-        refuse_underscores(self._options)
+        check_header_names(self._options)
         self._door = None if idempotency is None else _door(idempotency)
         self._known_rules: WeakKeyDictionary[Any, RouteRules] = WeakKeyDictionary()
         if self._door is not None:

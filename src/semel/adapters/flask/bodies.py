@@ -9,7 +9,7 @@ from flask import request
 from semel.adapters import wsgi
 from semel.errors import ConfigError
 from semel.http.requests import Headers, Request, Upload, form_bytes, without_boundary
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
@@ -40,16 +40,16 @@ class Body:
             return wsgi.Body(request.environ, self._limit).read()
         chunked = wsgi.is_chunked(request.environ)
         if chunked and not request.environ.get("wsgi.input_terminated"):
-            raise Refusal("body_incomplete")  # Flask takes it for empty
+            raise Rejected("body_incomplete")  # Flask takes it for empty
         length = request.content_length or 0  # of chunks it is not known
         if length > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         body = self._form_bytes() if self._form else request.get_data()
         if len(body) > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         if self._form and not body and (chunked or length > 0):
             # Flask parses a form with errors as an empty one, and empty forms all look alike.
-            raise Refusal("body_incomplete")
+            raise Rejected("body_incomplete")
         if not self._kept and self._is_cut(body, length, chunked=chunked):
             raise ConfigError(
                 "the body was read from request.stream before the view: read it by "

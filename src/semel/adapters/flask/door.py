@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 
 from flask import Flask, current_app
 
-from semel.adapters.check_decorators import Decorated, Routed, refuse_unprotected
+from semel.adapters.check_decorators import Decorated, Routed, check_protected
 from semel.adapters.flask.running import answered
 from semel.adapters.integration import Door
-from semel.adapters.wsgi import IdempotencyMiddleware, refuse_underscores
+from semel.adapters.wsgi import IdempotencyMiddleware, check_header_names
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
 from semel.http.rules import RouteRules
@@ -150,7 +150,7 @@ class _Check:
     def __call__(self) -> None:
         if self._passed:
             return
-        refuse_unprotected(
+        check_protected(
             [
                 Decorated(given, protected, self._views.rules_for(options).choices.methods)
                 for given, protected, options in self._decorated
@@ -165,7 +165,7 @@ class _Check:
 
 def _check(options: dict[str, Any]) -> None:
     chosen(options)
-    refuse_underscores(options)
+    check_header_names(options)
 
 
 def _configured(app: Flask) -> tuple[str | None, dict[str, Any]]:

@@ -39,7 +39,7 @@ from semel.events import logger
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
 from semel.http.problems import PROBLEMS, log_failure, problem_of
 from semel.http.requests import digest
-from semel.http.rules import Refusal, known_tenant, rules_of
+from semel.http.rules import Rejected, known_tenant, rules_of
 
 Trailers: TypeAlias = tuple[tuple[str, Any], ...]
 
@@ -121,7 +121,7 @@ class MethodBook:
             key = None if given is None or given == "" else checked(given)
         if key is None:
             if chosen.required:
-                raise Refusal("key_missing")
+                raise Rejected("key_missing")
             return None
         check_form(key, self._pattern)
         return key
@@ -130,7 +130,7 @@ class MethodBook:
         """Prepare the call of a key; `tenant` is what the function of that name gave."""
         chosen = self.choices
         if len(received.data) > chosen.max_request:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         owner = None
         if chosen.tenant is not None:
             owner = known_tenant(tenant)
@@ -151,9 +151,9 @@ class MethodBook:
 
     # --- answers -----------------------------------------------------------------------------
 
-    def refusal(self, error: IdempotencyError | Refusal) -> Abort:
+    def refusal(self, error: IdempotencyError | Rejected) -> Abort:
         """Word an error or a refusal for the client; one that is the server's fault is logged."""
-        if isinstance(error, Refusal):
+        if isinstance(error, Rejected):
             return self._abort(error.code, _REFUSALS[error.code], retry=False)
         if error.http_status >= _SERVER_ERROR:
             log_failure("a call with a key was not processed", error)
@@ -177,7 +177,7 @@ class MethodBook:
                 trailers += ((STATUS_DETAILS, stored.status_details),)
             return Abort(stored.code, stored.details, trailers)
         if stored.message is None:
-            return self.refusal(Refusal("result_omitted"))
+            return self.refusal(Rejected("result_omitted"))
         return Sent(stored.message)
 
     def _abort(

@@ -30,7 +30,7 @@ from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 from semel.sync import Idempotency
 
 
@@ -136,7 +136,7 @@ class _Protected:
             attempt = self._engine._begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)
-        except (IdempotencyError, Refusal) as error:
+        except (IdempotencyError, Rejected) as error:
             return book.refusal(error)
         return call, attempt
 

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from semel.adapters.asgi import most_empty
 from semel.http import requests
 from semel.http.requests import Upload, form_bytes, without_boundary
-from semel.http.rules import Refusal
+from semel.http.rules import Rejected
 
 
 class Body:
@@ -39,7 +39,7 @@ class Body:
             self._request._body = await self._streamed()
         body = await self._request.body()
         if len(body) > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         return body
 
     async def _streamed(self) -> bytes:
@@ -53,7 +53,7 @@ class Body:
             if not message.get("body"):
                 empty += 1
                 if empty > most_empty(len(content)):
-                    raise Refusal("body_too_large")
+                    raise Rejected("body_too_large")
             return message
 
         self._request._receive = counted
@@ -61,9 +61,9 @@ class Body:
             async for chunk in self._request.stream():
                 content += chunk
                 if len(content) > self._limit:
-                    raise Refusal("body_too_large")
+                    raise Rejected("body_too_large")
         except ClientDisconnect:
-            raise Refusal("body_incomplete") from None
+            raise Rejected("body_incomplete") from None
         finally:
             self._request._receive = receive
         return bytes(content)
@@ -71,7 +71,7 @@ class Body:
     async def _form_bytes(self) -> bytes:
         items = self._form.multi_items()
         if sum(_size(value) for _, value in items) > self._limit:
-            raise Refusal("body_too_large")
+            raise Rejected("body_too_large")
         fields = [(name, value) for name, value in items if isinstance(value, str)]
         files = [(name, value) for name, value in items if not isinstance(value, str)]
         return form_bytes(fields, [await _upload(name, file) for name, file in files])

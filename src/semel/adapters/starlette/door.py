@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast, overloa
 from anyio import to_thread
 from starlette.requests import Request
 
-from semel.adapters.aio_integration import AsyncDoor, AsyncExchange, refused
+from semel.adapters.aio_integration import AsyncDoor, AsyncExchange
 from semel.adapters.check_decorators import (
     PROTECTED,
     Decorated,
     Routed,
+    check_protected,
     name_of,
-    refuse_unprotected,
 )
 from semel.adapters.starlette.answers import response_of_answer
 from semel.adapters.starlette.bodies import Body
@@ -30,7 +30,7 @@ from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import DoorOptions
 from semel.http.requests import Answer
-from semel.http.rules import Refusal, RouteRules
+from semel.http.rules import Rejected, RouteRules
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 
@@ -108,7 +108,7 @@ class Idempotent:
         @asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[Any]:
             running_loop()  # a server on trio learns here that semel cannot work there
-            refuse_unprotected(self._decorated, self._routed(app))
+            check_protected(self._decorated, self._routed(app))
             try:
                 async with around(app) as state:
                     yield state
@@ -218,8 +218,8 @@ class Idempotent:
             body = Body(request, rules.max_body)
             try:
                 call = await self._door.called(rules, body.request, body.read)
-            except (IdempotencyError, Refusal) as error:
-                return response_of_answer(refused(rules, error))
+            except (IdempotencyError, Rejected) as error:
+                return response_of_answer(rules.rejection(error))
         work = mode.work(call, values)
         return await work.flow.answer(self._aside, work.run(visit))
 

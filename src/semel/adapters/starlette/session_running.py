@@ -33,7 +33,6 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.adapters.aio_integration import refused
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
 from semel.adapters.starlette.endpoints import Visit, in_step, limits_here
@@ -310,7 +309,7 @@ class Work:
             try:
                 self._attempt = attempt = await self._begun()
             except IdempotencyError as error:
-                return response_of_answer(refused(self._rules, await self._explained(error)))
+                return response_of_answer(self._rules.rejection(await self._explained(error)))
             if attempt is not None and attempt.replayed:
                 return await self._replayed(attempt)
             try:
@@ -339,7 +338,7 @@ class Work:
         try:
             return response_of_answer(self._rules.replay(attempt.result))
         except IdempotencyError as error:
-            return response_of_answer(refused(self._rules, error))
+            return response_of_answer(self._rules.rejection(error))
 
     async def _recorded(self, response: Response, request: Request) -> Response:
         """Commit what the endpoint did, and its answer with it, or roll back."""
@@ -372,10 +371,10 @@ class Work:
             if call is not None and isinstance(error, IdempotencyError):
                 if isinstance(error, OutcomeUnknown):  # no answer of 5xx, which would be logged
                     log_failure("an endpoint ended the transaction of its record", error)
-                raise _Instead(refused(self._rules, error)) from error
+                raise _Instead(self._rules.rejection(error)) from error
             if call is not None and troubles.must_repeat(error):
                 again = about(troubles.repeat(), call.identity)
-                raise _Instead(refused(self._rules, again)) from error
+                raise _Instead(self._rules.rejection(again)) from error
             raise
 
     async def _rolled_back(self, error: BaseException) -> Answer | None:
@@ -383,7 +382,7 @@ class Work:
         try:
             await self._end(error)
         except RetryTransaction as raised:
-            return refused(self._rules, raised)
+            return self._rules.rejection(raised)
         return None
 
     async def _end(self, error: BaseException | None) -> None:
