@@ -285,15 +285,15 @@ def test_the_message_of_guard_mode_reaches_the_client():
 
 
 def test_statuses_are_kept_as_the_application_says():
-    assert route_rules(stored=lambda status: status == 404).keeping(404) == "store"
+    assert route_rules(stored=lambda status: status == 404).decide(404) == "store"
 
 
 def test_an_unknown_outcome_that_nothing_holds_is_told_of(caplog):
-    assert route_rules(stored=lambda _: "unknown").keeping(500) == "unknown"
+    assert route_rules(stored=lambda _: "unknown").decide(500) == "unknown"
     assert 'abandoned="hold"' in caplog.text
     caplog.clear()
     held = route_rules(stored=lambda _: "unknown", policy=Policy(abandoned="hold"))
-    assert held.keeping(500) == "unknown"
+    assert held.decide(500) == "unknown"
     assert caplog.text == ""
 
 

@@ -115,12 +115,12 @@ class Exchange(Struct, eq=False):
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
-        keeping = self.rules.keeping(status, lines)
-        if keeping != "store":
+        decision = self.rules.decide(status, lines)
+        if decision != "store":
             self._leave()
-            if keeping == "forget":
+            if decision == "forget":
                 log_redirect(self.rules, status, self._raw)
-            outcome = None if keeping == "failure" else keeping
+            outcome = None if decision == "failure" else decision
             undone = Undone(f"answered with {status}", outcome)
             self._engine._failed(self._call, self._attempt, undone)
             return None

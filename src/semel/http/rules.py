@@ -54,9 +54,9 @@ from semel.http.requests import (
 from semel.http.storing import (
     REDIRECTS,
     AnswerCodec,
-    Keeping,
+    Decision,
     Stored,
-    keeping,
+    decide,
     kept_lines,
     location_of,
     packed,
@@ -272,9 +272,9 @@ class RouteRules:
 
     # --- after the handler -------------------------------------------------------------------
 
-    def keeping(self, status: int, lines: Iterable[HeaderLine] = ()) -> Keeping:
+    def decide(self, status: int, lines: Iterable[HeaderLine] = ()) -> Decision:
         """Say what becomes of the key after an answer with this status and these header lines."""
-        kept = keeping(status, self.choices.stored, lines)
+        kept = decide(status, self.choices.stored, lines)
         if kept == "unknown" and not self.policy.hold:
             logger.warning(
                 'an outcome is "unknown" only under Policy(abandoned="hold"): '

@@ -20,7 +20,7 @@ from semel.errors import ConfigError, SerializationError
 from semel.events import logger
 from semel.http.requests import Answer, HeaderLine, Headers
 
-Keeping: TypeAlias = Literal["store", "forget", "unknown", "failure"]
+Decision: TypeAlias = Literal["store", "forget", "unknown", "failure"]
 """What becomes of the key: stored, free again, parked, or what the policy says of failures."""
 
 StoredChoice: TypeAlias = bool | Literal["unknown"]
@@ -154,10 +154,10 @@ DEFAULT: Final = StoredRule(frozenset())
 """2xx is stored."""
 
 
-def keeping(status: int, stored: StoredRule = DEFAULT, lines: Iterable[HeaderLine] = ()) -> Keeping:
+def decide(status: int, stored: StoredRule = DEFAULT, lines: Iterable[HeaderLine] = ()) -> Decision:
     """Say what becomes of the key after an answer with this status and these header lines.
 
-    >>> keeping(201), keeping(404), keeping(500)
+    >>> decide(201), decide(404), decide(500)
     ('store', 'forget', 'failure')
     """
     if status in NEVER:

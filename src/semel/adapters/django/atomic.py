@@ -87,7 +87,7 @@ def _stored(rules: RouteRules, request: Any, response: Any) -> bytes:
     """Give what is stored of a response, or roll back."""
     response.headers.pop(rules.choices.replayed_header, None)
     status, lines = response.status_code, lines_of(response)
-    if rules.keeping(status, lines) != "store":
+    if rules.decide(status, lines) != "store":
         log_redirect(rules, status, request, rolled_back=True)
         raise _NotStored(response)
     if is_event_stream(lines):

@@ -185,7 +185,7 @@ class DjangoExchange(Exchange):
         self, status: int, lines: list[HeaderLine], answered: Callable[[], Any], in_doubt: bool
     ) -> None:
         # What a view raises rolls back its rows by itself, and is its answer all the same.
-        if self.raises or self.rules.keeping(status, lines) != "store":
+        if self.raises or self.rules.decide(status, lines) != "store":
             answered()
             return
         told = "the transaction around the view was rolled back"

@@ -152,9 +152,9 @@ def told_by(error: Any, request: Any, rules: RouteRules) -> Told | None:
     framework = request is not inner(request)
     if framework and isinstance(error, import_string("rest_framework.exceptions.APIException")):
         status = getattr(error, "status_code", None)
-    if status is None or rules.keeping(status) == "failure":
+    if status is None or rules.decide(status) == "failure":
         return None
-    if rules.keeping(status) != "store":
+    if rules.decide(status) != "store":
         return Told(status, [], b"")
     if framework:
         response = request.parser_context["view"].handle_exception(error)

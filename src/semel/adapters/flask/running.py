@@ -58,8 +58,8 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
     """Record an answer that was raised, as by `abort(404)`; it goes on its way as an error."""
     raised = error.get_response()
     status, lines = raised.status_code, _lines(raised)
-    keeping = exchange.rules.keeping(status, lines)
-    if keeping == "store":
+    decision = exchange.rules.decide(status, lines)
+    if decision == "store":
         # As the application's error handler words it, which is not asked a second time: the first
         # caller gets the answer that is stored.
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # it is a proxy
@@ -68,7 +68,7 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
         if not is_event_stream(_lines(response)):
             response.make_sequence()  # read now: what is sent later must be recorded before
         request.environ[_HANDLED] = error, _recorded(exchange, response)
-    elif keeping != "failure":  # else the policy is asked, about the error itself
+    elif decision != "failure":  # else the policy is asked, about the error itself
         exchange.answered(status, lines, b"")
 
 

@@ -52,12 +52,12 @@ class Running:
             (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in (error.headers or {}).items()
         ]
-        keeping = self._exchange.rules.keeping(error.status_code, lines)
-        if keeping == "store":
+        decision = self._exchange.rules.decide(error.status_code, lines)
+        if decision == "store":
             response = await response_of_error(self._request, error)
             if response is not None:
                 send_for_error(self._request, error, await self._recorded(response))
-        elif keeping != "failure":
+        elif decision != "failure":
             await self._exchange.answered(error.status_code, lines, b"")
         raise error
 

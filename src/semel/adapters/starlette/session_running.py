@@ -344,7 +344,7 @@ class Work:
         """Commit what the endpoint did, and its answer with it, or roll back."""
         lines = response.raw_headers
         lines[:] = self._rules.first(lines)
-        if self._rules.keeping(response.status_code, lines) != "store":
+        if self._rules.decide(response.status_code, lines) != "store":
             if self._call is not None:
                 log_redirect(self._rules, response.status_code, request, rolled_back=True)
             await self._end(_Undone())
