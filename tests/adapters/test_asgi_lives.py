@@ -193,7 +193,7 @@ async def test_an_engine_of_a_url_is_closed_when_the_server_stops_and_waits_for_
         assert slow.ended == []
     assert slow.ended == ["handler", "task"]
     with pytest.raises(StoreUnavailable, match="closed"):
-        await door._door.engine.execute("k", asyncio.sleep)
+        await door._integration.engine.execute("k", asyncio.sleep)
 
 
 async def test_an_engine_that_was_given_is_left_open(engine):
@@ -210,7 +210,7 @@ async def test_an_application_without_a_lifespan_has_its_engine_closed_too():
     async with served(door):
         pass
     with pytest.raises(StoreUnavailable, match="closed"):
-        await door._door.engine.execute("k", asyncio.sleep)
+        await door._integration.engine.execute("k", asyncio.sleep)
 
 
 @pytest.mark.parametrize("hears", [False, True])

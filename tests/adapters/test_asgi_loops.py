@@ -71,7 +71,7 @@ def test_it_keeps_no_engine_of_a_loop_that_is_closed(sqlite_url):
     app = IdempotencyMiddleware(application, sqlite_url)
     for _ in range(3):
         asyncio.run(asked(app, b"k"))
-    assert len(app._door._places) == 1
+    assert len(app._integration._places) == 1
     assert runs == ["/"]
 
 
@@ -79,9 +79,9 @@ def test_it_keeps_the_engine_of_a_loop_that_is_only_paused(sqlite_url):
     app = IdempotencyMiddleware(application, sqlite_url)
     with asyncio.Runner() as paused:
         paused.run(asked(app, b"k"))
-        engine = app._door._places[paused.get_loop()].engine
+        engine = app._integration._places[paused.get_loop()].engine
         assert asyncio.run(asked(app, b"k")) == (200, b"true")
-        assert app._door._places[paused.get_loop()].engine is engine
+        assert app._integration._places[paused.get_loop()].engine is engine
         assert paused.run(asked(app, b"k")) == (200, b"true")
 
 

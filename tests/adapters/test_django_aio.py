@@ -517,7 +517,7 @@ async def test_a_request_that_asgi_s_middleware_protects_passes(sqlite_url, insi
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             answers = [await client.post("/pay/", headers={"Idempotency-Key": "k"}) for _ in "12"]
-        await door._door.close()
+        await door._integration.close()
     assert [answer.text for answer in answers] == ["paid", "paid"]
     assert answers[1].headers["Idempotent-Replayed"] == "true"
 

@@ -343,7 +343,7 @@ def through_asgi(outer_url, **options):
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             answer = await client.post("/pay/", headers={"Idempotency-Key": key})
-        await door._door.close()
+        await door._integration.close()
         return answer
 
     yield lambda key="k": asyncio.run(sent(key))

@@ -318,7 +318,7 @@ async def test_an_application_that_ends_closes_what_was_opened_for_it():
         assert (await client.post("/", headers=keyed())).json() == ["begun"]
     assert told == ["begun", "ended"]
     with pytest.raises(StoreUnavailable, match="closed"):
-        await idempotent._door.engine.execute("k", asyncio.sleep)
+        await idempotent._integration.engine.execute("k", asyncio.sleep)
 
 
 @pytest.mark.parametrize("known", [True, False])

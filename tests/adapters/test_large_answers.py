@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from semel import AsyncIdempotency, Idempotency
-from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncDoor
-from semel.adapters.integration import Door
+from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
+from semel.adapters.integration import Integration
 from semel.http.requests import Answer, Headers, Request
 
 REQUESTS = 3 * LARGE_AT_ONCE
@@ -51,17 +51,17 @@ async def test_tasks_take_turns_with_large_answers(size, held_back, monkeypatch)
             return await succeeded(*given)
 
         monkeypatch.setattr(engine, "_succeeded", slowly)
-        door = AsyncDoor(engine, {})
-        rules = door.routing.find("POST", "/")
+        integration = AsyncIntegration(engine, {})
+        rules = integration.routing.find("POST", "/")
 
         async def body():
             return b""
 
         async def one(number):
-            exchange = await door.begin(rules, a_request(number), body)
+            exchange = await integration.begin(rules, a_request(number), body)
             exchange.enter()
             assert await exchange.answered(200, [], bytes(size)) is None
-            return await door.begin(rules, a_request(number), body)
+            return await integration.begin(rules, a_request(number), body)
 
         replays = await asyncio.gather(*(one(number) for number in range(REQUESTS)))
     assert all(isinstance(replay, Answer) and len(replay.body) == size for replay in replays)
@@ -82,14 +82,14 @@ def test_threads_take_turns_with_large_answers(size, held_back, monkeypatch):
             return succeeded(*given)
 
         monkeypatch.setattr(engine, "_succeeded", slowly)
-        door = Door(engine, {})
-        rules = door.routing.find("POST", "/")
+        integration = Integration(engine, {})
+        rules = integration.routing.find("POST", "/")
 
         def one(number):
-            exchange = door.begin(rules, a_request(number), lambda: b"")
+            exchange = integration.begin(rules, a_request(number), lambda: b"")
             exchange.enter()
             assert exchange.answered(200, [], bytes(size)) is None
-            return door.begin(rules, a_request(number), lambda: b"")
+            return integration.begin(rules, a_request(number), lambda: b"")
 
         replays = list(threads.map(one, range(REQUESTS)))
     assert all(isinstance(replay, Answer) and len(replay.body) == size for replay in replays)

@@ -27,20 +27,20 @@ from semel.stores.loops import running_loop
 LARGE: Final = 64 * 1024
 """Bytes from which on an answer is large: it is copied several times on its way to the store."""
 LARGE_AT_ONCE: Final = 8
-"""How many large answers a door saves at the same time; the others wait for their turn."""
+"""How many large answers an integration saves at the same time; the others wait for their turn."""
 
 
 class _Place(NamedTuple):
-    """What a door has for one event loop."""
+    """What an integration has for one event loop."""
 
     engine: AsyncIdempotency
     large: asyncio.Semaphore
 
 
-class AsyncDoor:
+class AsyncIntegration:
     """An engine and the rules of the requests that come to it.
 
-    An engine belongs to one event loop. A door that opens its own has one for each loop: a test
+    An engine belongs to one event loop. An integration that opens its own has one for each loop: a test
     client may run every request on another.
     """
 
@@ -61,7 +61,7 @@ class AsyncDoor:
         )
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
-        """Make the rules of one endpoint, for a decorator; only options of every door are known."""
+        """Make the rules of one endpoint, for a decorator; only options of every integration are known."""
         engine = self.engine
         return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from msgspec import Struct
 
-from semel.adapters.aio_integration import AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.streaming import Aside
 from semel.aio import AsyncIdempotency
@@ -304,7 +304,7 @@ class IdempotencyMiddleware:
         **options: Unpack[MiddlewareOptions],
     ) -> None:
         self.app = app
-        self._door = AsyncDoor(idempotency, {**options})
+        self._integration = AsyncIntegration(idempotency, {**options})
         self._aside = Aside()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -314,7 +314,7 @@ class IdempotencyMiddleware:
             return
         rules = None
         if scope["type"] == "http" and PROTECTED not in scope:
-            rules = self._door.routing.find(
+            rules = self._integration.routing.find(
                 scope["method"], scope["path"], scope.get("root_path", "")
             )
         if rules is None:
@@ -322,7 +322,7 @@ class IdempotencyMiddleware:
             return
         body = Body(receive, rules.max_body)
         try:
-            begun = await self._door.begin(rules, request_of(scope), body.read)
+            begun = await self._integration.begin(rules, request_of(scope), body.read)
         except ClientGone:
             return
         if begun is None:
@@ -367,13 +367,13 @@ class IdempotencyMiddleware:
             heard = True
             if message["type"].startswith("lifespan.shutdown."):
                 await self._aside.drain()
-                await self._door.close()
+                await self._integration.close()
             await send(message)
 
         try:
             await self.app(scope, hearing, closing)
         except Exception:
-            if heard or not self._door.opened_here:
+            if heard or not self._integration.opened_here:
                 raise
             # An application without a lifespan, such as Django: the engine needs its end still.
             await receive()

@@ -71,13 +71,13 @@ def _layers(function: Any) -> Iterator[Any]:
         function = getattr(function, "__wrapped__", None)
 
 
-# --- Doors within doors: the outermost one protects a request, those further inside let it pass ---
+# --- Doors within integrations: the outermost one protects a request, those further inside let it pass ---
 #
 # A second one would find the key taken by the first, and refuse what it was to protect.
 
 
 PROTECTED: Final = "semel.protected"
-"""Is in the environ, or in the scope, of a request that a door protects."""
+"""Is in the environ, or in the scope, of a request that an integration protects."""
 
 
 def owners_around(identity: Identity) -> set[bytes]:

@@ -25,7 +25,7 @@ from semel.stores.places import Places
 from semel.sync import Idempotency
 
 
-class Door:
+class Integration:
     """An engine and the rules of the requests that come to it.
 
     A framework may have a class of its own: with another `exchange`, or more to do in a hook.
@@ -45,7 +45,7 @@ class Door:
         )
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
-        """Make the rules of one endpoint, for a decorator; only options of every door are known."""
+        """Make the rules of one endpoint, for a decorator; only options of every integration are known."""
         engine = self.engine
         return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
 
@@ -85,7 +85,9 @@ class Door:
     def awaited(self, given: Any) -> Any:
         """Give what an async function of the application gives, where that is possible."""
         given.close()
-        raise ConfigError("an async function needs a door for asyncio; this one is for threads")
+        raise ConfigError(
+            "an async function needs an integration for asyncio; this one is for threads"
+        )
 
     def close(self) -> None:
         """Close the engine, if it was opened here."""
@@ -167,4 +169,4 @@ class Exchange(Struct, eq=False):
         self._attempt.__exit__(None, None, None)
 
 
-Door.exchange = Exchange
+Integration.exchange = Exchange

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, Unpack
 from wsgiref.util import FileWrapper
 
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.integration import Door, Exchange
+from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Following, Sent, close
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions
@@ -177,16 +177,16 @@ class IdempotencyMiddleware:
     ) -> None:
         self.app = app
         check_header_names(options)
-        self._door = Door(idempotency, {**options})
+        self._integration = Integration(idempotency, {**options})
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         path = path_of(environ)
-        rules = self._door.routing.find(environ["REQUEST_METHOD"], path, root_of(environ))
+        rules = self._integration.routing.find(environ["REQUEST_METHOD"], path, root_of(environ))
         if rules is None or PROTECTED in environ:
             return self.app(environ, start_response)
         body = Body(environ, rules.max_body)
-        begun = self._door.begin(rules, request_of(environ, path), body.read)
+        begun = self._integration.begin(rules, request_of(environ, path), body.read)
         if begun is None:
             return self.app(environ, start_response)
         if isinstance(begun, Answer):
@@ -195,7 +195,7 @@ class IdempotencyMiddleware:
 
     def close(self) -> None:
         """Close the engine, if this middleware opened it."""
-        self._door.close()
+        self._integration.close()
 
 
 def _answer(answer: Answer, start_response: StartResponse) -> list[bytes]:

@@ -7,7 +7,7 @@ options       what an application may choose      checking      whether an optio
 policies      policies over the engine's          routing       which rules hold for a request
 rulebook      all of it together, for one route   retrying      what clients do with keys
 
-Nothing here waits, reads a socket or touches a store; the doors in `semel.adapters` do.
+Nothing here waits, reads a socket or touches a store; the integrations in `semel.adapters` do.
 """
 
 from semel.http.keys import KeyMissing, parse_key

@@ -72,7 +72,9 @@ class ClientRules:
         retry_for: Duration = 60.0,
         app: str | None = None,
     ) -> None:
-        checked = Choices(header=header, methods=methods)  # as the doors on the other side do
+        checked = Choices(
+            header=header, methods=methods
+        )  # as the integrations on the other side do
         self.header, self.methods = header, checked.methods
         self.retries = _count(retries)
         self.backoff = seconds("backoff", backoff)

@@ -1,6 +1,6 @@
-"""What an application may choose, checked when a door is made: a bad option is a ConfigError then.
+"""What an application may choose, checked when an integration is made: a bad option is a ConfigError then.
 
-The options of a door hold for every request; a `Route` changes some of them for the paths it names.
+The options of an integration hold for every request; a `Route` changes some of them for the paths it names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semel.http.storing import StoredRule, StoredStatuses
 
 # --- Checks of single options: what is wrong is a ConfigError, which names the option -----
 #
-# The doors of HTTP and of gRPC share them. Each gives back the value that it was given.
+# The integrations of HTTP and of gRPC share them. Each gives back the value that it was given.
 
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -255,7 +255,7 @@ def _payload(payload: Any) -> Any:
     return fields
 
 
-# --- The options of a middleware: those of every door, and which paths it takes -----------
+# --- The options of a middleware: those of every integration, and which paths it takes -----------
 
 
 class PathOptions(TypedDict, total=False):
@@ -267,4 +267,4 @@ class PathOptions(TypedDict, total=False):
 
 
 class MiddlewareOptions(DoorOptions, PathOptions, total=False):
-    """Options of every door, and which paths it takes."""
+    """Options of every integration, and which paths it takes."""

@@ -109,7 +109,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
-    """Refuse codes and words that do not exist, when the door is made."""
+    """Refuse codes and words that do not exist, when the integration is made."""
     if not isinstance(wordings, Mapping) or not all(
         isinstance(words, Mapping) for words in wordings.values()
     ):

@@ -1,4 +1,4 @@
-"""Requests and answers as values, the same for every door.
+"""Requests and answers as values, the same for every integration.
 
 This module holds values. It decides nothing and touches no socket.
 """

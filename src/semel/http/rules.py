@@ -1,7 +1,7 @@
 """What to ask of a request, and how to answer it: the rules of one route.
 
-This module decides. It never waits, reads no socket and touches no store: a door does that, and
-asks here what it means. `RouteRules.ask` is a generator: the doors drive it, each in its own way.
+This module decides. It never waits, reads no socket and touches no store: an integration does that, and
+asks here what it means. `RouteRules.ask` is a generator: the integrations drive it, each in its own way.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _WRAPPING: Final = (JsonCodec, MsgpackCodec)
 
 
 class Chosen(Protocol):
-    """What the options of HTTP's doors and of gRPC's have in common."""
+    """What the options of HTTP's integrations and of gRPC's have in common."""
 
     scope: str
     policy: Policy | None
@@ -154,7 +154,7 @@ class RouteRules:
         self._unprotected = CHANGING - choices.methods
         self._told: set[tuple[str, str]] = set()
         self._redirecting: dict[str, object] = {}
-        # In lower case, as ASGI has names: layers around a door would not find it otherwise.
+        # In lower case, as ASGI has names: layers around an integration would not find it otherwise.
         self._marker = choices.replayed_header.lower().encode()
         self._forbidden = choices.never_stored | {self._marker}
 

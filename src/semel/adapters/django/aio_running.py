@@ -2,7 +2,7 @@
 
 Twin of `semel.adapters.django.running`: the same names in the same order, with the waiting awaited;
 `_recorded` differs, as is told there.
-Under WSGI an async view has a loop for its request alone: there the door is the one for threads.
+Under WSGI an async view has a loop for its request alone: there the integration is the one for threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 
-from semel.adapters.aio_integration import AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import (
     aread,
@@ -25,7 +25,7 @@ from semel.adapters.django.responses import (
     told_by,
 )
 from semel.adapters.django.running import Claim
-from semel.adapters.integration import Door, Exchange
+from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Aside, Flow
 from semel.http.requests import Answer
 from semel.http.rules import RouteRules
@@ -35,16 +35,19 @@ _ASIDE: Final = Aside()
 
 
 async def protected(
-    door: AsyncDoor | Door, rules: RouteRules, request: Any, view: Callable[[], Awaitable[Any]]
+    integration: AsyncIntegration | Integration,
+    rules: RouteRules,
+    request: Any,
+    view: Callable[[], Awaitable[Any]],
 ) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
     body = Body(request, rules.max_body)
     begun: AsyncExchange | Exchange | Answer | None
-    if isinstance(door, Door):
+    if isinstance(integration, Integration):
         # On the request's own thread, where functions of the application may ask the database.
-        begun = await sync_to_async(door.begin)(rules, body.request, body.read)
+        begun = await sync_to_async(integration.begin)(rules, body.request, body.read)
     else:
-        begun = await door.begin(rules, body.request, _awaited(body.read))
+        begun = await integration.begin(rules, body.request, _awaited(body.read))
     if begun is None:
         return await view()
     if isinstance(begun, Answer):
@@ -119,7 +122,7 @@ async def _rendered(response: Any, request: Any) -> Any:
 
 
 async def _ended(given: Any) -> Any:
-    """Await what has to be awaited; a door for threads has done its work already."""
+    """Await what has to be awaited; an integration for threads has done its work already."""
     return await given if inspect.isawaitable(given) else given
 
 

@@ -18,7 +18,7 @@ from django.db import transaction
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
-from semel.adapters.integration import Door
+from semel.adapters.integration import Integration
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
 from semel.http.rules import Rejected, RouteRules
@@ -35,12 +35,12 @@ class _NotStored(Exception):
 
 
 def protected(
-    door: Door, rules: RouteRules, request: Any, view: Callable[[], Any], alias: str
+    integration: Integration, rules: RouteRules, request: Any, view: Callable[[], Any], alias: str
 ) -> Any:
     """Answer one request: by the view, in a transaction, or by what is known of its key."""
     body = Body(request, rules.max_body)
     try:
-        call = door.called(rules, body.request, body.read)
+        call = integration.called(rules, body.request, body.read)
     except (IdempotencyError, Rejected) as error:
         return response_of(rules.rejection(error))
     together: Any = transaction.atomic(using=alias)
@@ -49,7 +49,7 @@ def protected(
             return view()
     failure: Exception | None = None
     try:
-        with together, TransactionContext(door.engine, call, alias, None) as attempt:
+        with together, TransactionContext(integration.engine, call, alias, None) as attempt:
             if attempt.replayed:
                 return response_of(rules.replay(attempt.result))
             try:
@@ -64,7 +64,7 @@ def protected(
     except IdempotencyError as error:
         if error is failure:
             raise
-        return response_of(rules.rejection(_explained(door, call, error)))
+        return response_of(rules.rejection(_explained(integration, call, error)))
     except Exception as error:
         # The COMMIT itself may fail in a way that asks for another try; nothing was done then.
         if error is failure or not troubles.must_repeat(error):
@@ -72,12 +72,12 @@ def protected(
         return response_of(rules.rejection(about(troubles.repeat(), call.identity)))
 
 
-def _explained(door: Door, call: Call, error: IdempotencyError) -> IdempotencyError:
+def _explained(integration: Integration, call: Call, error: IdempotencyError) -> IdempotencyError:
     """Say that it is an integration around this one that has the record which refuses it."""
     owners = owners_around(call.identity)
     if owners:
         with suppress(StoreError):
-            record = door.engine._store.get(call.identity)
+            record = integration.engine._store.get(call.identity)
             if record is not None and record.owner in owners:
                 return claimed_outside("atomic")
     return error

@@ -31,7 +31,7 @@ def is_asgi(request: Any) -> bool:
 
 
 def is_protected(request: Any) -> bool:
-    """Tell whether a door further outside protects a request already."""
+    """Tell whether an integration further outside protects a request already."""
     own = inner(request)
     return PROTECTED in own.META or (is_asgi(own) and PROTECTED in own.scope)
 

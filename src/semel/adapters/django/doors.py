@@ -18,8 +18,8 @@ from weakref import ref
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 
-from semel.adapters.aio_integration import AsyncDoor
-from semel.adapters.integration import Door, Exchange
+from semel.adapters.aio_integration import AsyncIntegration
+from semel.adapters.integration import Exchange, Integration
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.core.extras import have
@@ -201,8 +201,8 @@ class DjangoExchange(Exchange):
         return instead
 
 
-class DjangoDoor(Door):
-    """The door of views on threads; the application's functions may be async."""
+class DjangoIntegration(Integration):
+    """The integration of views on threads; the application's functions may be async."""
 
     exchange = DjangoExchange
 
@@ -222,8 +222,8 @@ async def _itself(given: Awaitable[Any]) -> Any:
 # --- on asyncio ----------------------------------------------------------------------------------
 
 
-class AsyncDjangoDoor(AsyncDoor):
-    """The door of async views; the application's plain functions may ask the database."""
+class AsyncDjangoIntegration(AsyncIntegration):
+    """The integration of async views; the application's plain functions may ask the database."""
 
     def before_claim(self) -> None:
         """Refuse what would wait for itself."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from django.core.signals import setting_changed
 
-from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
+from semel.adapters.django.doors import AsyncDjangoIntegration, DjangoIntegration
 from semel.adapters.django.settings import SETTING, configured
 from semel.aio import AsyncIdempotency
 from semel.sync import Idempotency
@@ -23,43 +23,47 @@ class Engines:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._door: DjangoDoor | None = None
-        self._doors: dict[asyncio.AbstractEventLoop, AsyncDjangoDoor] = {}
+        self._integration: DjangoIntegration | None = None
+        self._doors: dict[asyncio.AbstractEventLoop, AsyncDjangoIntegration] = {}
 
-    def door(self) -> DjangoDoor:
-        """The door for threads."""
+    def integration(self) -> DjangoIntegration:
+        """The integration for threads."""
         with self._lock:
-            if self._door is None:
+            if self._integration is None:
                 chosen = configured()
-                self._door = DjangoDoor(Idempotency(chosen.url, **chosen.engine), chosen.options)
-            return self._door
+                self._integration = DjangoIntegration(
+                    Idempotency(chosen.url, **chosen.engine), chosen.options
+                )
+            return self._integration
 
-    def async_door(self) -> AsyncDjangoDoor:
-        """The door of the event loop that runs here."""
+    def async_door(self) -> AsyncDjangoIntegration:
+        """The integration of the event loop that runs here."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._doors:
                 self._doors = {
-                    other: door for other, door in self._doors.items() if not other.is_closed()
+                    other: integration
+                    for other, integration in self._doors.items()
+                    if not other.is_closed()
                 }
                 chosen = configured()
                 engine = AsyncIdempotency(chosen.url, **chosen.engine)
-                self._doors[loop] = AsyncDjangoDoor(engine, chosen.options)
+                self._doors[loop] = AsyncDjangoIntegration(engine, chosen.options)
             return self._doors[loop]
 
     def close(self) -> None:
         """Close the engine for threads."""
         with self._lock:
-            door, self._door = self._door, None
-        if door is not None:
-            door.engine.close()
+            integration, self._integration = self._integration, None
+        if integration is not None:
+            integration.engine.close()
 
     async def aclose(self) -> None:
         """Close the engine of the event loop that runs here."""
         with self._lock:
-            door = self._doors.pop(asyncio.get_running_loop(), None)
-        if door is not None:
-            await door.engine.close()
+            integration = self._doors.pop(asyncio.get_running_loop(), None)
+        if integration is not None:
+            await integration.engine.close()
 
     def forget(self) -> None:
         """Make everything anew; an engine of an event loop can only be closed on it."""

@@ -23,7 +23,7 @@ from django.urls import Resolver404, resolve
 
 from semel.adapters.django import aio_running, running
 from semel.adapters.django.bodies import Body, is_protected
-from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
+from semel.adapters.django.doors import AsyncDjangoIntegration, DjangoIntegration
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.responses import response_of
 from semel.adapters.django.running import Claim
@@ -40,8 +40,8 @@ from semel.sync import Idempotency
 class _Request:
     """A request between `__call__` and `process_view`."""
 
-    def __init__(self, door: Any, rules: RouteRules, body: Body) -> None:
-        self.door, self.rules, self.body = door, rules, body
+    def __init__(self, integration: Any, rules: RouteRules, body: Body) -> None:
+        self.door, self.rules, self.body = integration, rules, body
         self.content = b""
         self.claim = Claim()
         self.seen = False
@@ -75,13 +75,15 @@ class IdempotencyMiddleware:
         self._asynchronous = iscoroutinefunction(get_response)
         if self._asynchronous:
             markcoroutinefunction(self)
-        self._door = self._made_door(idempotency, {**options})
+        self._integration = self._made_door(idempotency, {**options})
         self._told_hidden = False
 
     def _made_door(self, idempotency: Any, options: dict[str, Any]) -> Any:
         check_header_names(options)
         if idempotency is not None:
-            return (AsyncDjangoDoor if self._asynchronous else DjangoDoor)(idempotency, options)
+            return (AsyncDjangoIntegration if self._asynchronous else DjangoIntegration)(
+                idempotency, options
+            )
         if options:
             raise ConfigError("without an engine, settings.SEMEL says all of the options")
         ENGINES.door()  # made now, so that wrong settings are told of at the start
@@ -91,7 +93,9 @@ class IdempotencyMiddleware:
         """Answer one request; on asyncio this gives a coroutine."""
         if self._asynchronous:
             return self._answered(request)
-        begun = self._begun(ENGINES.door() if self._door is None else self._door, request)
+        begun = self._begun(
+            ENGINES.door() if self._integration is None else self._integration, request
+        )
         if begun is None:
             return self.get_response(request)
         if not isinstance(begun, _Request):
@@ -100,7 +104,9 @@ class IdempotencyMiddleware:
         return self._passed(begun, request, running.passed(begun.claim, request, run))
 
     async def _answered(self, request: Any) -> Any:
-        begun = self._begun(ENGINES.async_door() if self._door is None else self._door, request)
+        begun = self._begun(
+            ENGINES.async_door() if self._integration is None else self._integration, request
+        )
         if begun is None:
             return await self.get_response(request)
         if not isinstance(begun, _Request):
@@ -110,13 +116,13 @@ class IdempotencyMiddleware:
         response = await aio_running.passed(begun.claim, limit, request, run)
         return self._passed(begun, request, response)
 
-    def _begun(self, door: Any, request: Any) -> Any:
+    def _begun(self, integration: Any, request: Any) -> Any:
         """Keep what `process_view` needs, or answer; None = the request is not protected here."""
         root = request.path.removesuffix(request.path_info)
-        rules = door.routing.find(request.method, request.path, root)
+        rules = integration.routing.find(request.method, request.path, root)
         if rules is None or is_protected(request) or _is_left_alone(request):
             return None
-        begun = _Request(door, rules, Body(request, rules.max_body))
+        begun = _Request(integration, rules, Body(request, rules.max_body))
         if rules.may_have_key(begun.body.request):
             try:
                 begun.content = begun.body.read()

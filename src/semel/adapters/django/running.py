@@ -25,7 +25,7 @@ from semel.adapters.django.responses import (
     told_by,
 )
 from semel.adapters.django.uncancelled import uncancelled
-from semel.adapters.integration import Door, Exchange
+from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Following
 from semel.http.requests import Answer
 from semel.http.rules import RouteRules
@@ -43,7 +43,7 @@ class Claim:
         self.answer: Answer | None = None
 
     def decided(self, outcome: Any, request: Any) -> Any:
-        """Take what a door says of the key; gives the response in the view's place, if any."""
+        """Take what an integration says of the key; gives the response in the view's place, if any."""
         if isinstance(outcome, Answer):
             self.answer = outcome
             return response_of(outcome)
@@ -58,10 +58,12 @@ class Claim:
             self.exchange.enter()
 
 
-def protected(door: Door, rules: RouteRules, request: Any, view: Callable[[], Any]) -> Any:
+def protected(
+    integration: Integration, rules: RouteRules, request: Any, view: Callable[[], Any]
+) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
     body = Body(request, rules.max_body)
-    begun = door.begin(rules, body.request, body.read)
+    begun = integration.begin(rules, body.request, body.read)
     if begun is None:
         return view()
     if isinstance(begun, Answer):

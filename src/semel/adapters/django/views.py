@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from semel.adapters.aio_integration import AsyncDoor
+from semel.adapters.aio_integration import AsyncIntegration
 from semel.adapters.django import aio_running, atomic, running
 from semel.adapters.django.bodies import inner, is_asgi, is_protected
-from semel.adapters.django.doors import AsyncDjangoDoor, DjangoDoor
+from semel.adapters.django.doors import AsyncDjangoIntegration, DjangoIntegration
 from semel.adapters.django.engines import ENGINES
 from semel.adapters.django.settings import configured
-from semel.adapters.integration import Door
+from semel.adapters.integration import Integration
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.extras import have
@@ -36,7 +36,7 @@ LEFT_ALONE: Final = "semel_leaves_alone"
 
 
 class ViewOptions(DoorOptions, total=False):
-    """Options of every door, and of transactional mode."""
+    """Options of every integration, and of transactional mode."""
 
     atomic: str | bool
     """The database in whose transaction the record is written with the view's own rows."""
@@ -60,10 +60,10 @@ class Idempotent:
         self._atomic = _alias(self._options.pop("atomic", None))
         chosen(self._options)
         check_header_names(self._options)
-        self._door = None if idempotency is None else _door(idempotency)
+        self._integration = None if idempotency is None else _integration(idempotency)
         self._known_rules: WeakKeyDictionary[Any, RouteRules] = WeakKeyDictionary()
-        if self._door is not None:
-            self._rules(self._door)
+        if self._integration is not None:
+            self._rules(self._integration)
 
     @overload
     def __call__(self, view: F, /) -> F: ...
@@ -81,21 +81,25 @@ class Idempotent:
         return protected
 
     def _plain(self, view: F) -> F:
-        if isinstance(self._door, AsyncDoor):
+        if isinstance(self._integration, AsyncIntegration):
             raise ConfigError("a plain view needs an Idempotency, not an AsyncIdempotency")
         name = _name_of(view)
 
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
             request, run = _request_in(args), partial(view, *args, **kwargs)
-            door = ENGINES.door() if self._door is None else cast("Door", self._door)
-            rules = self._rules(door)
+            integration = (
+                ENGINES.door()
+                if self._integration is None
+                else cast("Integration", self._integration)
+            )
+            rules = self._rules(integration)
             # Behind another integration, too: that one saves in a transaction of its own.
             if self._atomic is not None and request.method in rules.choices.methods:
-                return atomic.protected(door, rules, request, run, self._atomic)
+                return atomic.protected(integration, rules, request, run, self._atomic)
             if not _concerns(rules, request, name):
                 return run()
-            return running.protected(door, rules, request, run)
+            return running.protected(integration, rules, request, run)
 
         return cast("F", protected)
 
@@ -107,23 +111,25 @@ class Idempotent:
         @wraps(view)
         async def protected(*args: Any, **kwargs: Any) -> Any:
             request, run = _request_in(args), partial(view, *args, **kwargs)
-            door, on_loop = self._door, is_asgi(inner(request))
-            if door is None:
-                door = ENGINES.async_door() if on_loop else ENGINES.door()
-            elif on_loop and isinstance(door, Door):
+            integration, on_loop = self._integration, is_asgi(inner(request))
+            if integration is None:
+                integration = ENGINES.async_door() if on_loop else ENGINES.door()
+            elif on_loop and isinstance(integration, Integration):
                 raise ConfigError("an async view under ASGI needs an AsyncIdempotency")
-            rules = self._rules(door)
+            rules = self._rules(integration)
             if not _concerns(rules, request, name):
                 return await run()
-            return await aio_running.protected(door, rules, request, run)
+            return await aio_running.protected(integration, rules, request, run)
 
         return cast("F", protected)
 
-    def _rules(self, door: Door | AsyncDoor) -> RouteRules:
-        rules = self._known_rules.get(door)
+    def _rules(self, integration: Integration | AsyncIntegration) -> RouteRules:
+        rules = self._known_rules.get(integration)
         if rules is None:
-            settings = {} if door is self._door else configured().view_options
-            rules = self._known_rules[door] = door.rules_for({**settings, **self._options})
+            settings = {} if integration is self._integration else configured().view_options
+            rules = self._known_rules[integration] = integration.rules_for(
+                {**settings, **self._options}
+            )
         return rules
 
 
@@ -164,11 +170,11 @@ def _alias(given: Any) -> str | None:
     return given
 
 
-def _door(idempotency: Any) -> Door | AsyncDoor:
+def _integration(idempotency: Any) -> Integration | AsyncIntegration:
     if isinstance(idempotency, AsyncIdempotency):
-        return AsyncDjangoDoor(idempotency, {})
+        return AsyncDjangoIntegration(idempotency, {})
     if isinstance(idempotency, Idempotency):
-        return DjangoDoor(idempotency, {})
+        return DjangoIntegration(idempotency, {})
     raise ConfigError(
         f"an Idempotency or an AsyncIdempotency is needed, not {type(idempotency).__name__}"
     )

@@ -7,7 +7,7 @@
     @idempotent(required=True)
     async def pay(payment: Payment) -> Receipt: ...
 
-door       the decorator                 endpoints  what FastAPI gives to an endpoint
+integration       the decorator                 endpoints  what FastAPI gives to an endpoint
 answers    values become answers         openapi    what the documentation says of it
 """
 

@@ -6,7 +6,7 @@
     @idempotent(required=True)
     def pay(): ...
 
-door  the decorator    running  one protected request    bodies  requests, and what was read of them
+integration  the decorator    running  one protected request    bodies  requests, and what was read of them
 """
 
 from semel.core.extras import Needed

@@ -11,7 +11,7 @@ from flask import Flask, current_app
 
 from semel.adapters.check_decorators import Decorated, Routed, check_protected
 from semel.adapters.flask.running import answered
-from semel.adapters.integration import Door
+from semel.adapters.integration import Integration
 from semel.adapters.wsgi import IdempotencyMiddleware, check_header_names
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
@@ -43,7 +43,7 @@ class Idempotent:
     ) -> None:
         self._options: dict[str, Any] = {**options}
         _check(self._options)
-        self._given = None if idempotency is None else Door(idempotency, {})
+        self._given = None if idempotency is None else Integration(idempotency, {})
         self._opened: list[Idempotency] = []
         self._views = None if self._given is None else _Views(self._given, self._options)
         self._decorated: list[tuple[Any, Any, dict[str, Any]]] = []
@@ -70,10 +70,10 @@ class Idempotent:
         """
         url, configured = _configured(app)
         options = {**configured, **self._options}
-        door = Door(self._engine(url), {}) if self._given is None else self._given
+        integration = Integration(self._engine(url), {}) if self._given is None else self._given
         if middleware:
             everything: Any = {**options, **paths}
-            wrapped = IdempotencyMiddleware(app.wsgi_app, door.engine, **everything)
+            wrapped = IdempotencyMiddleware(app.wsgi_app, integration.engine, **everything)
             app.wsgi_app = wrapped  # type: ignore[method-assign]  # Flask's own way to wrap it
             options = {
                 name: value
@@ -84,7 +84,7 @@ class Idempotent:
             raise ConfigError(
                 f"{', '.join(paths)}: only the middleware takes paths (middleware=True)"
             )
-        views = self._views_of[app] = _Views(door, options)
+        views = self._views_of[app] = _Views(integration, options)
         app.before_request(_Check(views, self._decorated))
         app.extensions["semel"] = self
 
@@ -108,7 +108,7 @@ class Idempotent:
         def protected(*args: Any, **kwargs: Any) -> Any:
             views = self._of_this_app()
             run = partial(current_app.ensure_sync(view), *args, **kwargs)
-            return answered(views.door, views.rules_for(options), run)
+            return answered(views.integration, views.rules_for(options), run)
 
         self._decorated.append((view, protected, options))
         return cast("F", protected)
@@ -121,10 +121,10 @@ class Idempotent:
 
 
 class _Views:
-    """The door of one application, and the rules of its views."""
+    """The integration of one application, and the rules of its views."""
 
-    def __init__(self, door: Door, options: dict[str, Any]) -> None:
-        self.door = door
+    def __init__(self, integration: Integration, options: dict[str, Any]) -> None:
+        self.integration = integration
         self._options = options
         self._known_rules: dict[int, tuple[dict[str, Any], RouteRules]] = {}
         self.rules_for({})
@@ -133,7 +133,7 @@ class _Views:
         """Give the rules of a view that has these options of its own."""
         known = self._known_rules.get(id(options))
         if known is None:
-            known = options, self.door.rules_for({**self._options, **options})
+            known = options, self.integration.rules_for({**self._options, **options})
             self._known_rules[id(options)] = (
                 known  # with the options: another dict may get their id
             )

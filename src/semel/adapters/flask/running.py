@@ -16,7 +16,7 @@ from werkzeug.urls import iri_to_uri
 
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.flask.bodies import Body
-from semel.adapters.integration import Door, Exchange
+from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Following, up_to
 from semel.adapters.wsgi import texts
 from semel.http.requests import Answer, HeaderLine
@@ -28,12 +28,12 @@ _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
 
 
-def answered(door: Door, rules: RouteRules, view: Callable[[], Any]) -> Any:
+def answered(integration: Integration, rules: RouteRules, view: Callable[[], Any]) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
     if PROTECTED in request.environ or not rules.concerns(request.method, str(request.endpoint)):
         return view()
     body = Body(rules.max_body)
-    begun = door.begin(rules, body.request, body.read)
+    begun = integration.begin(rules, body.request, body.read)
     if begun is None:
         return view()
     if isinstance(begun, Answer):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast, overloa
 from anyio import to_thread
 from starlette.requests import Request
 
-from semel.adapters.aio_integration import AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
 from semel.adapters.check_decorators import (
     PROTECTED,
     Decorated,
@@ -77,14 +77,16 @@ class Idempotent:
         self._options: dict[str, Any] = {**options}
         self._given = idempotency
         self._threads: Idempotency | None = None
-        self._door = (
-            _ThreadsDoor(idempotency)
+        self._integration = (
+            _ThreadsIntegration(idempotency)
             if isinstance(idempotency, Idempotency)
-            else AsyncDoor(idempotency, {})
+            else AsyncIntegration(idempotency, {})
         )
         checked = {**self._options}
         _choice_of(checked.pop("session", None))
-        self._door.rules_for(checked)  # a bad option is an error here, not at the first endpoint
+        self._integration.rules_for(
+            checked
+        )  # a bad option is an error here, not at the first endpoint
         self._aside = Aside()
         self._decorated: list[Decorated] = []
 
@@ -114,7 +116,7 @@ class Idempotent:
                     yield state
             finally:
                 await self._aside.drain()
-                await self._door.close()
+                await self._integration.close()
                 if self._threads is not None:
                     await to_thread.run_sync(self._threads.close)
                     self._threads = None
@@ -138,7 +140,7 @@ class Idempotent:
     def _protect(self, options: dict[str, Any], function: F) -> F:
         options = {**self._options, **options}
         choice = _choice_of(options.pop("session", None))
-        rules = self._door.rules_for(options)
+        rules = self._integration.rules_for(options)
         endpoint, name = self._endpoint(function, choice), name_of(function)
         mode = self._mode(choice, endpoint, rules, name)
 
@@ -168,7 +170,7 @@ class Idempotent:
         if PROTECTED in request.scope or not rules.concerns(request.method, name):
             return None
         body = Body(request, rules.max_body)
-        return await self._door.begin(rules, body.request, body.read)
+        return await self._integration.begin(rules, body.request, body.read)
 
     # --- endpoints with a session ------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class Idempotent:
         self, choice: SessionChoice | None, endpoint: Endpoint, rules: RouteRules, name: str
     ) -> SessionMode | None:
         """Check that session, endpoint and engine are of one kind; None = it has no session."""
-        for_threads = isinstance(self._door, _ThreadsDoor)
+        for_threads = isinstance(self._integration, _ThreadsIntegration)
         if choice is None:
             if for_threads:
                 raise ConfigError(
@@ -202,7 +204,7 @@ class Idempotent:
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
         """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
         if is_async:
-            return self._door._here().engine
+            return self._integration._here().engine
         if isinstance(self._given, Idempotency):
             return self._given
         if self._threads is None:
@@ -217,14 +219,14 @@ class Idempotent:
         if rules.concerns(request.method, name):
             body = Body(request, rules.max_body)
             try:
-                call = await self._door.called(rules, body.request, body.read)
+                call = await self._integration.called(rules, body.request, body.read)
             except (IdempotencyError, Rejected) as error:
                 return response_of_answer(rules.rejection(error))
         work = mode.work(call, values)
         return await work.flow.answer(self._aside, work.run(visit))
 
 
-class _ThreadsDoor(AsyncDoor):
+class _ThreadsIntegration(AsyncIntegration):
     """The rules of an engine for threads; the sessions of its endpoints claim in their own way."""
 
     def __init__(self, idempotency: Idempotency) -> None:

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 from semel.adapters.django.doors import shares_file
 from semel.adapters.django.middleware import IdempotencyMiddleware
 from semel.adapters.django.settings import SETTING, read
-from semel.adapters.integration import Door
+from semel.adapters.integration import Integration
 from semel.errors import ConfigError
 from semel.sync import Idempotency
 
@@ -30,7 +30,7 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
     max_body, atomic = 0, []
     try:
         with Idempotency(chosen.url, **chosen.engine) as engine:
-            max_body = Door(engine, chosen.options).rules_for(chosen.view_options).max_body
+            max_body = Integration(engine, chosen.options).rules_for(chosen.view_options).max_body
             atomic = _atomic_requests(engine)
     except ConfigError as error:
         mistakes.append(str(error))

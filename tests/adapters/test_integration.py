@@ -1,4 +1,4 @@
-"""What every door relies on: an exchange ends its key, whatever interrupts it, and twins agree."""
+"""What every integration relies on: an exchange ends its key, whatever interrupts it, and twins agree."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
 from semel import AsyncIdempotency, Idempotency, current_attempt
-from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncDoor, AsyncExchange
+from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncExchange, AsyncIntegration
 from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.fastapi import Idempotent
-from semel.adapters.integration import Door, Exchange
+from semel.adapters.integration import Exchange, Integration
 from semel.core.records import State
 from semel.http.requests import Answer, Headers, Request
 
@@ -26,8 +26,8 @@ async def no_body():
     return b""
 
 
-async def begun(door):
-    exchange = await door.begin(door.routing.find("POST", "/"), REQUEST, no_body)
+async def begun(integration):
+    exchange = await integration.begin(integration.routing.find("POST", "/"), REQUEST, no_body)
     exchange.enter()
     return exchange
 
@@ -37,16 +37,16 @@ def test_an_async_tenant_is_refused_by_a_door_for_threads(caplog):
         return "ann"
 
     with Idempotency("memory://") as engine:
-        door = Door(engine, {"tenant": tenant})
-        answer = door.begin(door.routing.find("POST", "/"), REQUEST, lambda: b"")
+        integration = Integration(engine, {"tenant": tenant})
+        answer = integration.begin(integration.routing.find("POST", "/"), REQUEST, lambda: b"")
     assert answer.status == 500
-    assert "needs a door for asyncio" in caplog.text
+    assert "needs an integration for asyncio" in caplog.text
 
 
 async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
     async with AsyncIdempotency("memory://") as engine:
-        door = AsyncDoor(engine, {})
-        exchange = await begun(door)
+        integration = AsyncIntegration(engine, {})
+        exchange = await begun(integration)
         for _ in range(LARGE_AT_ONCE):
             await exchange._large.acquire()
         task = asyncio.create_task(exchange.answered(200, [], bytes(LARGE)))
@@ -54,21 +54,21 @@ async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        replay = await door.begin(exchange.rules, REQUEST, no_body)
+        replay = await integration.begin(exchange.rules, REQUEST, no_body)
     assert isinstance(replay, Answer)
     assert len(replay.body) == LARGE
 
 
 def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(monkeypatch):
     with Idempotency("memory://") as engine:
-        door = Door(engine, {})
-        exchange = door.begin(door.routing.find("POST", "/"), REQUEST, bytes)
+        integration = Integration(engine, {})
+        exchange = integration.begin(integration.routing.find("POST", "/"), REQUEST, bytes)
         exchange.enter()
 
         def interrupted():
             raise SystemExit
 
-        monkeypatch.setattr(door._large, "get", interrupted)
+        monkeypatch.setattr(integration._large, "get", interrupted)
         with pytest.raises(SystemExit):
             exchange.answered(200, [], bytes(LARGE))
         assert engine.peek("k", scope="http").state is State.SUCCEEDED
@@ -76,15 +76,15 @@ def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(mon
 
 async def test_an_answer_that_cannot_be_packed_does_not_strand_its_key():
     async with AsyncIdempotency("memory://") as engine:
-        exchange = await begun(AsyncDoor(engine, {}))
+        exchange = await begun(AsyncIntegration(engine, {}))
         with pytest.raises(TypeError):
             await exchange.answered(200, [("texts", "not bytes")], b"")
-        assert not exchange.ended  # so a door records that the handler failed
+        assert not exchange.ended  # so an integration records that the handler failed
         await exchange.raised(TypeError())
         assert (await engine.peek("k", scope="http")).state is State.FAILED
 
 
-# --- doors within doors --------------------------------------------------------------------------
+# --- integrations within integrations --------------------------------------------------------------------------
 
 
 async def answered_twice(app):
