@@ -939,7 +939,7 @@ def test_a_forked_child_never_waits_for_a_lock_of_its_parent(sqlite_url):
     with project(sqlite_url, {"pay": idempotent(Counted())}), ENGINES._lock:
         child = os.fork()
         if child == 0:
-            os._exit(0 if ENGINES._lock.acquire(timeout=5) and not ENGINES._doors else 1)
+            os._exit(0 if ENGINES._lock.acquire(timeout=5) and not ENGINES._integrations else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

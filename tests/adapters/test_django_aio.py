@@ -529,7 +529,7 @@ def test_an_async_view_under_wsgi_is_protected(sqlite_url):
 
     with project(sqlite_url, {"pay": idempotent(pay)}):
         assert [post().json(), post().json()] == [{"key": "k"}] * 2
-        assert ENGINES._doors == {}
+        assert ENGINES._integrations == {}
 
 
 def test_each_event_loop_has_an_engine_of_its_own(sqlite_url):
@@ -544,13 +544,13 @@ def test_each_event_loop_has_an_engine_of_its_own(sqlite_url):
             await aclose()  # nothing is left: nothing happens
 
     async def unclosed():
-        ENGINES.async_door()
+        ENGINES.async_integration()
 
     with project(sqlite_url, {"pay": pay}, MIDDLEWARE=[MIDDLEWARE]):
         assert [asyncio.run(once()).content, asyncio.run(once()).content] == [b"paid", b"paid"]
         asyncio.run(unclosed())
         asyncio.run(once())
-        assert ENGINES._doors == {}  # the one whose loop is over is not kept
+        assert ENGINES._integrations == {}  # the one whose loop is over is not kept
     close()
     close()
 

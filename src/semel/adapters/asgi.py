@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.streaming import Aside
+from semel.adapters.streaming import Background
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.http.options import MiddlewareOptions
@@ -305,7 +305,7 @@ class IdempotencyMiddleware:
     ) -> None:
         self.app = app
         self._integration = AsyncIntegration(idempotency, {**options})
-        self._aside = Aside()
+        self._background = Background()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -331,7 +331,7 @@ class IdempotencyMiddleware:
             await send_answer(send, begun)
         else:
             protected = Protected(begun, body, send, asyncio.get_running_loop().create_future())
-            task = self._aside.begin(protected.run(self.app, scope))
+            task = self._background.begin(protected.run(self.app, scope))
             try:
                 # Not the task itself: a cancelled request must neither strand its key nor lose its
                 # answer.
@@ -339,13 +339,13 @@ class IdempotencyMiddleware:
             except asyncio.CancelledError:
                 await self._leave(protected, task)
                 raise
-            self._aside.end(task)
+            self._background.end(task)
             task.result()  # it has ended, perhaps with an error
 
     async def _leave(self, protected: Protected, task: asyncio.Task[None]) -> None:
         """Let a request run on for which nobody waits any more."""
         protected.client_gone = True
-        self._aside.leave(task)
+        self._background.leave(task)
         if protected.over:
             task.cancel()  # The save is done: the application learns of it as without us.
             await asyncio.wait((task,))
@@ -366,7 +366,7 @@ class IdempotencyMiddleware:
             nonlocal heard
             heard = True
             if message["type"].startswith("lifespan.shutdown."):
-                await self._aside.drain()
+                await self._background.drain()
                 await self._integration.close()
             await send(message)
 

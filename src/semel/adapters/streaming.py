@@ -28,7 +28,7 @@ _LAST_REQUESTS: Final = 5.0
 """Seconds that requests which nobody waits for may take to end when the server stops."""
 
 
-class Aside:
+class Background:
     """The tasks that run, kept alive until they end."""
 
     def __init__(self) -> None:
@@ -93,22 +93,22 @@ class Flow:
 
     # --- for the server's task ---------------------------------------------------------------
 
-    async def answer(self, aside: Aside, request: Coroutine[Any, Any, Any]) -> Any:
+    async def answer(self, background: Background, request: Coroutine[Any, Any, Any]) -> Any:
         """Run the request, and give its answer as soon as it can be sent.
 
         Whoever is cancelled waits for it: what belongs to a request must not be closed under it.
         """
-        task = self._task = aside.begin(self._run(request))
+        task = self._task = background.begin(self._run(request))
         try:
             await self._ready
         except asyncio.CancelledError:
-            aside.leave(task)
+            background.leave(task)
             await self.finished()
             raise
         if self._out is None:
-            aside.end(task)
+            background.end(task)
             return await task
-        aside.leave(task)
+        background.leave(task)
         early, self._early = self._early, None
         return early
 
@@ -151,7 +151,7 @@ class Flow:
         self._held.append(chunk)
 
     async def _open(self, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
-        # Nobody here keeps the answer: whoever puts it aside, unsent, lets it go, and `_sent` hears
+        # Nobody here keeps the answer: whoever puts it background, unsent, lets it go, and `_sent` hears
         # of that if it has begun.
         self._out = asyncio.Queue(1)
         sent = self._sent(self._out)
@@ -232,7 +232,7 @@ class Sent:
         close(self._source)
 
 
-class Following:
+class StreamedAnswer:
     """An answer too large to be kept, sent as it comes; its end is recorded before the last of it.
 
     A client who goes away does not end it: `close`, which every server calls, reads on to the end.

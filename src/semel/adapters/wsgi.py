@@ -18,7 +18,7 @@ from wsgiref.util import FileWrapper
 
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.integration import Exchange, Integration
-from semel.adapters.streaming import Following, Sent, close
+from semel.adapters.streaming import Sent, StreamedAnswer, close
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Answer, HeaderLine, Headers, Request
@@ -269,7 +269,7 @@ class _Protected:
                 return self._saved(chunks)
             self._hold(chunk)
         status, lines = self._told()
-        following = Following(
+        following = StreamedAnswer(
             self._exchange, int(status[:3]), lines, chain(self._held, rest), chunks
         )
         return self._send(None, following)

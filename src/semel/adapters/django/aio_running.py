@@ -26,12 +26,12 @@ from semel.adapters.django.responses import (
 )
 from semel.adapters.django.running import Claim
 from semel.adapters.integration import Exchange, Integration
-from semel.adapters.streaming import Aside, Flow
+from semel.adapters.streaming import Background, Flow
 from semel.http.requests import Answer
 from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 
-_ASIDE: Final = Aside()
+_BACKGROUND: Final = Background()
 
 
 async def protected(
@@ -54,7 +54,7 @@ async def protected(
         return response_of(begun)
     # Django cancels a request whose client goes away; the view and its save run on.
     flow = Flow(rules.max_response)
-    return await flow.answer(_ASIDE, _run(Claim(begun), request, view, flow))
+    return await flow.answer(_BACKGROUND, _run(Claim(begun), request, view, flow))
 
 
 async def passed(
@@ -62,7 +62,7 @@ async def passed(
 ) -> Any:
     """Let a request pass whose key `process_view` claims on the way, and save its answer."""
     flow = Flow(limit)
-    return await flow.answer(_ASIDE, _run(claim, request, get_response, flow))
+    return await flow.answer(_BACKGROUND, _run(claim, request, get_response, flow))
 
 
 async def _run(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], flow: Flow) -> Any:

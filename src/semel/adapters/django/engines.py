@@ -19,12 +19,12 @@ from semel.sync import Idempotency
 
 
 class Engines:
-    """Gives the doors of this process."""
+    """Gives the integrations of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._integration: DjangoIntegration | None = None
-        self._doors: dict[asyncio.AbstractEventLoop, AsyncDjangoIntegration] = {}
+        self._integrations: dict[asyncio.AbstractEventLoop, AsyncDjangoIntegration] = {}
 
     def integration(self) -> DjangoIntegration:
         """The integration for threads."""
@@ -36,20 +36,20 @@ class Engines:
                 )
             return self._integration
 
-    def async_door(self) -> AsyncDjangoIntegration:
+    def async_integration(self) -> AsyncDjangoIntegration:
         """The integration of the event loop that runs here."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            if loop not in self._doors:
-                self._doors = {
+            if loop not in self._integrations:
+                self._integrations = {
                     other: integration
-                    for other, integration in self._doors.items()
+                    for other, integration in self._integrations.items()
                     if not other.is_closed()
                 }
                 chosen = configured()
                 engine = AsyncIdempotency(chosen.url, **chosen.engine)
-                self._doors[loop] = AsyncDjangoIntegration(engine, chosen.options)
-            return self._doors[loop]
+                self._integrations[loop] = AsyncDjangoIntegration(engine, chosen.options)
+            return self._integrations[loop]
 
     def close(self) -> None:
         """Close the engine for threads."""
@@ -61,7 +61,7 @@ class Engines:
     async def aclose(self) -> None:
         """Close the engine of the event loop that runs here."""
         with self._lock:
-            integration = self._doors.pop(asyncio.get_running_loop(), None)
+            integration = self._integrations.pop(asyncio.get_running_loop(), None)
         if integration is not None:
             await integration.engine.close()
 
@@ -69,12 +69,12 @@ class Engines:
         """Make everything anew; an engine of an event loop can only be closed on it."""
         self.close()
         with self._lock:
-            self._doors.clear()
+            self._integrations.clear()
 
     def after_fork_in_child(self) -> None:
         """Free the lock, which a thread of the parent may hold; loops stay with the parent."""
         self._lock = threading.RLock()
-        self._doors.clear()
+        self._integrations.clear()
 
 
 ENGINES: Final = Engines()

@@ -41,7 +41,7 @@ class _Request:
     """A request between `__call__` and `process_view`."""
 
     def __init__(self, integration: Any, rules: RouteRules, body: Body) -> None:
-        self.door, self.rules, self.body = integration, rules, body
+        self.integration, self.rules, self.body = integration, rules, body
         self.content = b""
         self.claim = Claim()
         self.seen = False
@@ -75,10 +75,10 @@ class IdempotencyMiddleware:
         self._asynchronous = iscoroutinefunction(get_response)
         if self._asynchronous:
             markcoroutinefunction(self)
-        self._integration = self._made_door(idempotency, {**options})
+        self._integration = self._made_integration(idempotency, {**options})
         self._told_hidden = False
 
-    def _made_door(self, idempotency: Any, options: dict[str, Any]) -> Any:
+    def _made_integration(self, idempotency: Any, options: dict[str, Any]) -> Any:
         check_header_names(options)
         if idempotency is not None:
             return (AsyncDjangoIntegration if self._asynchronous else DjangoIntegration)(
@@ -86,7 +86,7 @@ class IdempotencyMiddleware:
             )
         if options:
             raise ConfigError("without an engine, settings.SEMEL says all of the options")
-        ENGINES.door()  # made now, so that wrong settings are told of at the start
+        ENGINES.integration()  # made now, so that wrong settings are told of at the start
         return None
 
     def __call__(self, request: Any) -> Any:
@@ -94,7 +94,7 @@ class IdempotencyMiddleware:
         if self._asynchronous:
             return self._answered(request)
         begun = self._begun(
-            ENGINES.door() if self._integration is None else self._integration, request
+            ENGINES.integration() if self._integration is None else self._integration, request
         )
         if begun is None:
             return self.get_response(request)
@@ -105,7 +105,7 @@ class IdempotencyMiddleware:
 
     async def _answered(self, request: Any) -> Any:
         begun = self._begun(
-            ENGINES.async_door() if self._integration is None else self._integration, request
+            ENGINES.async_integration() if self._integration is None else self._integration, request
         )
         if begun is None:
             return await self.get_response(request)
@@ -147,14 +147,14 @@ class IdempotencyMiddleware:
         begun = self._due(request, callback)
         if begun is None:
             return None
-        outcome = begun.door.begin(begun.rules, begun.body.request, begun.read)
+        outcome = begun.integration.begin(begun.rules, begun.body.request, begun.read)
         return begun.claim.decided(outcome, request)
 
     async def _aclaimed(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
         begun = self._due(request, callback)
         if begun is None:
             return None
-        outcome = await begun.door.begin(begun.rules, begun.body.request, begun.aread)
+        outcome = await begun.integration.begin(begun.rules, begun.body.request, begun.aread)
         return begun.claim.decided(outcome, request)
 
     def _due(self, request: Any, callback: Any) -> _Request | None:

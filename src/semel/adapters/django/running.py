@@ -26,7 +26,7 @@ from semel.adapters.django.responses import (
 )
 from semel.adapters.django.uncancelled import uncancelled
 from semel.adapters.integration import Exchange, Integration
-from semel.adapters.streaming import Following
+from semel.adapters.streaming import StreamedAnswer
 from semel.http.requests import Answer
 from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
@@ -123,7 +123,7 @@ def _recorded(exchange: Exchange, response: Any) -> Any:
             and not open_transactions()
         ):
             content = response.streaming_content
-            send_instead(response, Following(exchange, told.status, told.lines, content, None))
+            send_instead(response, StreamedAnswer(exchange, told.status, told.lines, content, None))
             return response
     except BaseException:
         response.close()

@@ -15,16 +15,16 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync, sync_to_async
 
 from semel.adapters.django.bodies import inner, is_asgi
-from semel.adapters.streaming import Aside
+from semel.adapters.streaming import Background
 
-_ASIDE: Final = Aside()
+_BACKGROUND: Final = Background()
 
 
 def uncancelled(request: Any, run: Callable[[], Any]) -> Any:
     """Run a request on this thread, to its end."""
     if not is_asgi(inner(request)) or _runs_a_loop():
         return run()
-    return async_to_sync(_aside)(run)
+    return async_to_sync(_background)(run)
 
 
 def _runs_a_loop() -> bool:
@@ -36,14 +36,14 @@ def _runs_a_loop() -> bool:
     return True
 
 
-async def _aside(run: Callable[[], Any]) -> Any:
+async def _background(run: Callable[[], Any]) -> Any:
     # What waits here is cancelled; the task that runs on the thread, which waits for it, is not.
-    task = _ASIDE.begin(sync_to_async(run)())
-    task.add_done_callback(_ASIDE.end)
+    task = _BACKGROUND.begin(sync_to_async(run)())
+    task.add_done_callback(_BACKGROUND.end)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        _ASIDE.leave(task)
+        _BACKGROUND.leave(task)
         await asyncio.wait((task,))
         with suppress(Exception):  # it is recorded, and nobody is left to be told
             # Nobody sends it: what is left of a large one is read now, not by the collector.

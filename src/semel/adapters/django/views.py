@@ -89,7 +89,7 @@ class Idempotent:
         def protected(*args: Any, **kwargs: Any) -> Any:
             request, run = _request_in(args), partial(view, *args, **kwargs)
             integration = (
-                ENGINES.door()
+                ENGINES.integration()
                 if self._integration is None
                 else cast("Integration", self._integration)
             )
@@ -113,7 +113,7 @@ class Idempotent:
             request, run = _request_in(args), partial(view, *args, **kwargs)
             integration, on_loop = self._integration, is_asgi(inner(request))
             if integration is None:
-                integration = ENGINES.async_door() if on_loop else ENGINES.door()
+                integration = ENGINES.async_integration() if on_loop else ENGINES.integration()
             elif on_loop and isinstance(integration, Integration):
                 raise ConfigError("an async view under ASGI needs an AsyncIdempotency")
             rules = self._rules(integration)

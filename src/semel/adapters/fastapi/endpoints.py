@@ -20,7 +20,7 @@ from semel.adapters.fastapi.openapi import MARK, all_routes_of, document
 from semel.adapters.starlette import door
 from semel.adapters.starlette.endpoints import (
     Endpoint,
-    Visit,
+    Invocation,
     checked_endpoint,
     in_step,
     is_of_kind,
@@ -158,7 +158,7 @@ class FastAPIEndpoint:
             added.append(_parameter(_RESPONSE, Response))
         return added
 
-    def visited(self, args: tuple[Any, ...], values: dict[str, Any]) -> Visit:
+    def invoked(self, args: tuple[Any, ...], values: dict[str, Any]) -> Invocation:
         """Take out of what FastAPI gives what is ours: the request and the answer's beginnings."""
         if args:
             raise ConfigError(_NOT_CALLED_BY_FASTAPI)
@@ -168,7 +168,7 @@ class FastAPIEndpoint:
         except KeyError:
             raise ConfigError(_NOT_CALLED_BY_FASTAPI) from None
         respond = partial(self._responded, request, response)
-        return Visit(request, partial(self._call, **values), respond)
+        return Invocation(request, partial(self._call, **values), respond)
 
     async def _responded(self, request: Request, beginnings: Response, value: Any) -> Response:
         route = route_of(request)

@@ -17,7 +17,7 @@ from werkzeug.urls import iri_to_uri
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.flask.bodies import Body
 from semel.adapters.integration import Exchange, Integration
-from semel.adapters.streaming import Following, up_to
+from semel.adapters.streaming import StreamedAnswer, up_to
 from semel.adapters.wsgi import texts
 from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import RouteRules
@@ -119,7 +119,7 @@ def _streamed(
         exchange.answered(response.status_code, lines, None)
     else:
         source = response.response
-        response.response = Following(exchange, response.status_code, lines, chunks, source)
+        response.response = StreamedAnswer(exchange, response.status_code, lines, chunks, source)
         response.direct_passthrough = False
     return response
 

@@ -29,7 +29,7 @@ from semel.adapters.grpc.rulebook import (
     without_marker,
 )
 from semel.adapters.grpc.server import protected
-from semel.adapters.streaming import Aside
+from semel.adapters.streaming import Background
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -56,7 +56,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
             )
         self._engine = engine
         self._books = MethodBooks(engine._rules, engine._key_rules.pattern, **options)
-        self._aside = Aside()
+        self._background = Background()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: Any
@@ -70,7 +70,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
         metadata = handler_call_details.invocation_metadata
         if book is None or book.passes(metadata):
             return handler
-        call = _Protected(self._engine, book, handler, metadata, self._aside)
+        call = _Protected(self._engine, book, handler, metadata, self._background)
         return protected(handler, call.run)
 
     def checking(self, server: Any) -> Any:
@@ -79,7 +79,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
 
     async def close(self) -> None:
         """Let running handlers end, and close the engine if it was opened here."""
-        await self._aside.drain()
+        await self._background.drain()
         if self._opened_here:
             await self._engine.close()
 
@@ -93,12 +93,12 @@ class _Protected:
         book: MethodBook,
         handler: Any,
         metadata: Any,
-        aside: Aside,
+        background: Background,
     ) -> None:
         self._engine, self._book, self._metadata = engine, book, metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
         self._plain = not inspect.iscoroutinefunction(handler.unary_unary)
-        self._aside = aside
+        self._background = background
 
     async def run(self, received: Received, context: Any) -> Any:
         """Answer the call."""
@@ -140,17 +140,17 @@ class _Protected:
     ) -> Any:
         """Run the handler so that nobody can cancel it; a thread could not be cancelled anyway."""
         seen = HandlerContext(context)
-        task = self._aside.begin(
+        task = self._background.begin(
             self._unprotected(received.message, seen)
             if begun is None
             else self._protected(*begun, received.message, seen)
         )
-        task.add_done_callback(self._aside.end)
+        task.add_done_callback(self._background.end)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             seen.detach()
-            self._aside.leave(task)
+            self._background.leave(task)
             raise
 
     async def _unprotected(self, message: Any, seen: HandlerContext) -> Any:

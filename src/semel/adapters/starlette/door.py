@@ -23,9 +23,9 @@ from semel.adapters.check_decorators import (
 )
 from semel.adapters.starlette.answers import response_of_answer
 from semel.adapters.starlette.bodies import Body
-from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint, Visit, in_step
+from semel.adapters.starlette.endpoints import Endpoint, Invocation, StarletteEndpoint, in_step
 from semel.adapters.starlette.running import Running, shield
-from semel.adapters.streaming import Aside, Flow
+from semel.adapters.streaming import Background, Flow
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.options import DoorOptions
@@ -87,7 +87,7 @@ class Idempotent:
         self._integration.rules_for(
             checked
         )  # a bad option is an error here, not at the first endpoint
-        self._aside = Aside()
+        self._background = Background()
         self._decorated: list[Decorated] = []
 
     @overload
@@ -115,7 +115,7 @@ class Idempotent:
                 async with around(app) as state:
                     yield state
             finally:
-                await self._aside.drain()
+                await self._background.drain()
                 await self._integration.close()
                 if self._threads is not None:
                     await to_thread.run_sync(self._threads.close)
@@ -146,16 +146,18 @@ class Idempotent:
 
         @wraps(function)
         async def protected(*args: Any, **values: Any) -> Any:
-            visit = endpoint.visited(args, values)
+            invocation = endpoint.invoked(args, values)
             if mode is not None:
-                return await self._in_session(mode, visit, values, name)
-            begun = await self._begun(rules, visit.request, name)
+                return await self._in_session(mode, invocation, values, name)
+            begun = await self._begun(rules, invocation.request, name)
             if begun is None:
-                return await visit.call()
+                return await invocation.call()
             if isinstance(begun, Answer):
                 return response_of_answer(begun)
             flow = Flow(rules.max_response, shield)
-            return await flow.answer(self._aside, Running(begun, visit.request, flow).run(visit))
+            return await flow.answer(
+                self._background, Running(begun, invocation.request, flow).run(invocation)
+            )
 
         self._decorated.append(Decorated(function, protected, rules.choices.methods))
         self._finish(protected, endpoint, rules)
@@ -212,9 +214,9 @@ class Idempotent:
         return self._threads
 
     async def _in_session(
-        self, mode: SessionMode, visit: Visit, values: dict[str, Any], name: str
+        self, mode: SessionMode, invocation: Invocation, values: dict[str, Any], name: str
     ) -> Any:
-        rules, request, call = mode.rules, visit.request, None
+        rules, request, call = mode.rules, invocation.request, None
         # Behind another integration, too: that one saves in a transaction of its own.
         if rules.concerns(request.method, name):
             body = Body(request, rules.max_body)
@@ -223,7 +225,7 @@ class Idempotent:
             except (IdempotencyError, Rejected) as error:
                 return response_of_answer(rules.rejection(error))
         work = mode.work(call, values)
-        return await work.flow.answer(self._aside, work.run(visit))
+        return await work.flow.answer(self._background, work.run(invocation))
 
 
 class _ThreadsIntegration(AsyncIntegration):

@@ -22,7 +22,7 @@ _NOT_CALLED_BY_STARLETTE: Final = (
 )
 
 
-class Visit(NamedTuple):
+class Invocation(NamedTuple):
     """One request, and the endpoint that is to answer it."""
 
     request: Request
@@ -40,7 +40,7 @@ class Endpoint(Protocol):
     injected: Container[str]
     """The parameters whose values come from dependencies."""
 
-    def visited(self, args: tuple[Any, ...], values: dict[str, Any]) -> Visit:
+    def invoked(self, args: tuple[Any, ...], values: dict[str, Any]) -> Invocation:
         """Take what the framework has called the decorated function with."""
         ...
 
@@ -66,12 +66,12 @@ class StarletteEndpoint:
         )
         self.parameters = parameters_of(function)
 
-    def visited(self, args: tuple[Any, ...], values: dict[str, Any]) -> Visit:
+    def invoked(self, args: tuple[Any, ...], values: dict[str, Any]) -> Invocation:
         """Find the request: the first argument, or the one after `self` in a method."""
         request = next((each for each in args[:2] if isinstance(each, Request)), None)
         if request is None:
             raise ConfigError(_NOT_CALLED_BY_STARLETTE)
-        return Visit(request, partial(self._function, *args, **values), _returned)
+        return Invocation(request, partial(self._function, *args, **values), _returned)
 
 
 async def _returned(value: Any) -> Response:

@@ -17,7 +17,7 @@ from semel.adapters.starlette.answers import (
     response_of_error,
     send_for_error,
 )
-from semel.adapters.starlette.endpoints import Visit
+from semel.adapters.starlette.endpoints import Invocation
 from semel.adapters.streaming import Flow
 from semel.http.storing import UNPROTECTED, is_event_stream
 
@@ -31,15 +31,15 @@ class Running:
     def __init__(self, exchange: AsyncExchange, request: Request, flow: Flow) -> None:
         self._exchange, self._request, self._flow = exchange, request, flow
 
-    async def run(self, visit: Visit) -> Response:
+    async def run(self, invocation: Invocation) -> Response:
         """Run the endpoint, and record its answer or its error."""
         self._exchange.enter()
         try:
             try:
-                value = await visit.call()
+                value = await invocation.call()
             except HTTPException as error:
                 await self._refused(error)
-            response = await visit.respond(value)
+            response = await invocation.respond(value)
             return await self._recorded(response)
         except BaseException as error:
             if not self._exchange.ended:

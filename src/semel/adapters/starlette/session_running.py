@@ -35,7 +35,7 @@ from starlette.responses import Response
 
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
-from semel.adapters.starlette.endpoints import Visit, in_step, limits_here
+from semel.adapters.starlette.endpoints import Invocation, in_step, limits_here
 from semel.adapters.starlette.running import shield
 from semel.adapters.starlette.sessions import SessionChoice, plain_session
 from semel.adapters.streaming import Flow
@@ -303,7 +303,7 @@ class Work:
         self._attempt: Attempt | None = None
         self._ended = False
 
-    async def run(self, visit: Visit) -> Response:
+    async def run(self, invocation: Invocation) -> Response:
         """Answer the request: by the endpoint, or by what is known of its key."""
         async with self._steps.bound:
             try:
@@ -314,8 +314,8 @@ class Work:
                 return await self._replayed(attempt)
             try:
                 with self._steps.guard:
-                    value = await visit.call(**self._steps.handed)
-                return await self._recorded(await visit.respond(value), visit.request)
+                    value = await invocation.call(**self._steps.handed)
+                return await self._recorded(await invocation.respond(value), invocation.request)
             except _Instead as instead:
                 return response_of_answer(instead.answer)
             except BaseException as error:
