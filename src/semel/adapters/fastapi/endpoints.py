@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fastapi import FastAPI, Request, Response, params
 from fastapi.datastructures import DefaultPlaceholder
-from starlette.concurrency import run_in_threadpool
 
 from semel.adapters.check_decorators import Routed
 from semel.adapters.fastapi.openapi import MARK, all_routes_of, document
 from semel.adapters.starlette import door
 from semel.adapters.starlette.endpoints import (
     Endpoint,
-    Invocation,
-    checked_endpoint,
-    in_step,
-    is_of_kind,
     plain_annotation,
 )
+from semel.adapters.starlette.running import Invocation
 from semel.core.extras import inside
 from semel.errors import ConfigError
 from semel.http.rules import RouteRules
@@ -113,16 +109,11 @@ _NOT_CALLED_BY_FASTAPI: Final = (
 )
 
 
-class FastAPIEndpoint:
+class FastAPIEndpoint(Endpoint):
     """A function of the application; `signature` is what FastAPI is to see."""
 
     def __init__(self, function: Callable[..., Any], choice: SessionChoice | None = None) -> None:
-        checked_endpoint(function)
-        self.is_coroutine = is_of_kind(function, inspect.iscoroutinefunction)
-        in_thread: Any = run_in_threadpool if choice is None else in_step
-        self._call: Callable[..., Awaitable[Any]] = (
-            function if self.is_coroutine else partial(in_thread, function)
-        )
+        super().__init__(function, choice)
         self._choice = choice
         self._returns = get_typed_return_annotation(function)
         self.parameters: Mapping[str, inspect.Parameter] = get_typed_signature(function).parameters
@@ -168,7 +159,7 @@ class FastAPIEndpoint:
         except KeyError:
             raise ConfigError(_NOT_CALLED_BY_FASTAPI) from None
         respond = partial(self._responded, request, response)
-        return Invocation(request, partial(self._call, **values), respond)
+        return Invocation(request, partial(self._function, **values), respond)
 
     async def _responded(self, request: Request, beginnings: Response, value: Any) -> Response:
         route = route_of(request)

@@ -23,8 +23,8 @@ from semel.adapters.check_decorators import (
 )
 from semel.adapters.starlette.answers import response_of_answer
 from semel.adapters.starlette.bodies import Body
-from semel.adapters.starlette.endpoints import Endpoint, Invocation, StarletteEndpoint, in_step
-from semel.adapters.starlette.running import Running, shield
+from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint
+from semel.adapters.starlette.running import Invocation, Running, shield
 from semel.adapters.streaming import Background, Flow
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
@@ -133,9 +133,7 @@ class Idempotent:
 
     def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
         """Make an endpoint of a function, as the framework calls it; a hook."""
-        if choice is None:
-            return StarletteEndpoint(function)
-        return StarletteEndpoint(function, in_step)
+        return StarletteEndpoint(function, choice)
 
     def _protect(self, options: dict[str, Any], function: F) -> F:
         options = {**self._options, **options}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from anyio import CancelScope
 from starlette.exceptions import HTTPException
@@ -17,12 +18,21 @@ from semel.adapters.starlette.answers import (
     response_of_error,
     send_for_error,
 )
-from semel.adapters.starlette.endpoints import Invocation
 from semel.adapters.streaming import Flow
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 shield: Final = partial(CancelScope, shield=True)
 """AnyIO cancels again and again, hence its own shield; a second cancellation by others counts."""
+
+
+class Invocation(NamedTuple):
+    """One request, and the endpoint that is to answer it."""
+
+    request: Request
+    call: Callable[..., Awaitable[Any]]
+    """Calls the application's function, with more arguments if there are any."""
+    respond: Callable[[Any], Awaitable[Response]]
+    """Makes a response of what the function has returned."""
 
 
 class Running:

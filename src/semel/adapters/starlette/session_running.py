@@ -35,9 +35,8 @@ from starlette.responses import Response
 
 from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.answers import read, response_of_answer
-from semel.adapters.starlette.endpoints import Invocation, in_step, limits_here
-from semel.adapters.starlette.running import shield
-from semel.adapters.starlette.sessions import SessionChoice, plain_session
+from semel.adapters.starlette.running import Invocation, shield
+from semel.adapters.starlette.sessions import SessionChoice, in_step, limits_here, plain_session
 from semel.adapters.streaming import Flow
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt

@@ -7,7 +7,13 @@ decorator, from a sessionmaker, or by a dependency, for a parameter that is name
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 
 from semel.adapters.starlette.endpoints import Endpoint, is_of_kind, plain_annotation
 from semel.core.extras import Needed
@@ -19,11 +25,45 @@ with Needed("semel[sqlalchemy]", by="@idempotent(session=...)"):
     from sqlalchemy.orm import Session, scoped_session
 
 
+class _Limits(NamedTuple):
+    """What bounds the threads of one event loop."""
+
+    requests: CapacityLimiter
+    """How many requests with a sync session run at the same time: as many as plain endpoints."""
+    steps: CapacityLimiter
+    """Every step of those requests has a thread at once.
+
+    In the framework's own pool, the commit of one request would wait for threads of others, which
+    wait for the connection that it would give back.
+    """
+
+
+_limits: Final[RunVar[_Limits]] = RunVar("semel_session_limits")
+
+
+def limits_here() -> _Limits:
+    """Give the limits of the running event loop."""
+    try:
+        return _limits.get()
+    except LookupError:
+        at_once = to_thread.current_default_thread_limiter().total_tokens
+        made = _Limits(CapacityLimiter(at_once), CapacityLimiter(math.inf))
+        _limits.set(made)
+        return made
+
+
+async def in_step(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run one step of a request with a sync session in a thread."""
+    return await to_thread.run_sync(partial(function, *args, **kwargs), limiter=limits_here().steps)
+
+
 class SessionChoice:
     """What `session=` says: who opens an endpoint's session, and the parameter that it goes to."""
 
     parameter: str
     is_async: bool
+    in_thread = staticmethod(in_step)
+    """Runs a plain function that has such a session."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
