@@ -48,7 +48,7 @@ def imported_anew():
     [
         ("semel.adapters.fastapi.endpoints", "fastapi.routing", "serialize_response"),
         ("semel.adapters.fastapi.endpoints", "fastapi.utils", "is_body_allowed_for_status_code"),
-        ("semel.adapters.starlette.answers", "starlette._utils", "is_async_callable"),
+        ("semel.adapters.starlette.running", "starlette._utils", "is_async_callable"),
         ("semel.adapters.fastapi.endpoints", "fastapi.dependencies.utils", "get_typed_signature"),
     ],
 )

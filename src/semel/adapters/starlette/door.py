@@ -21,10 +21,8 @@ from semel.adapters.check_decorators import (
     check_protected,
     name_of,
 )
-from semel.adapters.starlette.answers import response_of_answer
-from semel.adapters.starlette.bodies import Body
 from semel.adapters.starlette.endpoints import Endpoint, StarletteEndpoint
-from semel.adapters.starlette.running import Invocation, Running, shield
+from semel.adapters.starlette.running import Body, Invocation, Running, response_of_answer, shield
 from semel.adapters.streaming import Background, Flow
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
@@ -35,8 +33,7 @@ from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 
 if TYPE_CHECKING:
-    from semel.adapters.starlette.session_running import SessionMode
-    from semel.adapters.starlette.sessions import SessionChoice
+    from semel.adapters.starlette.sessions import SessionChoice, SessionMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 SessionOption: TypeAlias = Callable[[], Any] | str
@@ -197,7 +194,7 @@ class Idempotent:
                 f"{name} has a session that is {session}, which goes with an {engine}; a URL in "
                 "its place opens the kind that is needed"
             )
-        from semel.adapters.starlette.session_running import SessionMode  # noqa: PLC0415 - as below
+        from semel.adapters.starlette.sessions import SessionMode  # noqa: PLC0415 - as below
 
         return SessionMode(choice, rules, partial(self._engine, is_async=choice.is_async))
 

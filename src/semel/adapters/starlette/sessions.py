@@ -6,18 +6,56 @@ decorator, from a sessionmaker, or by a dependency, for a parameter that is name
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import (
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
+from sqlalchemy import event
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
 
+from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
 from semel.adapters.starlette.endpoints import Endpoint, is_of_kind, plain_annotation
+from semel.adapters.starlette.running import Invocation, read, response_of_answer, shield
+from semel.adapters.streaming import Flow
+from semel.aio import AsyncIdempotency
+from semel.attempts import Attempt
 from semel.core.extras import Needed
-from semel.errors import ConfigError
+from semel.engine._sync.transactions import TransactionContext
+from semel.engine.setup import Call
+from semel.engine.transactions import AsyncTransactionContext
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    OutcomeUnknown,
+    RetryTransaction,
+    StoreError,
+    about,
+)
+from semel.http.problems import log_failure
+from semel.http.requests import Answer, HeaderLine
+from semel.http.rules import RouteRules
+from semel.http.storing import is_event_stream
+from semel.sync import Idempotency
+from semel.transactions import troubles
 
 with Needed("semel[sqlalchemy]", by="@idempotent(session=...)"):
     from sqlalchemy import Engine
@@ -170,3 +208,357 @@ def plain_session(session: Any) -> Session:
     """Give the session itself, which an `AsyncSession` stands in front of."""
     plain: Session = getattr(session, "sync_session", session)
     return plain
+
+
+# --- Record and rows in one transaction: how a request with `@idempotent(session=...)` runs ---
+#
+# The endpoint runs inside a transaction of its session, in which its key was claimed. An answer that
+# is stored is committed with the endpoint's rows, or neither is; an exception, or an answer that is
+# not stored, rolls back both. The response is sent after the commit.
+#
+# That holds behind other integrations, too. They have a record of their own, in a transaction of its
+# own, which could not keep this promise.
+#
+# A `Session` does every step in a thread, an `AsyncSession` in the request's task.
+
+
+# --- the transaction -----------------------------------------------------------------------------
+
+
+class _Undone(Exception):
+    """Rolls back what was done for an answer that is not stored; it never leaves this module."""
+
+
+class _Instead(Exception):
+    """An answer that is sent in the place of the endpoint's; it never leaves this package."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+@contextmanager
+def _transaction(session: Session) -> Iterator[None]:
+    """Commit in the end, or roll back; a dependency may have begun the transaction by reading."""
+    if not session.in_transaction():
+        session.begin()
+    try:
+        yield
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+
+
+@asynccontextmanager
+async def _async_transaction(session: AsyncSession) -> AsyncIterator[None]:
+    if not session.in_transaction():
+        await session.begin()
+    try:
+        yield
+        await session.commit()
+    except BaseException:
+        await session.rollback()
+        raise
+
+
+class _CommitGuard:
+    """Refuses a commit by the endpoint: it would be one without the record."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._root, self._savepoint = session.get_transaction(), session.get_nested_transaction()
+
+    def __enter__(self) -> None:
+        event.listen(self._session, "before_commit", self._refuse)
+
+    def __exit__(self, *_: object) -> None:
+        event.remove(self._session, "before_commit", self._refuse)
+
+    def _refuse(self, session: Session) -> None:
+        # Savepoints of the endpoint's own are committed as ever.
+        if session.get_nested_transaction() is self._savepoint:
+            raise ConfigError(
+                "an endpoint with session= must not commit: its rows are committed with its "
+                "record, after it has returned. Use flush() to send them to the database earlier"
+            )
+
+    def check(self) -> None:
+        """Refuse to go on in another transaction than the one in which the key was claimed."""
+        if self._session.get_transaction() is not self._root:
+            raise ConfigError(
+                "the endpoint ended the transaction of its session (rollback() or close()) and "
+                "returned an answer that is to be stored; nothing was committed. Use "
+                "begin_nested() for what may fail, or answer with an error after a rollback"
+            )
+        if self._savepoint is not None and not self._savepoint.is_active:
+            raise ConfigError(
+                "the endpoint caught an error of its session, which had undone all that was done "
+                "before, and returned an answer that is to be stored; nothing was committed. Use "
+                "begin_nested() for what may fail, or answer with an error"
+            )
+
+
+class _Steps(ABC):
+    """The steps of one request: everything that waits for the database."""
+
+    session: Any = None
+    guard: _CommitGuard
+
+    def __init__(self, choice: SessionChoice, given: Any) -> None:
+        self._choice, self._given = choice, given
+
+    @property
+    def bound(self) -> Any:
+        """What bounds the requests that run at the same time; entered around all of one."""
+        return nullcontext()
+
+    @abstractmethod
+    async def begin(self, engine: Any, call: Call | None) -> Attempt | None:
+        """Open the session and a transaction, and claim the key in it."""
+
+    @abstractmethod
+    async def end(self, error: BaseException | None) -> None:
+        """Commit, or roll back because of an error; close what was opened."""
+
+    @abstractmethod
+    async def known(self, engine: Any, call: Call) -> Any:
+        """Look up the record of a call by the engine's own connection; the table is made."""
+
+    @property
+    def handed(self) -> dict[str, Any]:
+        """What the endpoint is called with beside what the framework gives to it."""
+        return {} if self._choice.depends else {self._choice.parameter: self.session}
+
+    def _opened(self) -> Any:
+        session = self._given if self._choice.depends else self._choice.given()
+        self._choice.check_given(session)
+        return session
+
+
+class _ThreadSteps(_Steps):
+    """For a `Session`."""
+
+    @property
+    def bound(self) -> Any:
+        """Bound them as the framework bounds plain endpoints."""
+        return limits_here().requests
+
+    async def begin(self, engine: Idempotency, call: Call | None) -> Attempt | None:
+        """Open the session and a transaction, and claim the key in it."""
+        attempt: Attempt | None = await in_step(self._begin, engine, call)
+        if attempt is not None and attempt.protected and not attempt.replayed:
+            attempt.__enter__()  # of the task, too: each thread gets a copy of its context
+        return attempt
+
+    def _begin(self, engine: Idempotency, call: Call | None) -> Attempt | None:
+        with ExitStack() as stack, _unbound():
+            self.session = session = self._opened()
+            if not self._choice.depends:
+                stack.enter_context(session)
+            stack.enter_context(_transaction(session))
+            attempt = None
+            if call is not None:
+                attempt = stack.enter_context(TransactionContext(engine, call, session, None))
+            self.guard = _CommitGuard(session)
+            self._stack = stack.pop_all()
+        return attempt
+
+    async def end(self, error: BaseException | None) -> None:
+        """Commit, or roll back because of an error; close what was opened."""
+        await in_step(self._stack.__exit__, *_raised(error))
+
+    async def known(self, engine: Idempotency, call: Call) -> Any:
+        """Look up the record of a call."""
+        return await in_step(engine._store.get, call.identity)
+
+
+class _AsyncSteps(_Steps):
+    """For an `AsyncSession`."""
+
+    async def begin(self, engine: AsyncIdempotency, call: Call | None) -> Attempt | None:
+        """Open the session and a transaction, and claim the key in it."""
+        async with AsyncExitStack() as stack:
+            with _unbound():
+                self.session = session = self._opened()
+                if not self._choice.depends:
+                    await stack.enter_async_context(session)
+                await stack.enter_async_context(_async_transaction(session))
+                attempt = None
+                if call is not None:
+                    attempt = await stack.enter_async_context(
+                        AsyncTransactionContext(engine, call, session, None)
+                    )
+                self.guard = _CommitGuard(plain_session(session))
+                self._stack = stack.pop_all()
+        return attempt
+
+    async def end(self, error: BaseException | None) -> None:
+        """Commit, or roll back because of an error; close what was opened."""
+        await self._stack.__aexit__(*_raised(error))
+
+    async def known(self, engine: AsyncIdempotency, call: Call) -> Any:
+        """Look up the record of a call."""
+        return await engine._store.get(call.identity)
+
+
+def _raised(error: BaseException | None) -> tuple[Any, Any, Any]:
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """Say what is missing, where a session does not know its database."""
+    try:
+        yield
+    except UnboundExecutionError as error:
+        raise ConfigError(
+            "session= needs a session that is bound to one database: sessionmaker(engine)"
+        ) from error
+
+
+# --- the request ---------------------------------------------------------------------------------
+
+
+class CommittingFlow(Flow):
+    """An answer too large to be kept is sent while it is read: its rows are committed before."""
+
+    __slots__ = ("_commit",)
+
+    def __init__(
+        self, limit: int, commit: Callable[[Response, bytes | None], Awaitable[None]]
+    ) -> None:
+        super().__init__(limit, shield)
+        self._commit = commit
+
+    async def _open(self, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
+        await self._commit(begun(self._sent(asyncio.Queue())), None)
+        if not (self._left or self._ready.done()):  # the client may have gone meanwhile
+            await super()._open(begun)
+
+
+_ready: Final[WeakSet[Any]] = WeakSet()
+"""Engines whose table of records is there."""
+
+
+class SessionMode(NamedTuple):
+    """How the requests of one endpoint run in transactions."""
+
+    choice: SessionChoice
+    rules: RouteRules
+    engine: Callable[[], Any]
+    """Gives the engine of the sessions' kind."""
+
+    def work(self, call: Call | None, values: Mapping[str, Any]) -> Work:
+        """Prepare a request; without a key (None) it runs in a transaction all the same."""
+        choice = self.choice
+        given = values[choice.parameter] if choice.depends else None
+        steps = (_AsyncSteps if choice.is_async else _ThreadSteps)(choice, given)
+        return Work(self, steps, call)
+
+
+class Work:
+    """One request whose endpoint runs in a transaction."""
+
+    def __init__(self, mode: SessionMode, steps: _Steps, call: Call | None) -> None:
+        self._mode, self._rules, self._steps, self._call = mode, mode.rules, steps, call
+        self.flow = CommittingFlow(self._rules.max_response, self._commit)
+        self._attempt: Attempt | None = None
+        self._ended = False
+
+    async def run(self, invocation: Invocation) -> Response:
+        """Answer the request: by the endpoint, or by what is known of its key."""
+        async with self._steps.bound:
+            try:
+                self._attempt = attempt = await self._begun()
+            except IdempotencyError as error:
+                return response_of_answer(self._rules.rejection(await self._explained(error)))
+            if attempt is not None and attempt.replayed:
+                return await self._replayed(attempt)
+            try:
+                with self._steps.guard:
+                    value = await invocation.call(**self._steps.handed)
+                return await self._recorded(await invocation.respond(value), invocation.request)
+            except _Instead as instead:
+                return response_of_answer(instead.answer)
+            except BaseException as error:
+                if self._ended:
+                    raise
+                again = await self._rolled_back(error)
+                if again is None:
+                    raise
+                return response_of_answer(again)
+
+    async def _begun(self) -> Attempt | None:
+        engine, call = self._mode.engine(), self._call
+        if call is not None and engine not in _ready and not engine._bypassing():
+            await self._steps.known(engine, call)
+            _ready.add(engine)
+        return await self._steps.begin(engine, call)
+
+    async def _replayed(self, attempt: Attempt) -> Response:
+        await self._end(_Undone())
+        try:
+            return response_of_answer(self._rules.replay(attempt.result))
+        except IdempotencyError as error:
+            return response_of_answer(self._rules.rejection(error))
+
+    async def _recorded(self, response: Response, request: Request) -> Response:
+        """Commit what the endpoint did, and its answer with it, or roll back."""
+        lines = response.raw_headers
+        lines[:] = self._rules.first(lines)
+        if self._rules.decide(response.status_code, lines) != "store":
+            if self._call is not None:
+                log_redirect(self._rules, response.status_code, request, rolled_back=True)
+            await self._end(_Undone())
+            return response
+        self._steps.guard.check()
+        if self._call is None or is_event_stream(lines):
+            # Its rows are committed, so it must not run again; it is only not kept.
+            await self._commit(response, None)
+            return response
+        response, body = await read(response, request, self.flow)
+        if not self._ended:
+            await self._commit(response, body)
+        return response
+
+    async def _commit(self, response: Response, body: bytes | None) -> None:
+        """Write the record and commit; an error of ours is what is sent instead."""
+        if self._attempt is not None:
+            lines: list[HeaderLine] = response.raw_headers
+            self._attempt.result = self._rules.stored(response.status_code, lines, body)
+        try:
+            await self._end(None)
+        except Exception as error:
+            call = self._call
+            if call is not None and isinstance(error, IdempotencyError):
+                if isinstance(error, OutcomeUnknown):  # no answer of 5xx, which would be logged
+                    log_failure("an endpoint ended the transaction of its record", error)
+                raise _Instead(self._rules.rejection(error)) from error
+            if call is not None and troubles.must_repeat(error):
+                again = about(troubles.repeat(), call.identity)
+                raise _Instead(self._rules.rejection(again)) from error
+            raise
+
+    async def _rolled_back(self, error: BaseException) -> Answer | None:
+        """Roll back because of an error; gives the answer if the database asks for another try."""
+        try:
+            await self._end(error)
+        except RetryTransaction as raised:
+            return self._rules.rejection(raised)
+        return None
+
+    async def _end(self, error: BaseException | None) -> None:
+        self._ended = True
+        await self._steps.end(error)
+
+    async def _explained(self, error: IdempotencyError) -> IdempotencyError:
+        """Say that it is an integration around this one that has the record which refuses it."""
+        call = self._call
+        owners = set() if call is None else owners_around(call.identity)
+        if call is not None and owners:
+            with suppress(StoreError):
+                record = await self._steps.known(self._mode.engine(), call)
+                if record is not None and record.owner in owners:
+                    return claimed_outside("session")
+        return error
