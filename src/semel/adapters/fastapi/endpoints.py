@@ -16,7 +16,7 @@ from fastapi.datastructures import DefaultPlaceholder
 
 from semel.adapters.check_decorators import Routed
 from semel.adapters.fastapi.openapi import MARK, all_routes_of, document
-from semel.adapters.starlette import door
+from semel.adapters.starlette import endpoints
 from semel.adapters.starlette.endpoints import (
     Endpoint,
     plain_annotation,
@@ -195,7 +195,7 @@ def _parameter(name: str, annotation: type) -> inspect.Parameter:
 # An endpoint and its save are a task of their own: a client who goes away takes neither with it.
 
 
-class Idempotent(door.Idempotent):
+class Idempotent(endpoints.Idempotent):
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
 
     `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with

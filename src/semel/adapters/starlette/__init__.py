@@ -18,6 +18,6 @@ from semel.core.extras import Needed
 with Needed("semel[starlette]", by=__name__):
     import starlette  # noqa: F401 - asked for here, so that the answer names the extra
 
-from semel.adapters.starlette.door import Idempotent
+from semel.adapters.starlette.endpoints import Idempotent
 
 __all__ = ["Idempotent"]

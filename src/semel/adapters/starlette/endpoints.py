@@ -4,19 +4,56 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
+from anyio import to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.adapters.starlette.running import Invocation
-from semel.errors import ConfigError
+from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
+from semel.adapters.check_decorators import (
+    PROTECTED,
+    Decorated,
+    Routed,
+    check_protected,
+    name_of,
+)
+from semel.adapters.starlette.running import Body, Invocation, Running, response_of_answer, shield
+from semel.adapters.streaming import Background, Flow
+from semel.aio import AsyncIdempotency
+from semel.errors import ConfigError, IdempotencyError
+from semel.http.options import DoorOptions
+from semel.http.requests import Answer
+from semel.http.rules import Rejected, RouteRules
+from semel.stores.loops import running_loop
+from semel.sync import Idempotency
 
 if TYPE_CHECKING:
-    from semel.adapters.starlette.sessions import SessionChoice
+    from semel.adapters.starlette.sessions import SessionChoice, SessionMode
 
 _NOT_CALLED_BY_STARLETTE: Final = (
     "a decorated endpoint was called without a request: Starlette calls it with one, and a test "
@@ -95,3 +132,219 @@ def plain_annotation(parameter: inspect.Parameter) -> Any:
     """Give the annotation of a parameter, without what `Annotated` adds to it."""
     annotation = parameter.annotation
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+# --- The decorator of endpoints -----------------------------------------------------------
+#
+# An endpoint and its save are a task of their own: a client who goes away takes neither with it.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+SessionOption: TypeAlias = Callable[[], Any] | str
+"""A `sessionmaker` or an `async_sessionmaker`, or the parameter whose session is injected."""
+
+
+class EndpointOptions(DoorOptions, total=False):
+    """Options of every integration, and of endpoints that share a transaction with their record."""
+
+    session: SessionOption | None
+    """The session in whose transaction the record is written with the endpoint's own rows."""
+
+
+class Idempotent:
+    """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
+
+    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
+    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
+
+    Examples:
+        >>> from starlette.responses import JSONResponse
+        >>> idempotent = Idempotent("memory://")
+        >>> @idempotent(required=True)
+        ... async def pay(request: Request) -> JSONResponse:
+        ...     return JSONResponse({"paid": 5}, 201)
+    """
+
+    def __init__(
+        self,
+        idempotency: AsyncIdempotency | Idempotency | str | None = None,
+        **options: Unpack[EndpointOptions],
+    ) -> None:
+        if idempotency is None:
+            raise ConfigError(
+                'say where records are kept: Idempotent("sqlite:///semel.db"), for example, or '
+                "Idempotent(AsyncIdempotency()), which uses semel's settings"
+            )
+        self._options: dict[str, Any] = {**options}
+        self._given = idempotency
+        self._threads: Idempotency | None = None
+        self._integration = (
+            _ThreadsIntegration(idempotency)
+            if isinstance(idempotency, Idempotency)
+            else AsyncIntegration(idempotency, {})
+        )
+        checked = {**self._options}
+        _choice_of(checked.pop("session", None))
+        self._integration.rules_for(
+            checked
+        )  # a bad option is an error here, not at the first endpoint
+        self._background = Background()
+        self._decorated: list[Decorated] = []
+
+    @overload
+    def __call__(self, endpoint: F, /) -> F: ...
+    @overload
+    def __call__(self, /, **options: Unpack[EndpointOptions]) -> Callable[[F], F]: ...
+    def __call__(self, endpoint: Any = None, /, **options: Any) -> Any:
+        """Decorate an endpoint; the route's own decorator goes above this one."""
+        if endpoint is None:
+            return partial(self._protect, options)
+        return self._protect(options, endpoint)
+
+    def init_app(self, app: Any) -> None:
+        """End when `app` ends, and finish the requests that still run then.
+
+        When it starts, a decorator that protects nothing is a ConfigError.
+        """
+        around = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: Any) -> AsyncIterator[Any]:
+            running_loop()  # a server on trio learns here that semel cannot work there
+            check_protected(self._decorated, self._routed(app))
+            try:
+                async with around(app) as state:
+                    yield state
+            finally:
+                await self._background.drain()
+                await self._integration.close()
+                if self._threads is not None:
+                    await to_thread.run_sync(self._threads.close)
+                    self._threads = None
+
+        app.router.lifespan_context = lifespan
+
+    def _routed(self, app: Any) -> Iterable[Routed]:
+        """Give the endpoints of an application, and those of what is mounted in it."""
+        return (
+            Routed(getattr(route, "endpoint", None), route.methods)
+            for route in _all_routes(app.routes)
+            if getattr(route, "methods", None) is not None
+        )
+
+    def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
+        """Make an endpoint of a function, as the framework calls it; a hook."""
+        return StarletteEndpoint(function, choice)
+
+    def _protect(self, options: dict[str, Any], function: F) -> F:
+        options = {**self._options, **options}
+        choice = _choice_of(options.pop("session", None))
+        rules = self._integration.rules_for(options)
+        endpoint, name = self._endpoint(function, choice), name_of(function)
+        mode = self._mode(choice, endpoint, rules, name)
+
+        @wraps(function)
+        async def protected(*args: Any, **values: Any) -> Any:
+            invocation = endpoint.invoked(args, values)
+            if mode is not None:
+                return await self._in_session(mode, invocation, values, name)
+            begun = await self._begun(rules, invocation.request, name)
+            if begun is None:
+                return await invocation.call()
+            if isinstance(begun, Answer):
+                return response_of_answer(begun)
+            flow = Flow(rules.max_response, shield)
+            return await flow.answer(
+                self._background, Running(begun, invocation.request, flow).run(invocation)
+            )
+
+        self._decorated.append(Decorated(function, protected, rules.choices.methods))
+        self._finish(protected, endpoint, rules)
+        return cast("F", protected)
+
+    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
+        """Tell the framework more of a decorated function; a hook."""
+
+    async def _begun(
+        self, rules: RouteRules, request: Request, name: str
+    ) -> AsyncExchange | Answer | None:
+        if PROTECTED in request.scope or not rules.concerns(request.method, name):
+            return None
+        body = Body(request, rules.max_body)
+        return await self._integration.begin(rules, body.request, body.read)
+
+    # --- endpoints with a session ------------------------------------------------------------
+
+    def _mode(
+        self, choice: SessionChoice | None, endpoint: Endpoint, rules: RouteRules, name: str
+    ) -> SessionMode | None:
+        """Check that session, endpoint and engine are of one kind; None = it has no session."""
+        for_threads = isinstance(self._integration, _ThreadsIntegration)
+        if choice is None:
+            if for_threads:
+                raise ConfigError(
+                    f"{name} needs an AsyncIdempotency or a URL: an Idempotency is for endpoints "
+                    "with session= and a sync session alone"
+                )
+            return None
+        choice.bind(endpoint, name)
+        if not isinstance(self._given, str) and for_threads is choice.is_async:
+            session, engine = (
+                ("an AsyncSession", "AsyncIdempotency")
+                if choice.is_async
+                else ("a Session", "Idempotency")
+            )
+            raise ConfigError(
+                f"{name} has a session that is {session}, which goes with an {engine}; a URL in "
+                "its place opens the kind that is needed"
+            )
+        from semel.adapters.starlette.sessions import SessionMode  # noqa: PLC0415 - as below
+
+        return SessionMode(choice, rules, partial(self._engine, is_async=choice.is_async))
+
+    def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
+        """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
+        if is_async:
+            return self._integration._here().engine
+        if isinstance(self._given, Idempotency):
+            return self._given
+        if self._threads is None:
+            self._threads = Idempotency(cast("str", self._given))
+        return self._threads
+
+    async def _in_session(
+        self, mode: SessionMode, invocation: Invocation, values: dict[str, Any], name: str
+    ) -> Any:
+        rules, request, call = mode.rules, invocation.request, None
+        # Behind another integration, too: that one saves in a transaction of its own.
+        if rules.concerns(request.method, name):
+            body = Body(request, rules.max_body)
+            try:
+                call = await self._integration.called(rules, body.request, body.read)
+            except (IdempotencyError, Rejected) as error:
+                return response_of_answer(rules.rejection(error))
+        work = mode.work(call, values)
+        return await work.flow.answer(self._background, work.run(invocation))
+
+
+class _ThreadsIntegration(AsyncIntegration):
+    """The rules of an engine for threads; the sessions of its endpoints claim in their own way."""
+
+    def __init__(self, idempotency: Idempotency) -> None:
+        self.opened_here = False
+        self.engine = cast("AsyncIdempotency", idempotency)  # asked for its settings alone
+
+
+def _choice_of(given: SessionOption | None) -> SessionChoice | None:
+    if given is None:
+        return None
+    # Only here: an application without such an endpoint need not have SQLAlchemy.
+    from semel.adapters.starlette.sessions import SessionChoice  # noqa: PLC0415
+
+    return SessionChoice(given)
+
+
+def _all_routes(routes: Any) -> Iterator[Any]:
+    for route in routes:
+        yield route
+        yield from _all_routes(getattr(route, "routes", None) or ())
