@@ -17,7 +17,7 @@ from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.fastapi import Idempotent
 from semel.adapters.integration import Exchange, Integration
 from semel.core.records import State
-from semel.http.requests import Answer, Headers, Request
+from semel.http.messages import Answer, Headers, Request
 
 REQUEST = Request("POST", "/", b"", Headers([(b"idempotency-key", b"k")]), None)
 

@@ -11,7 +11,7 @@ import pytest
 from semel import AsyncIdempotency, Idempotency
 from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
 from semel.adapters.integration import Integration
-from semel.http.requests import Answer, Headers, Request
+from semel.http.messages import Answer, Headers, Request
 
 REQUESTS = 3 * LARGE_AT_ONCE
 

@@ -19,8 +19,8 @@ from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
+from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
-from semel.http.requests import Answer, HeaderLine, Request
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
 from semel.stores.loops import running_loop
 

@@ -26,8 +26,7 @@ from semel.adapters.streaming import StreamedAnswer, up_to
 from semel.adapters.wsgi import IdempotencyMiddleware, check_header_names, texts
 from semel.core.extras import Needed
 from semel.errors import ConfigError
-from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
-from semel.http.requests import (
+from semel.http.messages import (
     Answer,
     HeaderLine,
     Headers,
@@ -36,6 +35,7 @@ from semel.http.requests import (
     form_bytes,
     without_boundary,
 )
+from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, is_event_stream
 from semel.sync import Idempotency

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 
 from semel.adapters.integration import Exchange
 from semel.events import logger
-from semel.http.requests import HeaderLine
+from semel.http.messages import HeaderLine
 
 # --- Requests in tasks of their own, which nobody's cancellation ends ---------------------
 #

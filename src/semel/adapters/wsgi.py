@@ -20,8 +20,8 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Sent, StreamedAnswer, close
 from semel.errors import ConfigError
+from semel.http.messages import Answer, HeaderLine, Headers, Request
 from semel.http.options import MiddlewareOptions
-from semel.http.requests import Answer, HeaderLine, Headers, Request
 from semel.http.rules import Rejected
 from semel.http.storing import UNPROTECTED, has_body, is_event_stream
 from semel.sync import Idempotency

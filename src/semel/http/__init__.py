@@ -11,9 +11,9 @@ Nothing here waits, reads a socket or touches a store; the integrations in `seme
 """
 
 from semel.http.keys import KeyMissing, parse_key
+from semel.http.messages import Answer, Headers, Request
 from semel.http.options import DoorOptions, Route
 from semel.http.problems import ProblemResponse, problem_response
-from semel.http.requests import Answer, Headers, Request
 
 __all__ = [
     "Answer",

@@ -22,7 +22,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.events import logger
-from semel.http.requests import Answer, HeaderLine
+from semel.http.messages import Answer, HeaderLine
 
 
 class Wording(TypedDict):

@@ -28,18 +28,7 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
-from semel.http.options import (
-    CHANGING,
-    Choices,
-    DoorOptions,
-    PathPattern,
-    Route,
-    chosen,
-    known_options,
-    path_matcher,
-)
-from semel.http.problems import log_failure, problem, problem_of
-from semel.http.requests import (
+from semel.http.messages import (
     MISSING,
     Answer,
     HeaderLine,
@@ -51,6 +40,17 @@ from semel.http.requests import (
     key_in_field,
     place,
 )
+from semel.http.options import (
+    CHANGING,
+    Choices,
+    DoorOptions,
+    PathPattern,
+    Route,
+    chosen,
+    known_options,
+    path_matcher,
+)
+from semel.http.problems import log_failure, problem, problem_of
 from semel.http.storing import (
     REDIRECTS,
     AnswerCodec,

@@ -18,7 +18,7 @@ import msgspec
 from semel.core.codec import unbound
 from semel.errors import ConfigError, SerializationError
 from semel.events import logger
-from semel.http.requests import Answer, HeaderLine, Headers
+from semel.http.messages import Answer, HeaderLine, Headers
 
 Decision: TypeAlias = Literal["store", "forget", "unknown", "failure"]
 """What becomes of the key: stored, free again, parked, or what the policy says of failures."""

@@ -27,7 +27,7 @@ from semel.adapters.django.responses import (
 from semel.adapters.django.running import Claim
 from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Background, Flow
-from semel.http.requests import Answer
+from semel.http.messages import Answer
 from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 

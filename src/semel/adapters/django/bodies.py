@@ -14,7 +14,7 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.wsgi import content_length, header_lines, is_chunked
 from semel.core.extras import have
 from semel.errors import ConfigError
-from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
+from semel.http.messages import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")

@@ -25,7 +25,7 @@ from semel.core.decide import Undone
 from semel.core.extras import have
 from semel.engine.setup import Call
 from semel.errors import ConfigError
-from semel.http.requests import Answer, HeaderLine, Request
+from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.rules import BODY, RouteRules, Waiting
 from semel.stores.base import OnFile
 from semel.sync import Idempotency

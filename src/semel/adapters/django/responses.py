@@ -20,7 +20,7 @@ from semel.adapters.django.bodies import inner
 from semel.adapters.django.streaming import read_on
 from semel.adapters.streaming import Flow, up_to
 from semel.core.extras import have
-from semel.http.requests import Answer, HeaderLine
+from semel.http.messages import Answer, HeaderLine
 from semel.http.rules import RouteRules
 from semel.http.storing import UNPROTECTED
 

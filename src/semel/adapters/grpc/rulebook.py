@@ -37,8 +37,8 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.http.keys import check_form, checked, key_of_lines, stored_key
+from semel.http.messages import digest
 from semel.http.problems import PROBLEMS, log_failure, problem_of
-from semel.http.requests import digest
 from semel.http.rules import Rejected, known_tenant, rules_of
 
 Trailers: TypeAlias = tuple[tuple[str, Any], ...]

@@ -49,8 +49,8 @@ from semel.adapters.starlette.running import Body, Invocation, Running, response
 from semel.adapters.streaming import Background, Flow
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError, IdempotencyError
+from semel.http.messages import Answer
 from semel.http.options import DoorOptions
-from semel.http.requests import Answer
 from semel.http.rules import Rejected, RouteRules
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency

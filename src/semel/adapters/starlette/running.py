@@ -18,8 +18,8 @@ from semel.adapters.aio_integration import AsyncExchange
 from semel.adapters.asgi import most_empty
 from semel.adapters.streaming import Flow
 from semel.core.extras import inside
-from semel.http import requests
-from semel.http.requests import Answer, Upload, form_bytes, without_boundary
+from semel.http import messages
+from semel.http.messages import Answer, Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected
 from semel.http.storing import UNPROTECTED, is_event_stream
 
@@ -220,16 +220,16 @@ class Body:
         self._request, self._limit = request, limit
         self._form: Any = request._form
         scope = request.scope
-        self.request = requests.Request(
+        self.request = messages.Request(
             scope["method"].upper(),
             scope["path"],
             scope.get("query_string", b""),
-            requests.Headers(self._lines()),
+            messages.Headers(self._lines()),
             request,
         )
 
-    def _lines(self) -> list[requests.HeaderLine]:
-        lines: list[requests.HeaderLine] = self._request.scope["headers"]
+    def _lines(self) -> list[messages.HeaderLine]:
+        lines: list[messages.HeaderLine] = self._request.scope["headers"]
         return lines if self._form is None else without_boundary(lines)
 
     async def read(self) -> bytes:

@@ -50,8 +50,8 @@ from semel.errors import (
     StoreError,
     about,
 )
+from semel.http.messages import Answer, HeaderLine
 from semel.http.problems import log_failure
-from semel.http.requests import Answer, HeaderLine
 from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
