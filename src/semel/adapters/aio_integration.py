@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from semel.adapters.check_decorators import log_redirect
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
@@ -159,7 +158,7 @@ class AsyncExchange(Struct, eq=False):
         if decision != "store":
             self._leave()
             if decision == "forget":
-                log_redirect(self.rules, status, self._raw)
+                self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = Undone(f"answered with {status}", outcome)
             await self._engine._failed(self._call, self._attempt, undone)

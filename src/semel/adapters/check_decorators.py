@@ -5,16 +5,13 @@ Nobody hears of them otherwise: the application answers as if all were well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from semel.attempts import current_attempt
 from semel.core.records import Identity
 from semel.errors import ConfigError
-from semel.events import logger
 from semel.http.options import CHANGING
-from semel.http.rules import RouteRules
-from semel.http.storing import SEE_OTHER
 
 
 class Decorated(NamedTuple):
@@ -97,47 +94,3 @@ def claimed_outside(option: str) -> ConfigError:
         f"the same key as @idempotent({option}=...): give one of them another scope=, or let the "
         "outer one leave this path alone (exclude=)"
     )
-
-
-# --- What the web integrations log of redirects that are not stored -----------------------
-
-
-_SHOWN: Final = 200
-"""Characters of a path that are logged; a client may send one of any length."""
-
-
-def log_redirect(rules: RouteRules, status: int, raw: object, *, rolled_back: bool = False) -> None:
-    """Log, once for each route, that a request with a key was answered by an unstored redirect.
-
-    `raw` is the framework's own request. `rolled_back`: what the view wrote is gone, too.
-    """
-    route = _route_of(raw)[:_SHOWN]
-    if not rules.redirects(status, route):
-        return
-    logger.warning(
-        "%r answered a request that has a key with a redirect (%d). Redirects are not stored: %s a "
-        "retry with the same key runs again. If this redirect means that the operation is done, "
-        "%s, or give a function that looks where the redirect leads: "
-        "stored=lambda status, headers: ...",
-        route,
-        status,
-        "what it wrote was rolled back, and" if rolled_back else "the key is free, and",
-        "name it: stored=[303]" if status == SEE_OTHER else "answer with 303 and stored=[303]",
-    )
-
-
-def _route_of(raw: Any) -> str:
-    """Name the route of a request: as it was declared, where the framework tells, or its path."""
-    if isinstance(raw, Mapping):  # an ASGI scope, a request of Starlette's, a WSGI environ
-        declared = (
-            getattr(raw.get("route"), "path", None)
-            or raw.get("path_template")  # of Litestar
-            or getattr(raw.get("endpoint"), "__qualname__", None)  # of a Starlette without "route"
-        )
-        path = raw.get("path", raw.get("PATH_INFO", "/"))
-    else:  # a request of Flask's, of Django's or of REST framework's
-        declared = getattr(getattr(raw, "url_rule", None), "rule", None) or getattr(
-            getattr(raw, "resolver_match", None), "route", None
-        )
-        path = getattr(raw, "path", "/")
-    return str(declared or path)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE
-from semel.adapters.check_decorators import log_redirect
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
@@ -121,7 +120,7 @@ class Exchange(Struct, eq=False):
         if decision != "store":
             self._leave()
             if decision == "forget":
-                log_redirect(self.rules, status, self._raw)
+                self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = Undone(f"answered with {status}", outcome)
             self._engine._failed(self._call, self._attempt, undone)

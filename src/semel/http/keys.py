@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
 
 from semel.core.keys import MAX_KEY_LENGTH
 from semel.errors import InvalidKey
+from semel.http.messages import Request, key_in_field
+from semel.http.options import Choices
 
 _STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
 _PARAMETERS: Final = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:%?{_STRING}|[!#-+\x2d-:<-~]+))?)*"
@@ -155,3 +158,55 @@ def stored_key(key: str, tenant: str | None = None, route: str | None = None) ->
 
 def _escaped(text: str) -> str:
     return quote(text, safe="", errors="surrogatepass")  # a path need not be Unicode
+
+
+# --- where a key comes from ----------------------------------------------------------------------
+
+
+def sources_of(choices: Choices) -> tuple[tuple[bool, Callable[[Request, Any], str | None]], ...]:
+    """Give the sources of a key in their order: whether each reads the body, and how it finds it."""
+    header, query, field, function = choices.header, choices.query, choices.field, choices.key
+    sources: dict[str, tuple[bool, Callable[[Request, Any], str | None]]] = {}
+    if header is not None:
+        sources["header"] = False, partial(_from_header, header.lower().encode(), choices.strict)
+    if query is not None:
+        sources["query"] = False, partial(_from_query, query)
+    if field is not None:
+        sources["field"] = True, partial(_from_field, field)
+    if function is not None:
+        sources["function"] = True, partial(_from_function, function)
+    return tuple(sources[name] for name in choices.order if name in sources)
+
+
+def _from_header(name: bytes, strict: bool, request: Request, _: object) -> str | None:
+    lines = [line.decode("latin-1") for line in request.headers.values(name)]
+    return key_of_lines(lines, strict=strict)
+
+
+def _from_query(name: str, request: Request, _: object) -> str | None:
+    try:
+        found = parse_qs(
+            request.query.decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=1000,
+            errors="strict",
+        )
+    except ValueError:
+        raise InvalidKey("the query that should have the key cannot be read") from None
+    values = found.get(name)
+    if values is None:
+        return None
+    if len(values) > 1:
+        raise InvalidKey("the key's parameter may come once only")
+    return checked(values[0])
+
+
+def _from_field(path: str, request: Request, body: bytes) -> str | None:
+    return checked(key_in_field(request, body, path))
+
+
+def _from_function(
+    function: Callable[[Request, bytes], object], request: Request, body: bytes
+) -> str | None:
+    key = function(request, body)
+    return None if key is None else checked(key)

@@ -1,17 +1,16 @@
-"""What to ask of a request, and how to answer it: the rules of one route.
+"""The rules of a route: what to ask of a request, how to answer it, and which route has which.
 
-This module decides. It never waits, reads no socket and touches no store: an integration does that, and
-asks here what it means. `RouteRules.ask` is a generator: the integrations drive it, each in its own way.
+This module decides. It never waits, reads no socket and touches no store: an integration does that,
+and asks here what it means. `RouteRules.ask` is a generator: each integration drives it in its own
+way. `Routing` finds the rules of a request by its method and its path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import count
 from re import Pattern
 from typing import Any, Final, Protocol, TypeAlias
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -27,7 +26,7 @@ from semel.errors import (
     SerializationError,
 )
 from semel.events import logger
-from semel.http.keys import check_form, checked, key_of_lines, stored_key
+from semel.http.keys import check_form, sources_of, stored_key
 from semel.http.messages import (
     MISSING,
     Answer,
@@ -37,7 +36,6 @@ from semel.http.messages import (
     document_of,
     field_of,
     fingerprint,
-    key_in_field,
     place,
 )
 from semel.http.options import (
@@ -53,6 +51,7 @@ from semel.http.options import (
 from semel.http.problems import log_failure, problem, problem_of
 from semel.http.storing import (
     REDIRECTS,
+    SEE_OTHER,
     AnswerCodec,
     Decision,
     Stored,
@@ -64,50 +63,32 @@ from semel.http.storing import (
     unpacked,
 )
 
-# --- The policy of one route or method, laid over the engine's ----------------------------
-
-
 _WRAPPING: Final = (JsonCodec, MsgpackCodec)
 """Codecs that would only wrap bytes; any other is the application's own, and may encrypt."""
-
-
-class Chosen(Protocol):
-    """What the options of HTTP's integrations and of gRPC's have in common."""
-
-    scope: str
-    policy: Policy | None
-    wait: float
-    max_response: int
-
-
-def rules_of(
-    chosen: Chosen, resolved: Callable[..., Rules], *, envelope: int, codec: Codec
-) -> Rules:
-    """Lay a policy over the engine's, in the engine's own way (`resolved`).
-
-    `envelope` is the room that a stored answer needs beside its body, `codec` stores packed bytes.
-    """
-    patience = (
-        Policy(concurrent="wait", wait_timeout=chosen.wait)
-        if chosen.wait
-        else Policy(concurrent="reject")
-    )
-    room = Policy(max_result_bytes=2 * chosen.max_response + envelope)
-    rules = resolved(chosen.scope, room, chosen.policy, patience)
-    # By type, not by kind: a subclass of ours may encrypt as well.
-    if type(rules.codec) in _WRAPPING:
-        return changed(rules, codec=codec)
-    return rules
-
 
 _ENVELOPE: Final = 1024 * 1024
 """Room for the header lines of a stored answer; the body has a limit of its own."""
 
+_SHOWN: Final = 200
+"""Characters of a path that are logged; a client may send one of any length."""
 _LOGGED_ROUTES: Final = 50
 """Routes whose redirects are logged; where only paths are known, there may be endlessly many."""
 
 _ANSWER_CODEC: Final = AnswerCodec()
 _encode = msgspec.json.Encoder(order="sorted").encode
+
+
+Matcher: TypeAlias = Callable[[str], object]
+
+WATCHED: Final = 100
+"""After this many requests, each pattern of `include` that has matched none of them is logged."""
+_REMEMBERED: Final = 1024
+"""How many paths have their rules remembered; an application may have endlessly many."""
+_LONGEST: Final = 256
+"""The longest path that is remembered, in characters; a client may send one of any length."""
+
+_LAYERS: Final = 16
+"""How many leading parts of a root may be layers; a proxy may let a client write the root."""
 
 
 class Need:
@@ -148,13 +129,11 @@ class RouteRules:
         self.policy = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_ANSWER_CODEC)
         self.max_body, self.max_response = choices.max_body, choices.max_response
         self._pattern = key_pattern
-        self._sources = tuple(
-            source for name in choices.order if (source := self._source(name)) is not None
-        )
+        self._sources = sources_of(choices)
         self._unprotected = CHANGING - choices.methods
         self._told: set[tuple[str, str]] = set()
         self._redirecting: dict[str, object] = {}
-        # In lower case, as ASGI has names: layers around an integration would not find it otherwise.
+        # In lower case, as ASGI has names: layers around us would not find it otherwise.
         self._marker = choices.replayed_header.lower().encode()
         self._forbidden = choices.never_stored | {self._marker}
 
@@ -229,20 +208,6 @@ class RouteRules:
             said = [b"" if value is MISSING else _encode(value) for value in values]
         return digest((*place(request), *said), secret)
 
-    def _source(self, name: str) -> tuple[bool, Callable[[Request, Any], str | None]] | None:
-        """Whether a source of keys reads the body, and how it finds the key."""
-        chosen = self.choices
-        if name == "header" and chosen.header is not None:
-            wanted = chosen.header.lower().encode()
-            return False, partial(_from_header, wanted, chosen.strict)
-        if name == "query" and chosen.query is not None:
-            return False, partial(_from_query, chosen.query)
-        if name == "field" and chosen.field is not None:
-            return True, partial(_from_field, chosen.field)
-        if name == "function" and chosen.key is not None:
-            return True, partial(_from_function, chosen.key)
-        return None
-
     # --- answers -----------------------------------------------------------------------------
 
     def rejection(self, error: IdempotencyError | Rejected) -> Answer:
@@ -282,18 +247,29 @@ class RouteRules:
             )
         return kept
 
-    def redirects(self, status: int, route: str) -> bool:
-        """Tell whether an answer that is not stored is a redirect that has to be logged.
+    def log_redirect(self, status: int, raw: object, *, rolled_back: bool = False) -> None:
+        """Log, once for each route, that a request with a key was answered by an unstored redirect.
 
-        Each route is logged once. A function that takes the headers has seen where the redirect
-        leads, and has decided that it is not stored.
+        `raw` is the framework's own request. `rolled_back`: what the view wrote is gone, too. A
+        function that takes the headers has seen where the redirect leads, and has decided.
         """
         if status not in REDIRECTS or self.choices.stored.sees_headers:
-            return False
+            return
         if len(self._redirecting) >= _LOGGED_ROUTES:
-            return False
-        mine = object()  # of several threads at once, the one whose object is kept logs it
-        return self._redirecting.setdefault(route, mine) is mine
+            return
+        route, mine = _route_of(raw)[:_SHOWN], object()
+        if self._redirecting.setdefault(route, mine) is not mine:
+            return  # logged before, perhaps by another thread at this moment
+        logger.warning(
+            "%r answered a request that has a key with a redirect (%d). Redirects are not stored: "
+            "%s a retry with the same key runs again. If this redirect means that the operation is "
+            "done, %s, or give a function that looks where the redirect leads: "
+            "stored=lambda status, headers: ...",
+            route,
+            status,
+            "what it wrote was rolled back, and" if rolled_back else "the key is free, and",
+            "name it: stored=[303]" if status == SEE_OTHER else "answer with 303 and stored=[303]",
+        )
 
     def stored(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> bytes:
         """Give what is stored of an answer; a body of None was too large."""
@@ -314,54 +290,53 @@ def known_tenant(tenant: object) -> str:
     return tenant
 
 
-def _from_header(name: bytes, strict: bool, request: Request, _: object) -> str | None:
-    lines = [line.decode("latin-1") for line in request.headers.values(name)]
-    return key_of_lines(lines, strict=strict)
-
-
-def _from_query(name: str, request: Request, _: object) -> str | None:
-    try:
-        found = parse_qs(
-            request.query.decode("ascii"),
-            keep_blank_values=True,
-            max_num_fields=1000,
-            errors="strict",
+def _route_of(raw: Any) -> str:
+    """Name the route of a request: as it was declared, where the framework tells, or its path."""
+    if isinstance(raw, Mapping):  # an ASGI scope, a request of Starlette's, a WSGI environ
+        declared = (
+            getattr(raw.get("route"), "path", None)
+            or raw.get("path_template")  # of Litestar
+            or getattr(raw.get("endpoint"), "__qualname__", None)  # of a Starlette without "route"
         )
-    except ValueError:
-        raise InvalidKey("the query that should have the key cannot be read") from None
-    values = found.get(name)
-    if values is None:
-        return None
-    if len(values) > 1:
-        raise InvalidKey("the key's parameter may come once only")
-    return checked(values[0])
+        path = raw.get("path", raw.get("PATH_INFO", "/"))
+    else:  # a request of Flask's, of Django's or of REST framework's
+        declared = getattr(getattr(raw, "url_rule", None), "rule", None) or getattr(
+            getattr(raw, "resolver_match", None), "route", None
+        )
+        path = getattr(raw, "path", "/")
+    return str(declared or path)
 
 
-def _from_field(path: str, request: Request, body: bytes) -> str | None:
-    return checked(key_in_field(request, body, path))
+class Chosen(Protocol):
+    """What the options of HTTP's integrations and of gRPC's have in common."""
+
+    scope: str
+    policy: Policy | None
+    wait: float
+    max_response: int
 
 
-def _from_function(
-    function: Callable[[Request, bytes], object], request: Request, body: bytes
-) -> str | None:
-    key = function(request, body)
-    return None if key is None else checked(key)
+def rules_of(
+    chosen: Chosen, resolved: Callable[..., Rules], *, envelope: int, codec: Codec
+) -> Rules:
+    """Lay a policy over the engine's, in the engine's own way (`resolved`).
+
+    `envelope` is the room that a stored answer needs beside its body, `codec` stores packed bytes.
+    """
+    patience = (
+        Policy(concurrent="wait", wait_timeout=chosen.wait)
+        if chosen.wait
+        else Policy(concurrent="reject")
+    )
+    room = Policy(max_result_bytes=2 * chosen.max_response + envelope)
+    rules = resolved(chosen.scope, room, chosen.policy, patience)
+    # By type, not by kind: a subclass of ours may encrypt as well.
+    if type(rules.codec) in _WRAPPING:
+        return changed(rules, codec=codec)
+    return rules
 
 
-# --- Which rules hold for a request: by its method, by paths in and out, by routes of their own ---
-
-
-Matcher: TypeAlias = Callable[[str], object]
-
-WATCHED: Final = 100
-"""After this many requests, each pattern of `include` that has matched none of them is logged."""
-_REMEMBERED: Final = 1024
-"""How many paths have their rules remembered; an application may have endlessly many."""
-_LONGEST: Final = 256
-"""The longest path that is remembered, in characters; a client may send one of any length."""
-
-_LAYERS: Final = 16
-"""How many leading parts of a root may be layers; a proxy may let a client write the root."""
+# --- which rules hold for a request ------------------------------------------------------------
 
 
 class Routing:

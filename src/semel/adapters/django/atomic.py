@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import transaction
 
-from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
+from semel.adapters.check_decorators import claimed_outside, owners_around
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
 from semel.adapters.integration import Integration
@@ -88,7 +88,7 @@ def _stored(rules: RouteRules, request: Any, response: Any) -> bytes:
     response.headers.pop(rules.choices.replayed_header, None)
     status, lines = response.status_code, lines_of(response)
     if rules.decide(status, lines) != "store":
-        log_redirect(rules, status, request, rolled_back=True)
+        rules.log_redirect(status, request, rolled_back=True)
         raise _NotStored(response)
     if is_event_stream(lines):
         # Its rows are committed, so it must not run again; it is only not kept.

@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.adapters.check_decorators import claimed_outside, log_redirect, owners_around
+from semel.adapters.check_decorators import claimed_outside, owners_around
 from semel.adapters.starlette.endpoints import Endpoint, is_of_kind, plain_annotation
 from semel.adapters.starlette.running import Invocation, read, response_of_answer, shield
 from semel.adapters.streaming import Flow
@@ -509,7 +509,7 @@ class Work:
         lines[:] = self._rules.first(lines)
         if self._rules.decide(response.status_code, lines) != "store":
             if self._call is not None:
-                log_redirect(self._rules, response.status_code, request, rolled_back=True)
+                self._rules.log_redirect(response.status_code, request, rolled_back=True)
             await self._end(_Undone())
             return response
         self._steps.guard.check()
