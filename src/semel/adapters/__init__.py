@@ -1,1 +1,1 @@
-"""Doors for frameworks, one module each; every one is an extra and is imported by its own name."""
+"""Integrations, one module for each framework; each is an extra and imported by its name."""

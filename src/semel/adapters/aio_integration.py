@@ -39,8 +39,8 @@ class _Place(NamedTuple):
 class AsyncIntegration:
     """An engine and the rules of the requests that come to it.
 
-    An engine belongs to one event loop. An integration that opens its own has one for each loop: a test
-    client may run every request on another.
+    An engine belongs to one event loop. An integration that opens its own has one for each loop: a
+    test client may run every request on another.
     """
 
     def __init__(self, idempotency: AsyncIdempotency | str, options: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class AsyncIntegration:
         )
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
-        """Make the rules of one endpoint, for a decorator; only options of every integration are known."""
+        """Make the rules of one endpoint, for a decorator."""
         engine = self.engine
         return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
 

@@ -26,8 +26,7 @@ from semel.http.rules import Rejected
 from semel.http.storing import UNPROTECTED, is_event_stream
 from semel.stores.loops import running_loop
 
-# --- One ASGI request: its body, and its answer on the way through the application --------
-
+__all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -42,6 +41,103 @@ _UNBUFFERABLE: Final = frozenset(
 
 _EMPTY_AT_MOST: Final = 1000
 """Messages without content that are read of a body without any."""
+
+
+class IdempotencyMiddleware:
+    """Protects the requests to `app` that have a key; see `semel.http` for the rules and options.
+
+    `idempotency` is an AsyncIdempotency, or a URL.
+
+    Examples:
+        >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
+    """
+
+    def __init__(
+        self,
+        app: App,
+        idempotency: AsyncIdempotency | str,
+        **options: Unpack[MiddlewareOptions],
+    ) -> None:
+        self.app = app
+        self._integration = AsyncIntegration(idempotency, {**options})
+        self._background = Background()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        rules = None
+        if scope["type"] == "http" and PROTECTED not in scope:
+            rules = self._integration.routing.find(
+                scope["method"], scope["path"], scope.get("root_path", "")
+            )
+        if rules is None:
+            await self.app(scope, receive, send)
+            return
+        body = Body(receive, rules.max_body)
+        try:
+            begun = await self._integration.begin(rules, request_of(scope), body.read)
+        except ClientGone:
+            return
+        if begun is None:
+            await self.app(scope, body.receive, send)
+        elif isinstance(begun, Answer):
+            await send_answer(send, begun)
+        else:
+            protected = Protected(begun, body, send, asyncio.get_running_loop().create_future())
+            task = self._background.begin(protected.run(self.app, scope))
+            try:
+                # Not the task itself: a cancelled request must neither strand its key nor lose its
+                # answer.
+                await protected.ended
+            except asyncio.CancelledError:
+                await self._leave(protected, task)
+                raise
+            self._background.end(task)
+            task.result()  # it has ended, perhaps with an error
+
+    async def _leave(self, protected: Protected, task: asyncio.Task[None]) -> None:
+        """Let a request run on for which nobody waits any more."""
+        protected.client_gone = True
+        self._background.leave(task)
+        if protected.over:
+            task.cancel()  # The save is done: the application learns of it as without us.
+            await asyncio.wait((task,))
+
+    # --- the server's life -------------------------------------------------------------------
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application live its life, and end ours after it."""
+        running_loop()  # a server on trio learns here that semel cannot work there
+        heard = False
+
+        async def hearing() -> Message:
+            nonlocal heard
+            heard = True
+            return await receive()
+
+        async def closing(message: Message) -> None:
+            nonlocal heard
+            heard = True
+            if message["type"].startswith("lifespan.shutdown."):
+                await self._background.drain()
+                await self._integration.close()
+            await send(message)
+
+        try:
+            await self.app(scope, hearing, closing)
+        except Exception:
+            if heard or not self._integration.opened_here:
+                raise
+            # An application without a lifespan, such as Django: the engine needs its end still.
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await closing({"type": "lifespan.shutdown.complete"})
+
+
+# --- one request: its body, and its answer on the way through the application --------------------
 
 
 def request_of(scope: Scope) -> Request:
@@ -283,100 +379,3 @@ class Protected(Struct, eq=False):
 
 def _part(body: bytes, *, more: bool = False) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-__all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
-
-
-class IdempotencyMiddleware:
-    """Protects the requests to `app` that have a key; see `semel.http` for the rules and options.
-
-    `idempotency` is an AsyncIdempotency, or a URL.
-
-    Examples:
-        >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])
-    """
-
-    def __init__(
-        self,
-        app: App,
-        idempotency: AsyncIdempotency | str,
-        **options: Unpack[MiddlewareOptions],
-    ) -> None:
-        self.app = app
-        self._integration = AsyncIntegration(idempotency, {**options})
-        self._background = Background()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
-            return
-        rules = None
-        if scope["type"] == "http" and PROTECTED not in scope:
-            rules = self._integration.routing.find(
-                scope["method"], scope["path"], scope.get("root_path", "")
-            )
-        if rules is None:
-            await self.app(scope, receive, send)
-            return
-        body = Body(receive, rules.max_body)
-        try:
-            begun = await self._integration.begin(rules, request_of(scope), body.read)
-        except ClientGone:
-            return
-        if begun is None:
-            await self.app(scope, body.receive, send)
-        elif isinstance(begun, Answer):
-            await send_answer(send, begun)
-        else:
-            protected = Protected(begun, body, send, asyncio.get_running_loop().create_future())
-            task = self._background.begin(protected.run(self.app, scope))
-            try:
-                # Not the task itself: a cancelled request must neither strand its key nor lose its
-                # answer.
-                await protected.ended
-            except asyncio.CancelledError:
-                await self._leave(protected, task)
-                raise
-            self._background.end(task)
-            task.result()  # it has ended, perhaps with an error
-
-    async def _leave(self, protected: Protected, task: asyncio.Task[None]) -> None:
-        """Let a request run on for which nobody waits any more."""
-        protected.client_gone = True
-        self._background.leave(task)
-        if protected.over:
-            task.cancel()  # The save is done: the application learns of it as without us.
-            await asyncio.wait((task,))
-
-    # --- the server's life -------------------------------------------------------------------
-
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application live its life, and end ours after it."""
-        running_loop()  # a server on trio learns here that semel cannot work there
-        heard = False
-
-        async def hearing() -> Message:
-            nonlocal heard
-            heard = True
-            return await receive()
-
-        async def closing(message: Message) -> None:
-            nonlocal heard
-            heard = True
-            if message["type"].startswith("lifespan.shutdown."):
-                await self._background.drain()
-                await self._integration.close()
-            await send(message)
-
-        try:
-            await self.app(scope, hearing, closing)
-        except Exception:
-            if heard or not self._integration.opened_here:
-                raise
-            # An application without a lifespan, such as Django: the engine needs its end still.
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await closing({"type": "lifespan.shutdown.complete"})

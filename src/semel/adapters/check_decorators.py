@@ -1,6 +1,9 @@
-"""Decorators that would protect nothing: told of as soon as the routes of an application are known.
+"""Decorators that would protect nothing, and integrations inside one another.
 
-Nobody hears of them otherwise: the application answers as if all were well.
+A decorator that protects nothing is reported as soon as the routes of an application are known:
+otherwise the application would answer as if all were well. Of integrations inside one another the
+outermost one protects a request, and those further inside let it pass: a second one would find the
+key taken by the first, and reject what it was to protect.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from semel.attempts import current_attempt
 from semel.core.records import Identity
 from semel.errors import ConfigError
 from semel.http.options import CHANGING
+
+PROTECTED: Final = "semel.protected"
+"""Is in the environ, or in the scope, of a request that is protected."""
 
 
 class Decorated(NamedTuple):
@@ -66,15 +72,6 @@ def _layers(function: Any) -> Iterator[Any]:
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
-
-
-# --- Doors within integrations: the outermost one protects a request, those further inside let it pass ---
-#
-# A second one would find the key taken by the first, and refuse what it was to protect.
-
-
-PROTECTED: Final = "semel.protected"
-"""Is in the environ, or in the scope, of a request that an integration protects."""
 
 
 def owners_around(identity: Identity) -> set[bytes]:

@@ -44,7 +44,7 @@ class Integration:
         )
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
-        """Make the rules of one endpoint, for a decorator; only options of every integration are known."""
+        """Make the rules of one endpoint, for a decorator."""
         engine = self.engine
         return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
 

@@ -1,8 +1,9 @@
-"""Requests on asyncio, in tasks of their own, whose answers may be sent while they are read.
+"""Requests that run on in the background, and answers that are sent while they are read.
 
-The task of a request reads its answer to the end, and records that end before the last of it
-leaves. An answer too large to be kept is sent meanwhile, by the server's task: a client who goes
-away ends only the sending.
+On asyncio a request is a task of its own, which nobody's cancellation ends. It reads its answer to
+the end, and records that end before the last of it leaves. An answer too large to be kept is sent
+meanwhile, by the server's task: a client who goes away ends only the sending. On threads the server
+reads the answer as it sends it, and closes it (`StreamedAnswer`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,6 @@ from semel.adapters.integration import Exchange
 from semel.events import logger
 from semel.http.messages import HeaderLine
 
-# --- Requests in tasks of their own, which nobody's cancellation ends ---------------------
-#
-# Whoever waits for one awaits a future that the task itself resolves at its end. That is what
-# `asyncio.shield` does, with fewer turns of the loop: a request that runs has one such task.
-
-
 T = TypeVar("T")
 
 _LAST_REQUESTS: Final = 5.0
@@ -29,7 +24,11 @@ _LAST_REQUESTS: Final = 5.0
 
 
 class Background:
-    """The tasks that run, kept alive until they end."""
+    """The tasks that run, kept alive until they end.
+
+    The caller awaits a future that the task itself resolves at its end. That is what
+    `asyncio.shield` does, with fewer turns of the loop: a request that runs has one such task.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -151,8 +150,8 @@ class Flow:
         self._held.append(chunk)
 
     async def _open(self, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
-        # Nobody here keeps the answer: whoever puts it background, unsent, lets it go, and `_sent` hears
-        # of that if it has begun.
+        # Nothing here keeps the answer: one that is dropped unsent is collected, which ends `_sent`
+        # if it has begun.
         self._out = asyncio.Queue(1)
         sent = self._sent(self._out)
         await anext(sent)
@@ -197,7 +196,7 @@ class Flow:
             await self._out.put(chunk)
 
 
-# --- Answers on their way out of a server for threads, which closes what it has sent ------
+# --- on threads ----------------------------------------------------------------------------------
 
 
 def close(chunks: object) -> None:

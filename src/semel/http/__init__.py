@@ -1,11 +1,9 @@
 """The web rules, pure: what is protected, what is stored of an answer, how errors are worded.
 
-messages      requests and answers as values      keys          where a key comes from
-fingerprints  what tells two requests apart       bodies        fields of a body
-storing       what is stored, what is replayed    problems      the answers that are ours
-options       what an application may choose      checking      whether an option can be used
-policies      policies over the engine's          routing       which rules hold for a request
-rulebook      all of it together, for one route   retrying      what clients do with keys
+messages  requests and answers as values, fingerprints    keys      where a key comes from
+options   what an application may choose                  rules     the rules of a route
+storing   what is stored, what is replayed                problems  the answers that are ours
+client    what clients do with keys
 
 Nothing here waits, reads a socket or touches a store; the integrations in `semel.adapters` do.
 """

@@ -164,7 +164,7 @@ def _escaped(text: str) -> str:
 
 
 def sources_of(choices: Choices) -> tuple[tuple[bool, Callable[[Request, Any], str | None]], ...]:
-    """Give the sources of a key in their order: whether each reads the body, and how it finds it."""
+    """Give the sources of a key: whether each reads the body, and how it finds the key."""
     header, query, field, function = choices.header, choices.query, choices.field, choices.key
     sources: dict[str, tuple[bool, Callable[[Request, Any], str | None]]] = {}
     if header is not None:

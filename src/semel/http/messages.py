@@ -1,6 +1,12 @@
-"""Requests and answers as values, the same for every integration.
+"""Requests and answers as values, and the fingerprint that tells one request from another.
 
 This module holds values. It decides nothing and touches no socket.
+
+A fingerprint is a digest of method, path, query, content type and body, each with its length before
+it. The order of JSON's keys does not count, and neither does the boundary of a multipart body,
+which differs on each try. Every other byte of such a body counts: parsers disagree about which of
+them are content. A change of this format makes every stored fingerprint a mismatch: golden tests
+hold it.
 """
 
 from __future__ import annotations
@@ -81,12 +87,7 @@ class Answer(Struct, frozen=True, gc=False):
     body: bytes
 
 
-# --- The digest that tells one request from another ---------------------------------------
-#
-# Method, path, query, content type and body, each with its length before it. The order of JSON's keys
-# does not count, and neither does the boundary of a multipart body, which differs on each try. Every
-# other byte of such a body counts: parsers disagree about which of them are content.
-# A change of this format makes every stored fingerprint a mismatch: golden tests hold it.
+# --- fingerprints --------------------------------------------------------------------------------
 
 
 _JSON: Final = b"application/json"
@@ -178,7 +179,7 @@ def _pieces(body: bytes, boundary: bytes) -> list[bytes] | None:
     return None if any(b"--" + boundary in piece for piece in pieces) else pieces
 
 
-# --- Fields of a request's body, by their path: `amount`, `order.id`, `lines.0.sku` -------
+# --- fields of a body, by their path: `amount`, `order.id`, `lines.0.sku` ------------------------
 
 
 MISSING: Final = object()
@@ -226,10 +227,11 @@ def document_of(request: Request, body: bytes) -> object:
         return MISSING
 
 
-# --- A form that was parsed before us, as bytes again: equal forms give equal bytes -------
+# --- forms that were parsed before us ------------------------------------------------------------
 #
-# What checks a form's token, as Flask-WTF and Django's CSRF middleware do, has read the body before a
-# view runs. Its boundary is gone with it, so the content type is told without its parameters.
+# What checks a form's token, as Flask-WTF and Django's CSRF middleware do, has read the body before
+# a view runs. It becomes bytes again: equal forms give equal bytes. The boundary is gone, so the
+# content type is compared without its parameters.
 
 
 class Upload(NamedTuple):

@@ -2,7 +2,7 @@
 
 Twin of `semel.adapters.django.running`: the same names in the same order, with the waiting awaited;
 `_recorded` differs, as is told there.
-Under WSGI an async view has a loop for its request alone: there the integration is the one for threads.
+Under WSGI an async view has a loop for its request alone: the integration there is for threads.
 """
 
 from __future__ import annotations

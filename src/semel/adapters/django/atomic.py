@@ -19,6 +19,7 @@ from semel.adapters.check_decorators import claimed_outside, owners_around
 from semel.adapters.django.bodies import Body
 from semel.adapters.django.responses import lines_of, read, rendered, response_of
 from semel.adapters.integration import Integration
+from semel.engine._sync.transactions import TransactionContext
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError, StoreError, about
 from semel.http.rules import Rejected, RouteRules

@@ -7,8 +7,7 @@
     @idempotent(required=True)
     async def pay(payment: Payment) -> Receipt: ...
 
-integration       the decorator                 endpoints  what FastAPI gives to an endpoint
-answers    values become answers         openapi    what the documentation says of it
+endpoints  the decorator, and values that become answers    openapi  what the documentation says
 """
 
 from semel.core.extras import Needed

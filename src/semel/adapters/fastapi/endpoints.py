@@ -1,7 +1,9 @@
-"""A function of the application as an endpoint: what FastAPI gives to it, and what to us besides.
+"""The decorator of endpoints, what FastAPI gives to an endpoint, and what it makes of its value.
 
-FastAPI reads a function's signature to know what to give. So the decorated function has a signature
-of its own: the endpoint's, with what the rules need added to it.
+How a protected endpoint runs is Starlette's (`semel.adapters.starlette`). FastAPI reads a
+function's signature to know what to give. So the decorated function has a signature of its own: the
+endpoint's, with what the rules need added to it. FastAPI makes a response of a value after the
+endpoint; the answer has to be saved before, so it is made here, with FastAPI's own parts.
 """
 
 from __future__ import annotations
@@ -29,13 +31,7 @@ from semel.http.rules import RouteRules
 if TYPE_CHECKING:
     from semel.adapters.starlette.sessions import SessionChoice
 
-# --- What an endpoint returns becomes a whole answer, the way FastAPI makes it ------------
-#
-# FastAPI does this after the endpoint; the answer has to be saved before, so it is done here, with
-# FastAPI's own parts.
-
-
-# What makes a response of a value is not FastAPI's public API.
+# Neither how FastAPI reads a signature nor what makes a response of a value is its public API.
 serialize_response: Final = inside("fastapi", "fastapi.routing:serialize_response")
 is_body_allowed_for_status_code: Final = inside(
     "fastapi", "fastapi.utils:is_body_allowed_for_status_code"
@@ -43,58 +39,6 @@ is_body_allowed_for_status_code: Final = inside(
 
 _KNOWN: Final = inspect.signature(serialize_response).parameters
 """What this FastAPI wants to know to serialize a value: older ones know less."""
-
-
-class Responses:
-    """Makes the responses of one route, as the route was declared."""
-
-    def __init__(self, route: Any, *, is_coroutine: bool) -> None:
-        given, has_model = route.response_class, route.response_field is not None
-        is_default = isinstance(given, DefaultPlaceholder)
-        self._class: type[Response] = given.value if is_default else given
-        self._status: int | None = route.status_code
-        # FastAPI's quick way: a model is written to JSON at once.
-        self._quick = "dump_json" in _KNOWN and has_model and is_default
-        told = {
-            "field": route.response_field,
-            "include": route.response_model_include,
-            "exclude": route.response_model_exclude,
-            "by_alias": route.response_model_by_alias,
-            "exclude_unset": route.response_model_exclude_unset,
-            "exclude_defaults": route.response_model_exclude_defaults,
-            "exclude_none": route.response_model_exclude_none,
-            "is_coroutine": is_coroutine,
-            "dump_json": self._quick,
-        }
-        self._serialize: Callable[..., Awaitable[Any]] = partial(
-            serialize_response, **{name: value for name, value in told.items() if name in _KNOWN}
-        )
-
-    async def of(self, value: object, beginnings: Response) -> Response:
-        """Make the response of a value; `beginnings` has what the endpoint set beside it."""
-        if isinstance(value, Response):
-            return value
-        content = await self._serialize(response_content=value)
-        status = beginnings.status_code or self._status
-        options: dict[str, Any] = {} if status is None else {"status_code": status}
-        if self._quick:
-            response = Response(content, media_type="application/json", **options)
-        else:
-            response = self._class(content, **options)
-        if not is_body_allowed_for_status_code(response.status_code):
-            response.body = b""
-        response.raw_headers.extend(beginnings.raw_headers)
-        return response
-
-
-def route_of(request: Request) -> Any:
-    """Give the route that was chosen, as the routers around it completed it."""
-    route = request.scope["route"]
-    completed = request.scope.get("fastapi", {}).get("effective_route_context")
-    return completed if getattr(completed, "original_route", None) is route else route
-
-
-# How FastAPI reads a signature is not its public API.
 get_typed_signature: Final = inside("fastapi", "fastapi.dependencies.utils:get_typed_signature")
 get_typed_return_annotation: Final = inside(
     "fastapi", "fastapi.dependencies.utils:get_typed_return_annotation"
@@ -107,6 +51,43 @@ _NOT_CALLED_BY_FASTAPI: Final = (
     "@idempotent needs functools.wraps, and a test that calls an endpoint itself has to call the "
     "undecorated function"
 )
+
+
+class Idempotent(endpoints.Idempotent):
+    """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
+
+    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
+    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
+
+    Examples:
+        >>> idempotent = Idempotent("memory://")
+        >>> @app.post("/payments")
+        ... @idempotent
+        ... async def pay() -> str:
+        ...     return "paid"
+    """
+
+    def init_app(self, app: FastAPI) -> None:
+        """Tell of the protected endpoints in the OpenAPI of `app`, and end when it ends.
+
+        When it starts, a decorator that protects nothing is a ConfigError.
+        """
+        document(app)
+        super().init_app(app)
+
+    def _routed(self, app: Any) -> Iterable[Routed]:
+        return (
+            # A mounted application need not be of Starlette: its routes have other names.
+            Routed(getattr(route, "endpoint", None), route.methods)
+            for route in all_routes_of(app.routes)
+        )
+
+    def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
+        return FastAPIEndpoint(function, choice)
+
+    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
+        protected.__signature__ = endpoint.signature
+        setattr(protected, MARK, rules.choices)
 
 
 class FastAPIEndpoint(Endpoint):
@@ -190,43 +171,50 @@ def _parameter(name: str, annotation: type) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
 
 
-# --- The decorator of endpoints; how a protected one runs is Starlette's (`semel.adapters.starlette`) ---
-#
-# An endpoint and its save are a task of their own: a client who goes away takes neither with it.
+class Responses:
+    """Makes the responses of one route, as the route was declared."""
 
-
-class Idempotent(endpoints.Idempotent):
-    """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
-
-    `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
-    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
-
-    Examples:
-        >>> idempotent = Idempotent("memory://")
-        >>> @app.post("/payments")
-        ... @idempotent
-        ... async def pay() -> str:
-        ...     return "paid"
-    """
-
-    def init_app(self, app: FastAPI) -> None:
-        """Tell of the protected endpoints in the OpenAPI of `app`, and end when it ends.
-
-        When it starts, a decorator that protects nothing is a ConfigError.
-        """
-        document(app)
-        super().init_app(app)
-
-    def _routed(self, app: Any) -> Iterable[Routed]:
-        return (
-            # A mounted application need not be of Starlette: its routes have other names.
-            Routed(getattr(route, "endpoint", None), route.methods)
-            for route in all_routes_of(app.routes)
+    def __init__(self, route: Any, *, is_coroutine: bool) -> None:
+        given, has_model = route.response_class, route.response_field is not None
+        is_default = isinstance(given, DefaultPlaceholder)
+        self._class: type[Response] = given.value if is_default else given
+        self._status: int | None = route.status_code
+        # FastAPI's quick way: a model is written to JSON at once.
+        self._quick = "dump_json" in _KNOWN and has_model and is_default
+        told = {
+            "field": route.response_field,
+            "include": route.response_model_include,
+            "exclude": route.response_model_exclude,
+            "by_alias": route.response_model_by_alias,
+            "exclude_unset": route.response_model_exclude_unset,
+            "exclude_defaults": route.response_model_exclude_defaults,
+            "exclude_none": route.response_model_exclude_none,
+            "is_coroutine": is_coroutine,
+            "dump_json": self._quick,
+        }
+        self._serialize: Callable[..., Awaitable[Any]] = partial(
+            serialize_response, **{name: value for name, value in told.items() if name in _KNOWN}
         )
 
-    def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
-        return FastAPIEndpoint(function, choice)
+    async def of(self, value: object, beginnings: Response) -> Response:
+        """Make the response of a value; `beginnings` has what the endpoint set beside it."""
+        if isinstance(value, Response):
+            return value
+        content = await self._serialize(response_content=value)
+        status = beginnings.status_code or self._status
+        options: dict[str, Any] = {} if status is None else {"status_code": status}
+        if self._quick:
+            response = Response(content, media_type="application/json", **options)
+        else:
+            response = self._class(content, **options)
+        if not is_body_allowed_for_status_code(response.status_code):
+            response.body = b""
+        response.raw_headers.extend(beginnings.raw_headers)
+        return response
 
-    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
-        protected.__signature__ = endpoint.signature
-        setattr(protected, MARK, rules.choices)
+
+def route_of(request: Request) -> Any:
+    """Give the route that was chosen, as the routers around it completed it."""
+    route = request.scope["route"]
+    completed = request.scope.get("fastapi", {}).get("effective_route_context")
+    return completed if getattr(completed, "original_route", None) is route else route

@@ -12,26 +12,6 @@ from semel.http.keys import key_pattern, line_pattern
 from semel.http.options import Choices
 from semel.http.problems import PROBLEMS
 
-# --- The routes of an application, as old and new versions of FastAPI list them -----------
-
-
-def routes_of(routes: Any) -> Iterator[Any]:
-    """Give the routes of endpoints, those of included routers with their whole paths."""
-    return (route for route in _completed(routes) if getattr(route, "methods", None) is not None)
-
-
-def all_routes_of(routes: Any) -> Iterator[Any]:
-    """Give the routes of endpoints, those of mounted applications too."""
-    yield from routes_of(routes)
-    for route in _completed(routes):
-        yield from all_routes_of(getattr(route, "routes", ()))
-
-
-def _completed(routes: Any) -> Iterable[Any]:
-    complete: Any = getattr(fastapi.routing, "iter_route_contexts", iter)
-    return cast("Iterable[Any]", complete(routes))
-
-
 MARK: Final = "semel_choices"
 """The attribute by which a decorated function is known."""
 
@@ -143,3 +123,23 @@ def _answers(choices: Choices) -> dict[int, str]:
         told = titles.setdefault(words.get("status", known.status), [])
         told.append(words.get("title", known.title))
     return {status: "; ".join(told) for status, told in titles.items()}
+
+
+# --- the routes of an application, as old and new versions of FastAPI list them ------------------
+
+
+def routes_of(routes: Any) -> Iterator[Any]:
+    """Give the routes of endpoints, those of included routers with their whole paths."""
+    return (route for route in _completed(routes) if getattr(route, "methods", None) is not None)
+
+
+def all_routes_of(routes: Any) -> Iterator[Any]:
+    """Give the routes of endpoints, those of mounted applications too."""
+    yield from routes_of(routes)
+    for route in _completed(routes):
+        yield from all_routes_of(getattr(route, "routes", ()))
+
+
+def _completed(routes: Any) -> Iterable[Any]:
+    complete: Any = getattr(fastapi.routing, "iter_route_contexts", iter)
+    return cast("Iterable[Any]", complete(routes))

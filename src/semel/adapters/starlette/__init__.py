@@ -5,10 +5,7 @@
     @idempotent(required=True, session=async_sessionmaker(engine))
     async def pay(request: Request, session: AsyncSession) -> Response: ...
 
-integration             the decorator                   endpoints  what an endpoint is called with
-running          a request that runs             answers    responses, read to their end
-session_running  one that runs in a transaction  bodies     the body of a request
-sessions         which session it gets
+endpoints  the decorator    running  a request that runs    sessions  one that runs in a transaction
 
 FastAPI's decorator stands on these.
 """

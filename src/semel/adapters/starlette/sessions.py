@@ -1,7 +1,15 @@
-"""Which session an endpoint gets: what `session=` may be, and what goes with what.
+"""Record and rows in one transaction: how a request with `@idempotent(session=...)` runs.
 
-`def` endpoints have a `Session`, `async def` endpoints an `AsyncSession`. It is opened by the
-decorator, from a sessionmaker, or by a dependency, for a parameter that is named.
+The endpoint runs inside a transaction of its session, in which its key was claimed. An answer that
+is stored is committed with the endpoint's rows, or neither is; an exception, or an answer that is
+not stored, rolls back both. The response is sent after the commit.
+
+That holds behind other integrations, too. They have a record of their own, in a transaction of its
+own, which could not keep this promise.
+
+`def` endpoints have a `Session`, and do every step in a thread; `async def` endpoints have an
+`AsyncSession`, in the request's task. The decorator opens it, from a sessionmaker, or a dependency
+does, for a parameter that is named.
 """
 
 from __future__ import annotations
@@ -208,18 +216,6 @@ def plain_session(session: Any) -> Session:
     """Give the session itself, which an `AsyncSession` stands in front of."""
     plain: Session = getattr(session, "sync_session", session)
     return plain
-
-
-# --- Record and rows in one transaction: how a request with `@idempotent(session=...)` runs ---
-#
-# The endpoint runs inside a transaction of its session, in which its key was claimed. An answer that
-# is stored is committed with the endpoint's rows, or neither is; an exception, or an answer that is
-# not stored, rolls back both. The response is sent after the commit.
-#
-# That holds behind other integrations, too. They have a record of their own, in a transaction of its
-# own, which could not keep this promise.
-#
-# A `Session` does every step in a thread, an `AsyncSession` in the request's task.
 
 
 # --- the transaction -----------------------------------------------------------------------------
