@@ -6,7 +6,6 @@ that it names.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
@@ -16,7 +15,7 @@ from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError, InvalidKey
 from semel.http.messages import Request
 from semel.http.problems import Wording, checked_wordings
-from semel.http.storing import StoredRule, StoredStatuses
+from semel.http.storing import StoredRule, StoredStatuses, check_function
 
 PathPattern: TypeAlias = str | re.Pattern[str]
 KeySource: TypeAlias = Literal["header", "query", "field", "function"]
@@ -114,9 +113,7 @@ class Choices:
         self.secret = check_secret(secret)
         self.policy = check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored = StoredRule.of(
-            check_function("stored", stored) if callable(stored) else stored
-        )
+        self.stored = StoredRule.of(stored)
         self.never_stored = frozenset(
             check_header_name("never_stored", name).lower().encode()
             for name in check_texts("never_stored", never_stored)
@@ -232,17 +229,6 @@ def check_header_name(option: str, value: object) -> str:
     """Refuse what cannot be the name of a header."""
     if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
         raise ConfigError(f"{option} must be the name of a header; got {value!r}")
-    return value
-
-
-def check_function(name: str, value: Any) -> Any:
-    """Refuse what cannot be called, and coroutines where nobody would await them."""
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
-    if name != "tenant" and any(
-        map(inspect.iscoroutinefunction, (value, getattr(value, "__call__", None)))  # noqa: B004 - it is asked what it is
-    ):
-        raise ConfigError(f"{name} must be a plain function: only tenant may be async")
     return value
 
 

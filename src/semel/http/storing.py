@@ -86,6 +86,7 @@ class StoredRule(msgspec.Struct, frozen=True):
     def of(cls, given: StoredStatuses | None) -> StoredRule:
         """Check the option; what cannot be used is a ConfigError."""
         if callable(given):
+            check_function("stored", given)
             return cls(frozenset(), given, _sees_headers(given))
         named = (given,) if isinstance(given, int) else () if given is None else given
         if isinstance(named, str | bytes) or not isinstance(named, Iterable):
@@ -103,6 +104,17 @@ class StoredRule(msgspec.Struct, frozen=True):
             # Both would count as true, and store a redirect to a login page, or a failure.
             raise TypeError(f"stored must return True, False or 'unknown', not {decided!r}")
         return decided
+
+
+def check_function(name: str, value: Any) -> Any:
+    """Refuse what cannot be called, and coroutines where nobody would await them."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
+    if name != "tenant" and any(
+        map(inspect.iscoroutinefunction, (value, getattr(value, "__call__", None)))  # noqa: B004 - it is asked what it is
+    ):
+        raise ConfigError(f"{name} must be a plain function: only tenant may be async")
+    return value
 
 
 def _sees_headers(function: Callable[..., Any]) -> bool:

@@ -18,6 +18,7 @@ from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError
 from semel.http import options as checking
 from semel.http.options import MIB
+from semel.http.storing import check_function
 
 _METADATA_NAME: Final = re.compile(r"[0-9a-z_.\-]+")
 _METHOD: Final = re.compile(r"/[^/*]+/(?:[^/*]+|\*)")
@@ -92,15 +93,15 @@ class Choices:
         busy_code: BusyCode = "UNAVAILABLE",
     ) -> None:
         self.metadata = None if metadata is None else metadata_name(metadata)
-        self.key = checking.check_function("key", key)
+        self.key = check_function("key", key)
         self.required, self.separate_methods = required, separate_methods
         self.scope = checking.check_scope(scope)
-        self.tenant = checking.check_function("tenant", tenant)
-        self.payload = checking.check_function("payload", payload)
+        self.tenant = check_function("tenant", tenant)
+        self.payload = check_function("payload", payload)
         self.secret = checking.check_secret(secret)
         self.policy = checking.check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored: StoredCodes = checking.check_function("stored", stored) or no_other_code
+        self.stored: StoredCodes = check_function("stored", stored) or no_other_code
         self.max_request = checking.check_size("max_request", max_request)
         self.max_response = checking.check_size("max_response", max_response)
         self.pushback = seconds("pushback", pushback)

@@ -231,13 +231,13 @@ def test_a_path_that_is_not_unicode_is_one_of_many(options):
 
 
 def test_who_does_not_wait_is_refused_at_once_and_who_does_waits_so_long():
-    assert route_rules().rules.concurrent == "reject"
-    waiting = route_rules(wait=2).rules
+    assert route_rules().policy.concurrent == "reject"
+    waiting = route_rules(wait=2).policy
     assert (waiting.concurrent, waiting.wait_timeout) == ("wait", 2.0)
 
 
 def test_a_policy_of_the_route_goes_before_the_doors_own_ways():
-    rules = route_rules(policy=Policy(concurrent="wait", ttl=60)).rules
+    rules = route_rules(policy=Policy(concurrent="wait", ttl=60)).policy
     assert (rules.concurrent, rules.ttl) == ("wait", 60.0)
 
 
@@ -251,10 +251,10 @@ def test_answers_are_stored_as_they_are_unless_a_codec_of_the_applications_own_i
         def decode(self, data, context, hint=None):
             return data
 
-    assert isinstance(route_rules().rules.codec, AnswerCodec)
-    assert isinstance(route_rules(policy=Policy(codec="msgpack")).rules.codec, AnswerCodec)
+    assert isinstance(route_rules().policy.codec, AnswerCodec)
+    assert isinstance(route_rules(policy=Policy(codec="msgpack")).policy.codec, AnswerCodec)
     own = Own()
-    assert route_rules(policy=Policy(codec=own)).rules.codec is own
+    assert route_rules(policy=Policy(codec=own)).policy.codec is own
     assert codec_named("json").name == "json/1"
 
 
@@ -279,7 +279,7 @@ def test_an_answer_that_was_too_large_is_told_of_under_its_own_status():
 
 
 def test_the_message_of_guard_mode_reaches_the_client():
-    answer = route_rules().refusal(DuplicateRequest("once is enough"))
+    answer = route_rules().rejection(DuplicateRequest("once is enough"))
     assert answer.status == 409
     assert json.loads(answer.body)["detail"] == "once is enough"
 
