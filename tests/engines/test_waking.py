@@ -153,7 +153,7 @@ def end_lease(engine, url):
     if hasattr(store, "_keys"):
         running_tail = 38  # of a record without a fingerprint: see lua/record.lua
         with contextlib.closing(redis.Redis.from_url(url)) as client:
-            client.setrange(store._keys.record(Identity("default", "k")), running_tail, bytes(7))
+            client.setrange(store.keys.record(Identity("default", "k")), running_tail, bytes(7))
     else:
         rows(url, "UPDATE idempotent_record SET lease_until = created_at")
 

@@ -603,7 +603,7 @@ def test_what_tls_has_decrypted_already_is_read_too(redis_url):
             return len(self.left)
 
     with contextlib.closing(open_store(redis_url)) as store:
-        line = RedisLine(store._transport._client.connection_pool, Manner())
+        line = RedisLine(store.transport._client.connection_pool, Manner())
         line._socket = Pieces()
         account = Rooms("there")
         seat = Seat(b"k")

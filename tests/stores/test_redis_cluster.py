@@ -391,7 +391,7 @@ def asked_last(manager, last_failed_node_name=None):
 def test_a_node_that_stands_still_is_asked_last_for_the_map(cluster, monkeypatch):
     with opened(cluster.url, timeout=3.0) as store:
         store.claim(ask())
-        manager, seen = store._transport.client.nodes_manager, []
+        manager, seen = store.transport.client.nodes_manager, []
         monkeypatch.setattr(
             manager, "initialize", lambda **told: seen.append(asked_last(manager, **told))
         )
@@ -409,7 +409,7 @@ async def test_a_node_that_stands_still_is_asked_last_for_the_map_on_asyncio(clu
 
     async with opened_async(cluster.url, timeout=3.0) as store:
         await store.claim(ask())
-        manager = store._transport._client.nodes_manager
+        manager = store.transport._client.nodes_manager
         monkeypatch.setattr(type(manager), "initialize", noted)
         with standing_still(cluster, IDENTITY) as name, pytest.raises(StoreUnavailable):
             await store.get(IDENTITY)
@@ -441,7 +441,7 @@ async def test_a_caller_that_leaves_does_not_take_the_map_from_the_others(cluste
 async def test_closing_a_store_that_waits_for_its_first_map_ends_its_callers(silent_port):
     async with opened_async(f"redis+cluster://127.0.0.1:{silent_port}", timeout=60) as store:
         caller = asyncio.ensure_future(store.claim(ask()))
-        await until(lambda: store._transport._first_map is not None)
+        await until(lambda: store.transport._first_map is not None)
         await store.close()
         with pytest.raises(StoreUnavailable, match="the store was closed"):
             await caller
@@ -453,7 +453,7 @@ async def test_a_cluster_that_cannot_be_reached_is_asked_for_its_map_by_each_cal
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="cannot be reached"):
                 await store.claim(ask())
-        manager = store._transport._client.nodes_manager
+        manager = store.transport._client.nodes_manager
         assert len(manager.startup_nodes) == 2
 
 
@@ -465,7 +465,7 @@ def test_a_store_names_the_node_of_a_record(cluster):
     with opened(cluster.url) as store:
         store.claim(ask())
         assert store.server_of(IDENTITY) == f"127.0.0.1:{cluster.owner(slot).port}"
-        del store._transport.client.nodes_manager.slots_cache[slot]
+        del store.transport.client.nodes_manager.slots_cache[slot]
         assert store.server_of(IDENTITY) == ""
 
 
@@ -474,5 +474,5 @@ async def test_a_store_names_the_node_of_a_record_for_asyncio(cluster):
     async with opened_async(cluster.url) as store:
         await store.claim(ask())
         assert store.server_of(IDENTITY) == f"127.0.0.1:{cluster.owner(slot).port}"
-        del store._transport._client.nodes_manager.slots_cache[slot]
+        del store.transport._client.nodes_manager.slots_cache[slot]
         assert store.server_of(IDENTITY) == ""

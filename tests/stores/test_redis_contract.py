@@ -38,7 +38,7 @@ class OnRedis(StoreContract):
     def set_clock_back(self, server, store):
         def raise_the_fence():
             # Where the fence stands in a record: see lua/record.lua.
-            name, first, last = store._keys.record(KEY), 7, 13
+            name, first, last = store.keys.record(KEY), 7, 13
             with contextlib.closing(server.client()) as client:
                 fence = int.from_bytes(client.getrange(name, first, last)) + 600_000_000
                 client.setrange(name, first, fence.to_bytes(7))

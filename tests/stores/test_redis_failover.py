@@ -261,7 +261,7 @@ async def test_closing_a_store_ends_what_it_asks_of_a_sentinel(slow):
         slow.sentinels[0].process.send_signal(signal.SIGSTOP)
         freeze_for_long(slow.primary)
         caller = asyncio.ensure_future(store.claim(ask(LATER)))
-        await until(lambda: store._transport._checks)
+        await until(lambda: store.transport._checks)
         await store.close()
         with pytest.raises(StoreUnavailable, match="closed"):
             await caller
@@ -272,7 +272,7 @@ async def answered_late(store, slow, *, on_its_way=lambda: None):
     await store.claim(ask())
     slow.primary.process.send_signal(signal.SIGSTOP)
     caller = asyncio.ensure_future(store.claim(ask(LATER)))
-    await until(lambda: store._transport._lanes.ready().waiting)
+    await until(lambda: store.transport._lanes.ready().waiting)
     on_its_way()
     await asyncio.sleep(2 * SILENCE)
     slow.primary.process.send_signal(signal.SIGCONT)
@@ -285,8 +285,8 @@ async def test_a_late_answer_is_not_held_for_ever_if_its_check_is_cancelled(slow
         caller = await answered_late(
             store, slow, on_its_way=lambda: process.send_signal(signal.SIGSTOP)
         )
-        await until(lambda: store._transport._checks)
-        for check in store._transport._checks:
+        await until(lambda: store.transport._checks)
+        for check in store.transport._checks:
             check.cancel()
         process.send_signal(signal.SIGCONT)
         assert isinstance(await asyncio.wait_for(caller, PATIENCE), Claimed)

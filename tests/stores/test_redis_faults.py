@@ -50,9 +50,9 @@ def test_a_batch_is_one_round_trip(server, monkeypatch):
     with opened(server.url) as store:
         store.claim_many([ask(Identity("warm", str(n))) for n in range(2)])
         round_trips = []
-        exchange = store._transport._exchange
+        exchange = store.transport._exchange
         monkeypatch.setattr(
-            store._transport,
+            store.transport,
             "_exchange",
             lambda sent: round_trips.append(len(sent)) or exchange(sent),
         )
@@ -242,7 +242,7 @@ def test_a_caller_that_finds_no_connection_in_time_gets_store_unavailable_and_no
 ):
     with proxy_to(server.port) as proxy, opened(proxy.url, max_connections=1, timeout=0.5) as store:
         store.get(IDENTITY)
-        gate = store._transport._gate
+        gate = store.transport._gate
         place = gate.take()  # somebody uses the only connection
         with pytest.raises(StoreUnavailable, match=r"all 1 connections .* stayed in use"):
             store.claim(ask())
@@ -369,7 +369,7 @@ def test_the_applications_own_client_is_used_and_stays_open(server):
         request = ask()
         store.claim(request)
         store.close()
-        assert client.exists(store._keys.record(IDENTITY))
+        assert client.exists(store.keys.record(IDENTITY))
         assert client.ping()
 
 
@@ -421,7 +421,7 @@ def test_an_async_store_belongs_to_the_first_loop_that_uses_it(server):
         try:
             return await store.get(IDENTITY)
         finally:
-            await close_client(store._transport._client)
+            await close_client(store.transport._client)
 
     store = open_async_store(server.url)
     assert asyncio.run(use_and_leave(store)) is None
@@ -435,7 +435,7 @@ def test_an_async_store_belongs_to_the_first_loop_that_uses_it(server):
 def test_a_forked_child_uses_connections_of_its_own(server):
     with opened(server.url, max_connections=1) as store:
         store.claim(ask(Identity("s", "parent")))
-        gate = store._transport._gate
+        gate = store.transport._gate
         place = gate.take()  # the parent's place is taken at the moment of the fork
         child = os.fork()
         if child == 0:

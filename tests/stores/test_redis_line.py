@@ -158,7 +158,7 @@ async def test_a_call_ends_when_a_stranger_cancels_its_way_around_a_break(server
             proxy.delay = PATIENCE
             claiming = asyncio.ensure_future(store.claim(ask()))
             before = asyncio.all_tasks()
-            store._transport._lanes._calls.line.end(LineBroken("cut"))
+            store.transport._lanes._calls.line.end(LineBroken("cut"))
             (way,) = asyncio.all_tasks() - before
             way.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -218,7 +218,7 @@ async def test_whoever_finds_no_line_opens_it_for_all(server):
 async def test_many_commands_of_one_turn_leave_in_parts(server):
     async with opened_async(server.url) as store:
         await store.get(IDENTITY)
-        line = store._transport._lanes.ready()
+        line = store.transport._lanes.ready()
         writes = []
         transport = line._transport
 
@@ -241,7 +241,7 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
 async def test_a_line_that_is_open_is_given_again(server):
     async with opened_async(server.url) as store:
         await store.get(IDENTITY)  # a store that was never used closes nothing
-        lane = store._transport._lanes._calls
+        lane = store.transport._lanes._calls
         assert await lane.open() is await lane.open()
 
 
@@ -259,7 +259,7 @@ async def test_renewals_soon_have_a_line_of_their_own(server):
             claim = ask()
             await store.claim(claim)
             assert await store.renew(IDENTITY, claim.owner, 30.0)  # on the line that is there
-            await store._transport._lanes._renewals.open()
+            await store.transport._lanes._renewals.open()
             assert await store.renew(IDENTITY, claim.owner, 30.0)
             assert proxy.connections == 2
 
@@ -269,7 +269,7 @@ async def test_renewals_keep_their_line_though_no_other_can_be_opened(server):
         async with opened_async(proxy.url, timeout=1.0) as store:
             claim = ask()
             await store.claim(claim)
-            lanes = store._transport._lanes
+            lanes = store.transport._lanes
             await lanes._renewals.open()
             proxy.refusing = True
             lanes._calls.line.end(LineBroken("cut"))
@@ -359,7 +359,7 @@ async def test_a_batch_that_is_away_while_the_store_closes_opens_nothing_again(s
         with pytest.raises(StoreUnavailable):
             await batch
         assert proxy.connections == 1
-        assert store._transport._lanes._calls.line is None
+        assert store.transport._lanes._calls.line is None
 
 
 async def test_listing_survives_a_line_that_the_server_has_closed(server):
@@ -389,10 +389,10 @@ def test_a_connection_that_is_given_back_to_a_closed_store_is_closed(server):
 
         asking = threading.Thread(target=get)
         asking.start()
-        wait_until(lambda: not store._transport._wires._idle, "the connection to be taken")
+        wait_until(lambda: not store.transport._wires._idle, "the connection to be taken")
         store.close()
         asking.join(PATIENCE)
-        assert not store._transport._wires._idle
+        assert not store.transport._wires._idle
 
 
 async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_tries_again():

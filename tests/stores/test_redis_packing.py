@@ -48,7 +48,7 @@ def store(redis_url):
 
 
 def raw(client, store, identity=IDENTITY) -> bytes:
-    return client.get(store._keys.record(identity))
+    return client.get(store.keys.record(identity))
 
 
 @given(outcomes)
@@ -189,7 +189,7 @@ def test_a_damaged_record_is_a_typed_error_and_nobody_gets_to_run(
     store, redis_of_this_worker, garbage
 ):
     with redis_of_this_worker.client() as client:
-        client.set(store._keys.record(IDENTITY), garbage)
+        client.set(store.keys.record(IDENTITY), garbage)
         for refused in (
             lambda: store.claim(ask()),
             lambda: store.get(IDENTITY),
@@ -222,7 +222,7 @@ def newer(store, redis_of_this_worker):
             request = ask(**terms)
             assert isinstance(store.claim(request), Claimed)
             longer = raw(client, store) + MORE
-            client.set(store._keys.record(IDENTITY), longer, keepttl=True)
+            client.set(store.keys.record(IDENTITY), longer, keepttl=True)
             return request
 
         def unknown() -> bytes:
@@ -300,7 +300,7 @@ def test_an_unknown_codec_number_is_a_typed_error(store, redis_of_this_worker):
     store.put(IDENTITY, RESULT, 60, owner=new_owner())
     with redis_of_this_worker.client() as client:
         packed = raw(client, store)
-        client.set(store._keys.record(IDENTITY), packed.replace(b"\x01{", b"\xc8{"), px=60_000)
+        client.set(store.keys.record(IDENTITY), packed.replace(b"\x01{", b"\xc8{"), px=60_000)
     with pytest.raises(RecordUnreadable, match="unknown codec"):
         store.get(IDENTITY)
     with pytest.raises(RecordUnreadable, match="unknown codec"):
@@ -312,7 +312,7 @@ def test_a_codec_whose_name_is_no_text_is_a_typed_error(store, redis_of_this_wor
     with redis_of_this_worker.client() as client:
         packed = raw(client, store)
         named = packed.replace(b"\x01{", b"\xff\x02\xff\xff{")
-        client.set(store._keys.record(IDENTITY), named, px=60_000)
+        client.set(store.keys.record(IDENTITY), named, px=60_000)
     with pytest.raises(RecordUnreadable, match="damaged"):
         store.get(IDENTITY)
     with pytest.raises(RecordUnreadable, match="damaged"):
@@ -321,7 +321,7 @@ def test_a_codec_whose_name_is_no_text_is_a_typed_error(store, redis_of_this_wor
 
 def test_a_key_of_another_type_is_a_typed_error(store, redis_of_this_worker):
     with redis_of_this_worker.client() as client:
-        client.hset(store._keys.record(IDENTITY), "a", "b")
+        client.hset(store.keys.record(IDENTITY), "a", "b")
     with pytest.raises(RecordUnreadable, match="another type"):
         store.claim(ask())
     (answer,) = store.claim_many([ask()])
@@ -334,7 +334,7 @@ def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
     good, bad = Identity("orders.create", "good"), IDENTITY
     store.put(good, RESULT, 60, owner=new_owner())
     with redis_of_this_worker.client() as client:
-        client.set(store._keys.record(bad), b"hello")
+        client.set(store.keys.record(bad), b"hello")
     answers = store.claim_many([ask(good), ask(bad), ask(Identity("s", "new"))])
     assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False]
     assert {record.identity.key for record in store.scan().records} == {"good", "new"}

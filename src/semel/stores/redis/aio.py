@@ -39,20 +39,22 @@ class AsyncRedisStore(AsyncAnsweringStore):
         prefix: str = DEFAULT_PREFIX,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        self._keys = KeyLayout(prefix)
-        self._verbs = Verbs(self._keys)
-        self._listing = Listing(self._keys, self._verbs)
-        self._transport = (
+        self.keys = KeyLayout(prefix)
+        """Where the records are."""
+        self._verbs = Verbs(self.keys)
+        self._listing = Listing(self.keys, self._verbs)
+        self.transport = (
             client if isinstance(client, AsyncTransport) else adopt_async(client, timeout)
         )
-        self._wakeups = AsyncRedisWakeups(self._transport, self._keys)
+        """What sends commands to the servers; a tier in front of SQL sends its own by it."""
+        self._wakeups = AsyncRedisWakeups(self.transport, self.keys)
 
     def __repr__(self) -> str:
-        return f"<AsyncRedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
+        return f"<AsyncRedisStore {self.transport.where} prefix={self.keys.prefix!r}>"
 
     def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self._transport.call(self._verbs.claim(ask))
+        return self.transport.call(self._verbs.claim(ask))
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
@@ -60,17 +62,17 @@ class AsyncRedisStore(AsyncAnsweringStore):
             return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        return self._transport.call(self._verbs.call(request), urgent=is_urgent(request))
+        return self.transport.call(self._verbs.call(request), urgent=is_urgent(request))
 
     async def _ask_for_limits(self, request: Request[T]) -> T:
         return certain((await self.send([request]))[0])
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another."""
-        limits = await self._transport.call_many(self._verbs.limits_of(requests))
-        rejected = rejections(requests, limits, self._transport.where)
+        limits = await self.transport.call_many(self._verbs.limits_of(requests))
+        rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
-        answers = await self._transport.call_many(
+        answers = await self.transport.call_many(
             [self._verbs.call(request) for request in fitting],
             urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
@@ -78,12 +80,12 @@ class AsyncRedisStore(AsyncAnsweringStore):
 
     async def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
-        return await self._transport.call(self._verbs.diagnose())
+        return await self.transport.call(self._verbs.diagnose())
 
     async def close(self) -> None:
         """Release what this store opened itself."""
         await self._wakeups.close()
-        await self._transport.close()
+        await self.transport.close()
 
     def watch(self, identity: Identity) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
@@ -91,7 +93,7 @@ class AsyncRedisStore(AsyncAnsweringStore):
 
     def server_of(self, identity: Identity) -> str | None:
         """Name the node of a cluster that has the record, as far as is known."""
-        return self._transport.server_of(self._keys.record(identity))
+        return self.transport.server_of(self.keys.record(identity))
 
     async def _run(self, steps: Steps[T]) -> T:
         answer: Any = None
@@ -103,10 +105,10 @@ class AsyncRedisStore(AsyncAnsweringStore):
                 return result
             match step:
                 case Nodes():
-                    answer = await self._transport.nodes()
+                    answer = await self.transport.nodes()
                 case ScanStep():
-                    answer = await self._transport.scan(
+                    answer = await self.transport.scan(
                         step.node, step.cursor, step.pattern, step.count
                     )
                 case calls:
-                    answer = await self._transport.call_many(calls)
+                    answer = await self.transport.call_many(calls)

@@ -40,18 +40,20 @@ class RedisStore(AnsweringStore):
         prefix: str = DEFAULT_PREFIX,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        self._keys = KeyLayout(prefix)
-        self._verbs = Verbs(self._keys)
-        self._listing = Listing(self._keys, self._verbs)
-        self._transport = client if isinstance(client, Transport) else adopt(client, timeout)
-        self._wakeups = RedisWakeups(self._transport, self._keys)
+        self.keys = KeyLayout(prefix)
+        """Where the records are."""
+        self._verbs = Verbs(self.keys)
+        self._listing = Listing(self.keys, self._verbs)
+        self.transport = client if isinstance(client, Transport) else adopt(client, timeout)
+        """What sends commands to the servers; a tier in front of SQL sends its own by it."""
+        self._wakeups = RedisWakeups(self.transport, self.keys)
 
     def __repr__(self) -> str:
-        return f"<RedisStore {self._transport.where} prefix={self._keys.prefix!r}>"
+        return f"<RedisStore {self.transport.where} prefix={self.keys.prefix!r}>"
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self._transport.call(self._verbs.claim(ask))
+        return self.transport.call(self._verbs.claim(ask))
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
@@ -59,17 +61,17 @@ class RedisStore(AnsweringStore):
             return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        return self._transport.call(self._verbs.call(request), urgent=is_urgent(request))
+        return self.transport.call(self._verbs.call(request), urgent=is_urgent(request))
 
     def _ask_for_limits(self, request: Request[T]) -> T:
         return certain(self.send([request])[0])
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another."""
-        limits = self._transport.call_many(self._verbs.limits_of(requests))
-        rejected = rejections(requests, limits, self._transport.where)
+        limits = self.transport.call_many(self._verbs.limits_of(requests))
+        rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
-        answers = self._transport.call_many(
+        answers = self.transport.call_many(
             [self._verbs.call(request) for request in fitting],
             urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
@@ -77,12 +79,12 @@ class RedisStore(AnsweringStore):
 
     def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
-        return self._transport.call(self._verbs.diagnose())
+        return self.transport.call(self._verbs.diagnose())
 
     def close(self) -> None:
         """Release what this store opened itself."""
         self._wakeups.close()
-        self._transport.close()
+        self.transport.close()
 
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
@@ -90,7 +92,7 @@ class RedisStore(AnsweringStore):
 
     def server_of(self, identity: Identity) -> str | None:
         """Name the node of a cluster that has the record, as far as is known."""
-        return self._transport.server_of(self._keys.record(identity))
+        return self.transport.server_of(self.keys.record(identity))
 
     def _run(self, steps: Steps[T]) -> T:
         answer: Any = None
@@ -102,8 +104,8 @@ class RedisStore(AnsweringStore):
                 return result
             match step:
                 case Nodes():
-                    answer = self._transport.nodes()
+                    answer = self.transport.nodes()
                 case ScanStep():
-                    answer = self._transport.scan(step.node, step.cursor, step.pattern, step.count)
+                    answer = self.transport.scan(step.node, step.cursor, step.pattern, step.count)
                 case calls:
-                    answer = self._transport.call_many(calls)
+                    answer = self.transport.call_many(calls)

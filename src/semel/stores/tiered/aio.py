@@ -75,9 +75,9 @@ class AsyncTieredStore:
             behind = open_async_store(behind, prefix=prefix, timeout=timeout)
             self._opened.append(behind)
         self._behind: AsyncBehind = checked_behind(behind, asynchronous=True)
-        transport = front._transport  # noqa: SLF001 - our own class
+        transport = front.transport
         self._front = AsyncFront(transport, Breaker(transport.where, patience))
-        self._tier = Tier(front._keys.prefix, longest)  # noqa: SLF001 - our own class
+        self._tier = Tier(front.keys.prefix, longest)
         if isinstance(self._behind, AsyncNotifying):
             self._notifying: AsyncNotifying = self._behind
             self.watch = self._watch  # else nothing is to be heard, and there is no such method

@@ -75,9 +75,9 @@ class TieredStore:
             behind = open_store(behind, prefix=prefix, timeout=timeout)
             self._opened.append(behind)
         self._behind: Behind = checked_behind(behind, asynchronous=False)
-        transport = front._transport  # noqa: SLF001 - our own class
+        transport = front.transport
         self._front = Front(transport, Breaker(transport.where, patience))
-        self._tier = Tier(front._keys.prefix, longest)  # noqa: SLF001 - our own class
+        self._tier = Tier(front.keys.prefix, longest)
         if isinstance(self._behind, Notifying):
             self._notifying: Notifying = self._behind
             self.watch = self._watch  # else nothing is to be heard, and there is no such method
