@@ -41,7 +41,7 @@ from benchmarks.measuring import (
 )
 from semel import open_store
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
-from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.commands import KeyLayout
 
 RECORDS = 100_000
 BATCH = 1_000

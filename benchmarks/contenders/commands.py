@@ -14,9 +14,8 @@ import msgspec
 
 from semel import open_store
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.scripts import Argument
-from semel.stores.redis.verbs import Verbs as RedisVerbs
+from semel.stores.redis.commands import Argument, KeyLayout
+from semel.stores.redis.commands import Verbs as RedisVerbs
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs

@@ -25,7 +25,7 @@ from benchmarks.measuring import (
     TaskContender,
     ThreadContender,
 )
-from semel.stores.redis import scripts
+from semel.stores.redis import commands as scripts
 
 PIPELINE = 128
 

@@ -13,7 +13,7 @@ from semel.core.records import ClaimRequest, Identity
 from semel.errors import StoreError
 from semel.stores.memory import MemoryStore
 from semel.stores.redis import RedisStore
-from semel.stores.redis.dangers import dangers
+from semel.stores.redis.replies import dangers
 from semel.stores.registry import open_store
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.testing import FakeClock

@@ -13,7 +13,7 @@ import pytest
 
 from engines.facade import PATIENCE, Effect, World, never, wait_until
 from semel import Policy
-from semel.stores.wakeups import rooms
+from semel.stores import listening
 from stores.sqlite_helpers import Statements
 
 DUPLICATES = 1000
@@ -79,12 +79,14 @@ def test_on_redis_a_thousand_duplicates_in_one_process_are_two_calls(on_redis, s
 def test_on_redis_a_thousand_duplicates_in_four_processes_are_eight_calls(
     kind, redis_url, redis_of_this_worker, monkeypatch
 ):
-    monkeypatch.setattr(rooms, "SOON", PATIENCE)  # a busy machine may take long to connect
-    monkeypatch.setattr(rooms, "SAFETY", 2 * PATIENCE)  # and to start a thousand calls
+    monkeypatch.setattr(listening, "SOON", PATIENCE)  # a busy machine may take long to connect
+    monkeypatch.setattr(listening, "SAFETY", 2 * PATIENCE)  # and to start a thousand calls
     pauses = []
-    pause = rooms.BaseWatch.pause
+    pause = listening.Waiter.pause
     monkeypatch.setattr(
-        rooms.BaseWatch, "pause", lambda watch, planned: pauses.append(0) or pause(watch, planned)
+        listening.Waiter,
+        "pause",
+        lambda watch, planned: pauses.append(0) or pause(watch, planned),
     )
     with World(kind, redis_url) as world:
         first, *others = [world.engine() for _ in range(4)]  # each with a store of its own

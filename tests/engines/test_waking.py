@@ -27,8 +27,8 @@ from semel.core.policy import resolve
 from semel.core.records import Encoded, Ended, Finished, Identity, State
 from semel.engine.outcomes import heard
 from semel.engine.setup import Call
+from semel.stores import listening
 from semel.stores.base import AsyncNotifying, Notifying
-from semel.stores.wakeups import rooms
 from stores.postgres_given import rows
 
 SOON = 20.0
@@ -62,26 +62,35 @@ def waiter(world):
     return world.engine(policy=SELDOM)
 
 
-def listening(engine, channels: int = 1) -> bool:
-    """So many watches of this engine's store are told of their records' ends."""
+def listeners_of(store) -> list:
+    if hasattr(store, "_listeners"):  # one for each server of Redis
+        return list(store._listeners._listeners.values())
+    return [store._wakeups._listener]
+
+
+def is_listening(engine, channels: int = 1) -> bool:
+    """So many watches of this engine's store are notified of their records' ends."""
     store = engine.store.store
-    notifying = getattr(store, "_notifying", store)._wakeups
-    ears = list(notifying._ears.values()) if hasattr(notifying, "_ears") else [notifying._ear]
-    heard = [room.hears for ear in ears for room in list(ear.rooms._rooms.values())]
-    return len(heard) == channels and all(heard)
+    listeners = listeners_of(getattr(store, "_notifying", store))
+    found = [
+        channel.subscribed
+        for listener in listeners
+        for channel in list(listener.subscriptions._channels.values())
+    ]
+    return len(found) == channels and all(found)
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
     """What every watch was asked: how long to wait now, after the store's answer."""
     asked = []
-    pause = rooms.BaseWatch.pause
+    pause = listening.Waiter.pause
 
     def counted(watch, planned):
         asked.append(watch)
         return pause(watch, planned)
 
-    monkeypatch.setattr(rooms.BaseWatch, "pause", counted)
+    monkeypatch.setattr(listening.Waiter, "pause", counted)
     return asked
 
 
@@ -93,7 +102,7 @@ def waited_for(owner, waiter, effect, pauses, *, policy=None, waiting_policy=Non
     effect.wait_started()
     waiting = waiter.start("k", fn, policy=waiting_policy)
     # Asked, waited for the subscription, asked again: from here on it is told.
-    wait_until(lambda: len(pauses) == 2 and listening(waiter))
+    wait_until(lambda: len(pauses) == 2 and is_listening(waiter))
     yield running, waiting
 
 
@@ -206,7 +215,7 @@ def test_many_keys_are_waited_for_at_once(owner, waiter, pauses):
     for effect in effects.values():
         effect.wait_started()
     waiting = [waiter.start(key, never) for key in effects]
-    wait_until(lambda: len(pauses) == 40 and listening(waiter, 20))
+    wait_until(lambda: len(pauses) == 40 and is_listening(waiter, 20))
     for effect in effects.values():
         effect.release()
     assert [call.result(SOON) for call in waiting] == list(range(20))
@@ -233,7 +242,7 @@ def test_who_gives_up_leaves_no_subscription(owner, waiter):
     effect.wait_started()
     with pytest.raises(WaitTimeout):
         waiter.execute("k", never, policy=Policy(wait_timeout=0.5))
-    assert listening(waiter, 0)
+    assert is_listening(waiter, 0)
     effect.release()
 
 
@@ -243,13 +252,14 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_no_subscription(re
         running = asyncio.create_task(owner.execute("k", may_end.wait))
         await until(lambda: owner._leases)
         waiting = asyncio.create_task(waiter.execute("k", may_end.wait))
-        await until(lambda: waiter._store._wakeups._ears)
-        (ear,) = waiter._store._wakeups._ears.values()
-        await until(lambda: any(room.hears for room in ear.rooms._rooms.values()))
+        await until(lambda: listeners_of(waiter._store))
+        (listener,) = listeners_of(waiter._store)
+        channels = listener.subscriptions._channels
+        await until(lambda: any(channel.subscribed for channel in channels.values()))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert not ear.rooms
+        assert not listener.subscriptions
         may_end.set()
         await running
 
@@ -269,9 +279,8 @@ def threads_that_listen() -> list[str]:
 
 
 def test_nobody_listens_for_long_where_nobody_waits(monkeypatch, owner, waiter, pauses):
-    for module in ("threads", "tasks"):
-        monkeypatch.setattr(f"semel.stores.wakeups.{module}.LINGER", 0.1)
-        monkeypatch.setattr(f"semel.stores.wakeups.{module}.TIDY", 0.05)
+    monkeypatch.setattr(listening, "LINGER", 0.1)
+    monkeypatch.setattr(listening, "CLEANUP", 0.05)
     for number in range(2):
         effect = Effect(number)
         waiter.store.calls.clear()
@@ -280,10 +289,9 @@ def test_nobody_listens_for_long_where_nobody_waits(monkeypatch, owner, waiter, 
             effect.release()
             assert waiting.result(SOON) == number
         store = waiter.store.store
-        wakeups = getattr(store, "_notifying", store)._wakeups
-        ears = list(wakeups._ears.values()) if hasattr(wakeups, "_ears") else [wakeups._ear]
-        wait_until(lambda ears=ears: all(ear._line is None for ear in ears))
-    wait_until(lambda: not threads_that_listen())  # a thread ends after its line
+        listeners = listeners_of(getattr(store, "_notifying", store))
+        wait_until(lambda listeners=listeners: all(each._subscriber is None for each in listeners))
+    wait_until(lambda: not threads_that_listen())  # a thread ends after its connection
 
 
 def test_a_store_that_is_closed_lets_go_of_whoever_waits(world, owner, waiter, pauses):
@@ -345,10 +353,11 @@ def test_an_owner_that_is_not_known_has_no_end_that_could_be_heard():
 
 
 def test_who_hears_asks_seldom_and_who_does_not_as_often_as_planned():
-    watch = rooms.BaseWatch(b"k", lambda message: message)
-    assert watch.pause(0.05) == rooms.SOON
-    watch.hearing = rooms.Hearing.YES
-    assert rooms.SAFETY / 2 <= watch.pause(0.05) <= rooms.SAFETY
+    listener = listening.Listener(None, "there")
+    watch = listening.Watch(listener, b"k", lambda message: message)
+    assert watch.pause(0.05) == listening.SOON
+    watch.listening = listening.Listening.YES
+    assert listening.SAFETY / 2 <= watch.pause(0.05) <= listening.SAFETY
     assert watch.pause(60.0) == 60.0
-    watch.hearing = rooms.Hearing.NO
+    watch.listening = listening.Listening.NO
     assert watch.pause(0.05) == 0.05

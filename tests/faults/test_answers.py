@@ -22,7 +22,7 @@ from engines.facade import PATIENCE, Effect, Stop, World, never, wait_until
 from faults.outages import short_of_time
 from semel import Policy, StoreUnavailable, current_attempt, events
 from semel.core.records import Claimed, ClaimRequest, Identity, State
-from semel.stores.redis import scripts
+from semel.stores.redis import commands
 from semel.testing import Call, Delay, LoseReply
 from servers.proxy import proxy_to
 
@@ -33,7 +33,7 @@ fault = pytest.mark.fault
 def proxy(redis_of_this_worker, redis_url):
     """Stands between an engine and Redis, which knows the scripts already."""
     with contextlib.closing(redis_of_this_worker.client()) as client:
-        for script in (scripts.CLAIM, scripts.END, scripts.RENEW):
+        for script in (commands.CLAIM, commands.END, commands.RENEW):
             client.script_load(script.text)
     with proxy_to(redis_of_this_worker.port) as proxy:
         yield proxy
@@ -60,7 +60,7 @@ def verbs(calls: list[Call]) -> list[str]:
 def test_a_claim_whose_reply_was_lost_on_the_way_runs_once(behind_proxy, proxy, redis_url):
     engine = behind_proxy.engine()
     effect = Effect()
-    proxy.lose_reply(sends(scripts.CLAIM))
+    proxy.lose_reply(sends(commands.CLAIM))
     outcome = engine.run("k", effect)
     assert proxy.lost == 1
     assert (outcome.value, outcome.replayed, outcome.attempt.number) == ("done", False, 1)
@@ -88,7 +88,7 @@ def test_a_claim_whose_reply_is_lost_for_good_runs_nothing_and_does_not_keep_the
     with World(kind, proxy.url) as world, short_of_time(world) as engine:
         engine.ask_store("get", Identity("warm", "up"))  # connects
         proxy.refusing = True
-        proxy.lose_reply(sends(scripts.CLAIM))
+        proxy.lose_reply(sends(commands.CLAIM))
         with pytest.raises(StoreUnavailable):
             engine.execute("k", never, policy=policy)
         assert proxy.lost == 1
@@ -100,7 +100,7 @@ def test_a_claim_whose_reply_is_lost_for_good_runs_nothing_and_does_not_keep_the
 def test_a_complete_whose_reply_was_lost_on_the_way_is_a_success(behind_proxy, proxy):
     engine = behind_proxy.engine()
     effect = Effect()
-    proxy.lose_reply(sends(scripts.END))
+    proxy.lose_reply(sends(commands.END))
     assert engine.execute("k", effect) == "done"
     assert proxy.lost == 1
     assert engine.told(events.Ran)

@@ -22,7 +22,7 @@ from engines.facade import PATIENCE, Effect, World, never
 from semel import ConcurrentRequest, Policy, StoreUnavailable
 from semel.core.records import Identity
 from semel.events import LostLease, ResultNotStored
-from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.commands import KeyLayout
 from semel.testing import LoseReply
 from servers.redis import redis_cluster, wait_until
 

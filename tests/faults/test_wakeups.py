@@ -25,14 +25,19 @@ from redis.crc import key_slot
 from engines.facade import PATIENCE, Effect, World, never, wait_until
 from semel import Idempotency, Policy, WaitTimeout, open_async_store, open_store
 from semel.core.records import ClaimRequest, Encoded, Finished, Identity
-from semel.stores.redis.hearsay import Hearsay, Manner, read_message
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.wakeups import RedisLine
+from semel.stores import listening
+from semel.stores.listening import Listening, Subscriptions
+from semel.stores.redis.commands import KeyLayout
+from semel.stores.redis.listening import (
+    ChannelCommands,
+    MessageReader,
+    RedisListeners,
+    RedisSubscriber,
+    read_message,
+)
 from semel.stores.sql.postgres import PostgresStore
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.verbs import Reply
-from semel.stores.wakeups import rooms, tasks, threads
-from semel.stores.wakeups.rooms import Hearing, Rooms
 from servers.postgres import pgbouncer
 from servers.proxy import proxy_to
 from servers.redis import redis_cluster, redis_sentinel, redis_server
@@ -53,13 +58,13 @@ def channel(key: str = "k") -> bytes:
 def pauses(monkeypatch):
     """What every watch was asked: how long to wait now, after the store's answer."""
     asked = []
-    pause = rooms.BaseWatch.pause
+    pause = listening.Waiter.pause
 
     def counted(watch, planned):
-        asked.append(watch.hearing)
+        asked.append(watch.listening)
         return pause(watch, planned)
 
-    monkeypatch.setattr(rooms.BaseWatch, "pause", counted)
+    monkeypatch.setattr(listening.Waiter, "pause", counted)
     return asked
 
 
@@ -76,9 +81,9 @@ class Scene:
         pauses.clear()
         self.waiting = self.waiter.start(key, never)
 
-    def wait_for(self, hearing: Hearing) -> Scene:
-        """Until the waiter has asked again since this is what it hears."""
-        wait_until(lambda: self.pauses and self.pauses[-1] is hearing)
+    def wait_for(self, state: Listening) -> Scene:
+        """Until the waiter has asked again since this is what it expects."""
+        wait_until(lambda: self.pauses and self.pauses[-1] is state)
         return self
 
     def end(self) -> None:
@@ -104,18 +109,18 @@ def on_postgres(kind, postgres_url):
 
 @fault(31)
 def test_a_message_that_is_never_sent_is_found_by_asking(kind, pauses, monkeypatch):
-    monkeypatch.setattr(rooms, "SAFETY", 0.2)
+    monkeypatch.setattr(listening, "SAFETY", 0.2)
     args = ("--rename-command", "SPUBLISH", "", "--rename-command", "PUBLISH", "")
     with redis_server(args=args) as server, World(kind, server.url) as world:
-        Scene(world, pauses, policy=Policy()).wait_for(Hearing.YES).end()
+        Scene(world, pauses, policy=Policy()).wait_for(Listening.YES).end()
 
 
 @fault(31)
 def test_a_message_in_postgresql_that_nobody_noted_is_found_by_asking(
     on_postgres, postgres_url, pauses, monkeypatch
 ):
-    monkeypatch.setattr(rooms, "SAFETY", 0.2)
-    scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Hearing.YES)
+    monkeypatch.setattr(listening, "SAFETY", 0.2)
+    scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Listening.YES)
     with psycopg.connect(postgres_url, autocommit=True) as other:
         other.execute("ALTER TABLE idempotent_record RENAME COLUMN waited_for TO noted")
         other.execute("ALTER TABLE idempotent_record ADD COLUMN waited_for boolean DEFAULT false")
@@ -125,26 +130,28 @@ def test_a_message_in_postgresql_that_nobody_noted_is_found_by_asking(
 
 @fault(31)
 def test_a_subscription_that_is_cut_is_no_loss(on_redis, redis_of_this_worker, pauses):
-    scene = Scene(on_redis, pauses, policy=Policy()).wait_for(Hearing.YES)
+    scene = Scene(on_redis, pauses, policy=Policy()).wait_for(Listening.YES)
     with contextlib.closing(redis_of_this_worker.client()) as client:
         assert client.client_kill_filter(_type="pubsub") == 1
-    scene.wait_for(Hearing.NO).end()
-    Scene(on_redis, pauses, key="next").wait_for(Hearing.YES).end()
+    scene.wait_for(Listening.NO).end()
+    Scene(on_redis, pauses, key="next").wait_for(Listening.YES).end()
 
 
 @fault(31)
 def test_a_listening_session_that_is_terminated_is_no_loss(on_postgres, postgres_url, pauses):
-    scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Hearing.YES)
+    scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Listening.YES)
     with psycopg.connect(postgres_url, autocommit=True) as other:
-        listening = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ '^LISTEN'"
-        assert other.execute(listening).fetchall() == [(True,)]
-    scene.wait_for(Hearing.NO).end()
-    Scene(on_postgres, pauses, key="next").wait_for(Hearing.YES).end()
+        end_listener = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ '^LISTEN'"
+        )
+        assert other.execute(end_listener).fetchall() == [(True,)]
+    scene.wait_for(Listening.NO).end()
+    Scene(on_postgres, pauses, key="next").wait_for(Listening.YES).end()
 
 
 @fault(31)
 def test_scripts_that_the_server_forgot_still_wake(on_redis, redis_of_this_worker, pauses):
-    scene = Scene(on_redis, pauses).wait_for(Hearing.YES)
+    scene = Scene(on_redis, pauses).wait_for(Listening.YES)
     with contextlib.closing(redis_of_this_worker.client()) as client:
         client.script_flush()
     scene.end()
@@ -212,7 +219,7 @@ def test_a_user_without_channels_polls_and_the_log_tells_it_once(kind, pauses, c
             )
         url = server.url.replace("redis://", "redis://app:pw@")
         with caplog.at_level(logging.WARNING), World(kind, url) as world:
-            Scene(world, pauses, policy=Policy()).wait_for(Hearing.NO).end()
+            Scene(world, pauses, policy=Policy()).wait_for(Listening.NO).end()
             engine = world.engine(policy=Policy())
             effect = Effect().held()
             engine.start("next", effect)
@@ -249,7 +256,7 @@ def test_where_no_further_connection_can_be_had_polling_goes_on(request, kind, d
 def test_a_server_without_shard_channels_is_subscribed_to_plainly(kind, pauses, caplog):
     args = ("--rename-command", "SPUBLISH", "", "--rename-command", "SSUBSCRIBE", "")
     with redis_server(args=args) as server, World(kind, server.url) as world:
-        Scene(world, pauses).wait_for(Hearing.YES).end()
+        Scene(world, pauses).wait_for(Listening.YES).end()
     assert not caplog.records
 
 
@@ -262,10 +269,10 @@ def test_a_thread_that_cannot_be_started_is_no_error(redis_url, pauses, monkeypa
     with World("threads", redis_url) as world:
         store = world.engine().store.store
         with monkeypatch.context() as patched:
-            patched.setattr(threads.threading, "Thread", Exhausted)
+            patched.setattr(listening.threading, "Thread", Exhausted)
             with store.watch(Identity("default", "k")) as watch:
-                assert watch.hearing is Hearing.NO
-        Scene(world, pauses).wait_for(Hearing.YES).end()
+                assert watch.listening is Listening.NO
+        Scene(world, pauses).wait_for(Listening.YES).end()
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
@@ -278,11 +285,11 @@ def test_a_signal_while_the_thread_starts_leaves_nobody_deaf(redis_url, monkeypa
 
     with contextlib.closing(open_store(redis_url)) as store:
         with monkeypatch.context() as patched:
-            patched.setattr(threads.threading, "Thread", Interrupted)
+            patched.setattr(listening.threading, "Thread", Interrupted)
             with pytest.raises(KeyboardInterrupt), store.watch(Identity("default", "k")):
                 pass
         with store.watch(Identity("default", "another")) as watch:
-            wait_until(lambda: watch.hearing is Hearing.YES)
+            wait_until(lambda: watch.listening is Listening.YES)
 
 
 def test_a_process_that_may_open_no_more_files_listens_again_when_it_may(redis_url, monkeypatch):
@@ -291,14 +298,14 @@ def test_a_process_that_may_open_no_more_files_listens_again_when_it_may(redis_u
 
     with contextlib.closing(open_store(redis_url)) as store:
         with monkeypatch.context() as patched:
-            patched.setattr(threads.socket, "socketpair", exhausted)
+            patched.setattr(listening.socket, "socketpair", exhausted)
             with store.watch(Identity("default", "k")) as watch:
-                wait_until(lambda: watch.hearing is Hearing.NO)
+                wait_until(lambda: watch.listening is Listening.NO)
 
         def hears() -> bool:
             with store.watch(Identity("default", "k")) as again:
                 time.sleep(0.01)
-                return again.hearing is Hearing.YES
+                return again.listening is Listening.YES
 
         wait_until(hears)
 
@@ -307,7 +314,7 @@ def test_a_process_that_may_open_no_more_files_listens_again_when_it_may(redis_u
 
 
 def test_what_anybody_else_publishes_is_not_believed(on_redis, redis_of_this_worker, pauses):
-    scene = Scene(on_redis, pauses).wait_for(Hearing.YES)
+    scene = Scene(on_redis, pauses).wait_for(Listening.YES)
     other = Idempotency(redis_of_this_worker.url.replace("/0", "/1"))
     with other, contextlib.closing(redis_of_this_worker.client(db=1)) as client:
         other.execute("k", lambda: "of another database")
@@ -322,7 +329,7 @@ def test_what_anybody_else_publishes_is_not_believed(on_redis, redis_of_this_wor
 
 
 def test_what_anybody_else_notifies_is_not_believed(on_postgres, postgres_url, pauses):
-    scene = Scene(on_postgres, pauses).wait_for(Hearing.YES)
+    scene = Scene(on_postgres, pauses).wait_for(Listening.YES)
     with psycopg.connect(postgres_url, autocommit=True) as other:
         (digest,) = other.execute("SELECT digest::text FROM idempotent_record").fetchone()
         stranger = '["AAAA", null, 1, 1, 1, 60.0, "json/1", "MQ=="]'
@@ -358,17 +365,17 @@ def test_where_nobody_waits_nothing_is_notified(on_postgres, postgres_url):
 
 def test_a_server_behind_tls_wakes(kind, pauses):
     with redis_server(tls=True, password="secret") as server, World(kind, server.url) as world:
-        Scene(world, pauses).wait_for(Hearing.YES).end()
+        Scene(world, pauses).wait_for(Listening.YES).end()
 
 
 def test_valkey_wakes(kind, pauses):
     with redis_server(valkey=True) as server, World(kind, server.url) as world:
-        Scene(world, pauses).wait_for(Hearing.YES).end()
+        Scene(world, pauses).wait_for(Listening.YES).end()
 
 
 def test_the_primary_that_sentinel_names_wakes(kind, pauses):
     with redis_sentinel() as sentinel, World(kind, sentinel.url) as world:
-        Scene(world, pauses).wait_for(Hearing.YES).end()
+        Scene(world, pauses).wait_for(Listening.YES).end()
 
 
 @pytest.fixture(scope="module")
@@ -396,15 +403,14 @@ def test_every_node_of_a_cluster_wakes(kind, cluster, pauses):
 
 def test_a_node_that_has_lost_the_slot_is_no_error(kind, cluster, pauses, monkeypatch, caplog):
     with World(kind, cluster.url) as world:
-        first = Scene(world, pauses, key=f"here-{kind}").wait_for(Hearing.YES)
+        first = Scene(world, pauses, key=f"here-{kind}").wait_for(Listening.YES)
         first.end()
-        (ear,) = first.waiter.store.store._wakeups._ears.values()
+        (listener,) = first.waiter.store.store._listeners._listeners.values()
         here = cluster.owner(key_slot(channel(first.key)))
         names = (f"elsewhere-{kind}-{number}" for number in range(100))
         elsewhere = next(n for n in names if cluster.owner(key_slot(channel(n))) is not here)
         # As if the slot had moved there, and the map were old: the wrong node is asked.
-        wakeups = type(first.waiter.store.store._wakeups)
-        monkeypatch.setattr(wakeups, "_ear", lambda self, channel: ear)
+        monkeypatch.setattr(RedisListeners, "listener", lambda self, channel: listener)
         with World(kind, cluster.url) as other:
             effect = Effect().held()
             running = other.engine().start(elsewhere, effect)
@@ -412,7 +418,7 @@ def test_a_node_that_has_lost_the_slot_is_no_error(kind, cluster, pauses, monkey
             pauses.clear()
             eager = Policy(wait_interval=0.05, wait_interval_max=0.5)
             waiting = first.waiter.start(elsewhere, never, policy=eager)
-            wait_until(lambda: pauses and pauses[-1] is Hearing.NO)
+            wait_until(lambda: pauses and pauses[-1] is Listening.NO)
             effect.release()
             assert waiting.result(PATIENCE) == running.result(PATIENCE) == "done"
     assert not caplog.records
@@ -422,12 +428,11 @@ def test_a_slot_that_nobody_serves_is_not_listened_to(kind, cluster, pauses, mon
     with World(kind, cluster.url) as world:
         engine = world.engine()
         engine.peek("connected")
-        wakeups = engine.store.store._wakeups
-        client = getattr(wakeups._transport, "client", None) or wakeups._transport._client
+        store = engine.store.store
+        client = getattr(store.transport, "client", None) or store.transport._client
         monkeypatch.setattr(client.nodes_manager, "slots_cache", {})
-        name, server = type(wakeups)._ear.__globals__["_server_of"](wakeups._transport, channel())
-        assert (name, server) == ("", None)
-        assert wakeups._ear(channel())._new_line is None
+        assert store.transport.connector_of(channel()) == ("", None)
+        assert store._listeners.listener(channel())._new_subscriber is None
 
 
 # --- PostgreSQL that is not ours to listen on ---------------------------------------------------
@@ -437,14 +442,14 @@ def test_behind_pgbouncer_waiters_poll(kind, postgres_of_this_worker, postgres_u
     with pgbouncer(postgres_of_this_worker) as address:
         url = f"{address}/{postgres_url.rpartition('/')[2]}?prepare=off"
         with World(kind, url) as world:
-            Scene(world, pauses, policy=Policy()).wait_for(Hearing.NO).end()
+            Scene(world, pauses, policy=Policy()).wait_for(Listening.NO).end()
 
 
 def test_on_a_given_connection_waiters_poll(postgres_url, pauses):
     with psycopg.connect(postgres_url) as connection:
         store = PostgresStore(connection=connection)
         with store.watch(Identity("s", "k")) as watch:
-            assert watch.hearing is Hearing.NO
+            assert watch.listening is Listening.NO
         store.close()
 
 
@@ -456,7 +461,7 @@ def test_on_a_given_connection_waiters_poll(postgres_url, pauses):
 def test_a_forked_child_listens_for_itself(request, database, pauses):
     url = request.getfixturevalue(f"{database}_url")
     with World("threads", url) as world:
-        scene = Scene(world, pauses).wait_for(Hearing.YES)
+        scene = Scene(world, pauses).wait_for(Listening.YES)
         child = os.fork()
         if child == 0:
             status = 1
@@ -464,7 +469,7 @@ def test_a_forked_child_listens_for_itself(request, database, pauses):
                 store = scene.waiter.store.store
                 with store.watch(Identity("default", "k")) as watch:
                     watch.wait(SOON)  # woken by the confirmation
-                    status = 0 if watch.hearing is Hearing.YES else 2
+                    status = 0 if watch.listening is Listening.YES else 2
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
@@ -475,19 +480,20 @@ def test_a_forked_child_listens_for_itself(request, database, pauses):
 async def test_after_a_fork_a_store_for_asyncio_listens_anew(request, database):
     store = open_async_store(request.getfixturevalue(f"{database}_url"))
     with store.watch(Identity("s", "k")) as before:
-        store._wakeups._pid = 0  # as if another process had opened it
+        opened = store._listeners if database == "redis" else store._wakeups
+        opened._pid = 0  # as if another process had opened it
         with store.watch(Identity("s", "k")) as after:
-            assert after._ear is not before._ear
+            assert after._listener is not before._listener
             await after.wait(SOON)
-            assert after.hearing is Hearing.YES
-        await before._ear.close()
+            assert after.listening is Listening.YES
+        await before._listener.close()
     await store.close()
 
 
 # --- lines that are slow, or say strange things -------------------------------------------------
 
 
-class SlowLine:
+class SlowSubscriber:
     """A line that does not open until it may."""
 
     confirms = True
@@ -506,21 +512,21 @@ class SlowLine:
 
 
 def test_closing_does_not_wait_for_a_line_that_does_not_open(monkeypatch):
-    monkeypatch.setattr(threads, "CLOSING", 0.01)
-    line = SlowLine()
-    ear = threads.Ear(lambda: line, "there")
-    with threads.Watch(ear, "k", lambda message: message) as watch:
+    monkeypatch.setattr(listening, "CLOSING", 0.01)
+    line = SlowSubscriber()
+    listener = listening.Listener(lambda: line, "there")
+    with listening.Watch(listener, "k", lambda message: message) as watch:
         assert line.opening.wait(PATIENCE)
-        with threads.Watch(ear, "k", lambda message: message):
+        with listening.Watch(listener, "k", lambda message: message):
             pass  # another one waits for the same line
-        ear.close()
+        listener.close()
         assert not line.closed.is_set()
         line.may_open.set()
         assert line.closed.wait(PATIENCE)
         watch.wait(SOON)
-        assert watch.hearing is Hearing.NO
-        with threads.Watch(ear, "k", lambda message: message) as late:
-            assert late.hearing is Hearing.NO
+        assert watch.listening is Listening.NO
+        with listening.Watch(listener, "k", lambda message: message) as late:
+            assert late.listening is Listening.NO
 
 
 async def test_closing_ends_a_line_for_asyncio_that_does_not_open():
@@ -529,42 +535,45 @@ async def test_closing_ends_a_line_for_asyncio_that_does_not_open():
     class Silent:
         confirms = True
 
-        async def open(self, _rooms, _broke) -> None:
+        async def open(self, _subscriptions, _on_lost) -> None:
             opening.set()
             await asyncio.Event().wait()
 
         async def close(self) -> None:
             closed.set()
 
-    ear = tasks.AsyncEar(Silent, "there")
-    with tasks.AsyncWatch(ear, "k", lambda message: message) as watch:
+    listener = listening.AsyncListener(Silent, "there")
+    with listening.AsyncWatch(listener, "k", lambda message: message) as watch:
         await opening.wait()
-        await ear.close()
+        await listener.close()
         assert closed.is_set()
         await watch.wait(SOON)
-        assert watch.hearing is Hearing.NO
+        assert watch.listening is Listening.NO
 
 
 async def test_an_ear_listens_again_where_tasks_begin_at_once():
     class Refused:
         confirms = True
 
-        async def open(self, _rooms, _broke) -> None:
+        async def open(self, _subscriptions, _on_lost) -> None:
             raise ConnectionRefusedError
 
         async def close(self) -> None:
             pass
 
-    ear = tasks.AsyncEar(Refused, "there")
-    with tasks_that_end_at_once(), tasks.AsyncWatch(ear, "k", lambda message: message) as watch:
+    listener = listening.AsyncListener(Refused, "there")
+    with (
+        tasks_that_end_at_once(),
+        listening.AsyncWatch(listener, "k", lambda message: message) as watch,
+    ):
         await watch.wait(SOON)
-        assert watch.hearing is Hearing.NO
-        assert ear._opening is None
-    await ear.close()
+        assert watch.listening is Listening.NO
+        assert listener._opening is None
+    await listener.close()
 
 
 def test_a_thread_that_is_woken_twice_looks_once():
-    watch = threads.Watch(threads.Ear(None, "there"), "k", lambda message: message)
+    watch = listening.Watch(listening.Listener(None, "there"), "k", lambda message: message)
     watch.wake("first")
     watch.wake("second")
     assert watch.wait(SOON) == "second"
@@ -572,7 +581,9 @@ def test_a_thread_that_is_woken_twice_looks_once():
 
 
 async def test_a_task_that_is_woken_twice_looks_once():
-    watch = tasks.AsyncWatch(tasks.AsyncEar(None, "there"), "k", lambda message: message)
+    watch = listening.AsyncWatch(
+        listening.AsyncListener(None, "there"), "k", lambda message: message
+    )
     watch.wake("first")
     watch.wake("second")
     assert await watch.wait(SOON) == "second"
@@ -580,14 +591,14 @@ async def test_a_task_that_is_woken_twice_looks_once():
 
 
 def test_what_is_no_news_is_passed_over():
-    account = Rooms("there")
-    seat = Seat(b"k")
-    account.enter(seat)
-    hearsay = Hearsay(Manner())
-    hearsay.read(b"+PONG\r\n>2\r\n+MOVING\r\n:1\r\n*3\r\n$8\r\nsmess", account)
-    assert seat.woken == []
-    hearsay.read(b"age\r\n$1\r\nk\r\n$1\r\nx\r\n", account)
-    assert seat.woken == [b"x"]
+    account = Subscriptions("there")
+    waiter = Waiting(b"k")
+    account.add(waiter)
+    messages = MessageReader(ChannelCommands())
+    messages.read(b"+PONG\r\n>2\r\n+MOVING\r\n:1\r\n*3\r\n$8\r\nsmess", account)
+    assert waiter.woken == []
+    messages.read(b"age\r\n$1\r\nk\r\n$1\r\nx\r\n", account)
+    assert waiter.woken == [b"x"]
 
 
 def test_what_tls_has_decrypted_already_is_read_too(redis_url):
@@ -603,98 +614,98 @@ def test_what_tls_has_decrypted_already_is_read_too(redis_url):
             return len(self.left)
 
     with contextlib.closing(open_store(redis_url)) as store:
-        line = RedisLine(store.transport._client.connection_pool, Manner())
+        line = RedisSubscriber(store.transport._client.connection_pool, ChannelCommands())
         line._socket = Pieces()
-        account = Rooms("there")
-        seat = Seat(b"k")
-        account.enter(seat)
+        account = Subscriptions("there")
+        waiter = Waiting(b"k")
+        account.add(waiter)
         line.read(account)
-        assert seat.woken == [b"x"]
+        assert waiter.woken == [b"x"]
 
 
 # --- the account of who waits -------------------------------------------------------------------
 
 
-class Seat:
+class Waiting:
     def __init__(self, channel) -> None:
         self.channel = channel
-        self.hearing = Hearing.SOON
+        self.listening = Listening.SOON
         self.woken = []
 
     def wake(self, message=None) -> None:
         self.woken.append(message)
 
 
-def test_a_confirmation_belongs_to_the_room_that_asked_first():
-    account = Rooms("there")
-    gone, here = Seat("k"), Seat("k")
-    assert account.enter(gone)
-    account.asked("k")
-    account.leave(gone)
-    assert account.left() == ["k"]
-    assert account.enter(here)
-    account.asked("k")
+def test_a_confirmation_belongs_to_the_channel_that_was_requested_first():
+    account = Subscriptions("there")
+    gone, here = Waiting("k"), Waiting("k")
+    assert account.add(gone)
+    account.requested("k")
+    account.remove(gone)
+    assert account.take_unused() == ["k"]
+    assert account.add(here)
+    account.requested("k")
     account.confirmed()
-    assert here.hearing is Hearing.SOON, "that was the answer to the one who left"
-    account.dropped("k")  # the answer to his leaving
-    assert here.hearing is Hearing.SOON
+    assert here.listening is Listening.SOON, "that was the answer to the one who left"
+    account.ended("k")  # the answer to his leaving
+    assert here.listening is Listening.SOON
     account.confirmed()
-    assert here.hearing is Hearing.YES
-    assert account.hears("k")
+    assert here.listening is Listening.YES
+    assert account.is_subscribed("k")
 
 
 def test_a_subscription_that_is_needed_again_is_not_ended():
-    account = Rooms("there")
-    one, other = Seat("a"), Seat("b")
-    for seat in (one, other):
-        account.enter(seat)
-        account.leave(seat)
-    account.enter(one)
-    assert account.left() == ["b"]
-    assert account.left() == []
+    account = Subscriptions("there")
+    one, other = Waiting("a"), Waiting("b")
+    for waiter in (one, other):
+        account.add(waiter)
+        account.remove(waiter)
+    account.add(one)
+    assert account.take_unused() == ["b"]
+    assert account.take_unused() == []
 
 
-def test_a_subscription_that_the_server_ends_or_refuses_makes_deaf():
-    account = Rooms("there")
-    ended, refused = Seat("a"), Seat("b")
-    for seat in (ended, refused):
-        account.enter(seat)
-        account.asked(seat.channel)
+def test_a_subscription_that_the_server_ends_or_refuses_is_lost():
+    account = Subscriptions("there")
+    ended, refused = Waiting("a"), Waiting("b")
+    for waiter in (ended, refused):
+        account.add(waiter)
+        account.requested(waiter.channel)
     account.confirmed()
     account.refused()
-    assert refused.hearing is Hearing.NO
-    account.dropped("a")
-    assert ended.hearing is Hearing.NO
-    assert not account.hears("a")
+    assert refused.listening is Listening.NO
+    account.ended("a")
+    assert ended.listening is Listening.NO
+    assert not account.is_subscribed("a")
     assert account.channels() == ["a", "b"]
 
 
 def test_a_message_reaches_those_who_wait_for_it_alone():
-    account = Rooms("there")
-    one, other = Seat("a"), Seat("b")
-    account.enter(one)
-    account.enter(other)
-    account.told("a", b"x")
-    account.told("c", b"y")
-    account.dropped("c")
+    account = Subscriptions("there")
+    one, other = Waiting("a"), Waiting("b")
+    account.add(one)
+    account.add(other)
+    account.received("a", b"x")
+    account.received("c", b"y")
+    account.ended("c")
     assert (one.woken, other.woken) == ([b"x"], [])
-    assert not account.hears("c")
+    assert not account.is_subscribed("c")
 
 
 def test_listening_is_tried_again_after_ever_longer_pauses(caplog):
-    outage = rooms.Outage("there")
-    assert outage.is_over(0.0)
-    outage.failed(OSError("no"), 0.0)
-    assert not outage.is_over(0.9)
-    outage.failed(OSError("no"), 1.0)
-    assert not outage.is_over(2.9)
+    backoff = listening.Backoff("there")
+    assert backoff.is_over(0.0)
+    backoff.failed(OSError("no"), 0.0)
+    assert not backoff.is_over(0.9)
+    backoff.failed(OSError("no"), 1.0)
+    assert not backoff.is_over(2.9)
     for _ in range(10):
-        outage.failed(OSError("no"), 10.0)
-    assert outage.is_over(10.0 + rooms.LONGEST_PAUSE)
+        backoff.failed(OSError("no"), 10.0)
+    assert backoff.is_over(10.0 + listening.LONGEST_PAUSE)
     assert len(caplog.records) == 1
-    outage.end()
-    outage.failed(OSError("it worked, and broke"), 100.0)
-    assert outage.is_over(100.0)
-    outage.failed(OSError("no"), 100.0)
-    assert not outage.is_over(100.9)
+    backoff.succeeded()
+    backoff.failed(OSError("it worked, and broke"), 100.0)
+    assert backoff.is_over(100.0)
+    backoff.failed(OSError("no"), 100.0)
+    assert not backoff.is_over(100.9)
     assert len(caplog.records) == 2

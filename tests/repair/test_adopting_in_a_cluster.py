@@ -5,10 +5,9 @@ from __future__ import annotations
 from redis.exceptions import TryAgainError
 
 from semel.core.records import Identity, RenewRequest
-from semel.stores.redis import scripts
-from semel.stores.redis.delivery import deliver, never
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.verbs import Verbs
+from semel.stores.redis import commands
+from semel.stores.redis.commands import KeyLayout, Verbs
+from semel.stores.redis.retry import deliver, never
 
 CALL = Verbs(KeyLayout("idem:")).adopt(RenewRequest(Identity("orders", "a"), bytes(12), 30.0))
 
@@ -26,7 +25,7 @@ def after_moving(reply):
 
 
 def test_the_index_entry_of_an_adopted_record_follows():
-    assert after_moving([b"adopted", b"the record", -1, 0]) == [scripts.NOTE]
+    assert after_moving([b"adopted", b"the record", -1, 0]) == [commands.NOTE]
 
 
 def test_nothing_follows_where_nothing_was_adopted():

@@ -13,7 +13,7 @@ import pytest
 from engines.facade import PATIENCE, until
 from semel import ConfigError, open_async_store
 from semel.core.records import Claimed, Identity
-from semel.stores.wakeups.rooms import Hearing
+from semel.stores.listening import Listening
 from stores.redis_given import ask
 
 IDENTITY = Identity("s", "k")
@@ -36,7 +36,7 @@ async def use(store) -> None:
     await store.renew(IDENTITY, b"o" * 12, 30.0)
     if type(store).__name__.startswith(("AsyncRedis", "AsyncPostgres")):
         with store.watch(IDENTITY) as watch:
-            await until(lambda: watch.hearing is Hearing.YES)
+            await until(lambda: watch.listening is Listening.YES)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -21,11 +21,11 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import ALONE
+from semel.stores.listening import Listening
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.patience import Patience
 from semel.stores.sql.postgres.together import lock_number
 from semel.stores.sql.verbs import Reply, Statement
-from semel.stores.wakeups.rooms import Hearing
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction
 from stores.sqlite_helpers import RESULT, ask, finish, identity
@@ -356,7 +356,7 @@ async def test_tasks_that_wait_for_a_key_are_noted_although_they_ask_in_a_batch(
     store = AsyncPostgresStore(postgres_url)
     await store.claim(ask("k"))
     with store.watch(identity("k")) as watch:
-        await until(lambda: watch.hearing is Hearing.YES)  # else the waiter asks again later
+        await until(lambda: watch.listening is Listening.YES)  # else the waiter asks again later
         await asyncio.gather(
             store.claim(ask("first")), store.claim(ask("k", b"waiter------")), store.claim(ask("x"))
         )

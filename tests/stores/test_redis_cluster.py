@@ -16,7 +16,7 @@ from engines.facade import until
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
-from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.commands import KeyLayout
 from semel.stores.redis.listing import _Cursor
 from semel.stores.redis.redis_py import close_client
 from servers.redis import RedisServer, errors_answered, free_port, redis_cluster, wait_until

@@ -21,7 +21,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.redis import RedisStore
 from semel.stores.redis.addresses import parse_url
 from semel.stores.redis.clients import async_opener, opener
-from semel.stores.redis.repeating import SILENCE
+from semel.stores.redis.retry import SILENCE
 from servers.proxy import answering_for
 from servers.redis import redis_sentinel, wait_until
 from stores.redis_given import IDENTITY, ask, finish, opened, opened_async

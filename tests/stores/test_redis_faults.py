@@ -13,7 +13,7 @@ import redis
 
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore, RedisStore, scripts
+from semel.stores.redis import AsyncRedisStore, RedisStore, commands
 from semel.stores.redis.redis_py import close_client, take_connection
 from servers.proxy import proxy_to
 from servers.redis import free_port, redis_server, wait_until
@@ -99,9 +99,9 @@ async def test_an_async_batch_survives_a_flushed_script_cache(server):
 def test_a_claim_whose_reply_was_lost_is_claimed_by_the_same_attempt(server):
     with proxy_to(server.port) as proxy, opened(proxy.url) as store:
         store.get(IDENTITY)
-        proxy.lose_reply(sends(scripts.CLAIM))
+        proxy.lose_reply(sends(commands.CLAIM))
         with server.client() as client:
-            client.script_load(scripts.CLAIM.text)
+            client.script_load(commands.CLAIM.text)
         assert store.claim(ask()).number == 1
         assert proxy.lost == 1
 
@@ -111,8 +111,8 @@ def test_a_complete_whose_reply_was_lost_still_answers_true(server):
         request = ask()
         store.claim(request)
         with server.client() as client:
-            client.script_load(scripts.END.text)
-        proxy.lose_reply(sends(scripts.END))
+            client.script_load(commands.END.text)
+        proxy.lose_reply(sends(commands.END))
         assert store.complete(IDENTITY, request.owner, RESULT, 60)
         assert proxy.lost == 1
         assert store.get(IDENTITY).state is State.SUCCEEDED
@@ -122,12 +122,12 @@ async def test_lost_replies_do_not_matter_to_the_async_store_either(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             with server.client() as client:
-                client.script_load(scripts.CLAIM.text)
-                client.script_load(scripts.END.text)
+                client.script_load(commands.CLAIM.text)
+                client.script_load(commands.END.text)
             request = ask()
-            proxy.lose_reply(sends(scripts.CLAIM))
+            proxy.lose_reply(sends(commands.CLAIM))
             assert (await store.claim(request)).number == 1
-            proxy.lose_reply(sends(scripts.END))
+            proxy.lose_reply(sends(commands.END))
             assert await store.complete(IDENTITY, request.owner, RESULT, 60)
             assert proxy.lost == 2
 
@@ -136,7 +136,7 @@ def test_a_batch_whose_replies_were_lost_is_sent_again_as_a_whole(server):
     with proxy_to(server.port) as proxy, opened(proxy.url) as store:
         asks = [ask(Identity("s", str(n))) for n in range(10)]
         store.claim_many(asks)
-        proxy.lose_reply(sends(scripts.CLAIM))
+        proxy.lose_reply(sends(commands.CLAIM))
         assert [answer.number for answer in store.claim_many(asks)] == [1] * 10
         assert proxy.lost == 1
 

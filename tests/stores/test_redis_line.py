@@ -15,11 +15,10 @@ from redis.exceptions import TimeoutError as LineSilent
 
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore, open_async_store, open_store, scripts
-from semel.stores.redis.aio_transport import _hand_on
-from semel.stores.redis.line import HANDFUL, Lane, Line
+from semel.stores.redis import AsyncRedisStore, commands, open_async_store, open_store
+from semel.stores.redis.commands import Call, packed
 from semel.stores.redis.redis_py import close_client, take_connection
-from semel.stores.redis.scripts import Call, packed
+from semel.stores.redis.tasks import HANDFUL, Lane, Line, _hand_on
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, opened, opened_async
@@ -135,7 +134,7 @@ async def test_a_reply_that_cannot_be_read_is_the_trouble_of_its_caller_alone(se
         raise KeyError("a bug of the reader")
 
     async with line_to(server.url) as line:
-        bad = line.ask(PING, Call(scripts.GET, (b"k",), (), unreadable))
+        bad = line.ask(PING, Call(commands.GET, (b"k",), (), unreadable))
         good = line.ask(packed(("ECHO", "well")))
         with pytest.raises(KeyError):
             await bad
@@ -145,7 +144,7 @@ async def test_a_reply_that_cannot_be_read_is_the_trouble_of_its_caller_alone(se
 
 async def test_a_call_is_told_of_a_line_that_has_no_way_around_its_end(server):
     async with line_to(server.url) as line:
-        asked = line.ask(PING, Call(scripts.GET, (b"k",), (), bool))
+        asked = line.ask(PING, Call(commands.GET, (b"k",), (), bool))
         line.end(LineBroken("cut"))
         with pytest.raises(LineBroken, match="cut"):
             await asked

@@ -19,10 +19,9 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.stores.base import CountRequest, Counts
-from semel.stores.redis.failures import failure
-from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.commands import KeyLayout, Verbs
+from semel.stores.redis.errors import failure
 from semel.stores.redis.listing import Listing
-from semel.stores.redis.verbs import Verbs
 from stores.redis_given import ERROR, IDENTITY, RESULT, ask, new_owner, opened
 
 LAYOUT = KeyLayout("idem:")

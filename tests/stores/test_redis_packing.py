@@ -21,17 +21,15 @@ from semel.core.records import (
     State,
 )
 from semel.errors import RecordUnreadable, StoreError
-from semel.stores.redis import scripts
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.packing import (
+from semel.stores.redis import commands
+from semel.stores.redis.commands import KeyLayout, Verbs, packed
+from semel.stores.redis.replies import (
     CODECS,
     pack_outcome,
     unpack_finished,
     unpack_outcome,
     unpack_record,
 )
-from semel.stores.redis.scripts import packed
-from semel.stores.redis.verbs import Verbs
 from stores.redis_given import ERROR, IDENTITY, RESULT, ask, new_owner, opened
 
 outcomes = st.builds(
@@ -369,7 +367,7 @@ def test_what_is_sent_is_what_the_arguments_say(call):
 def test_hiredis_is_given_no_number_to_write(monkeypatch):
     """A handler of a signal that raised while it wrote one ended the process (hiredis 3.5)."""
     asked = []
-    monkeypatch.setattr(scripts, "pack_command", lambda parts: asked.extend(parts) or b"written")
+    monkeypatch.setattr(commands, "pack_command", lambda parts: asked.extend(parts) or b"written")
     assert packed(("EVALSHA", b"digest", 2, "k", State.FAILED, -1, 2**60)) == b"written"
     assert asked == ["EVALSHA", b"digest", b"2", "k", b"2", b"-1", str(2**60).encode()]
 

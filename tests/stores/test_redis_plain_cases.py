@@ -9,9 +9,8 @@ import pytest
 import redis
 
 from semel.core.records import ClaimRequest, Encoded, FailRequest, Identity
-from semel.stores.redis import scripts
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.verbs import Verbs
+from semel.stores.redis import commands
+from semel.stores.redis.commands import KeyLayout, Verbs
 
 CASES = 1500
 NOW = "{'1700000000', '123456'}"
@@ -30,12 +29,12 @@ IF_ANY = READ + "if not found then return 0 end\n"
 
 def whole(name: str, opening: str) -> str:
     """The script without its plain cases."""
-    return opening + scripts.load("semel.stores.redis", "record", name).text
+    return opening + commands.load("semel.stores.redis", "record", name).text
 
 
 PAIRS = {
-    "claim": (scripts.CLAIM.text, whole("claim", READ)),
-    "end": (scripts.END.text, whole("end", IF_ANY)),
+    "claim": (commands.CLAIM.text, whole("claim", READ)),
+    "end": (commands.END.text, whole("end", IF_ANY)),
 }
 
 

@@ -8,11 +8,11 @@ import inspect
 import pytest
 
 from semel.stores.base import AsyncBatching, AsyncScannable, Batching, Scannable
-from semel.stores.redis import AsyncRedisStore, RedisStore, aio, aio_wakeups, store, wakeups
+from semel.stores.redis import AsyncRedisStore, RedisStore, aio, store
 from semel.stores.redis.aio_cluster import AsyncClusterTransport
-from semel.stores.redis.aio_transport import AsyncServerTransport
 from semel.stores.redis.cluster import ClusterTransport
-from semel.stores.redis.transport import ServerTransport
+from semel.stores.redis.tasks import AsyncServerTransport
+from semel.stores.redis.threads import ServerTransport
 
 RENAMED = {
     "AsyncEar": "Ear",
@@ -55,7 +55,6 @@ def methods(module, name: str) -> str:
 
 def test_the_two_stores_have_the_same_methods_with_the_same_text():
     assert methods(aio, "AsyncRedisStore") == methods(store, "RedisStore")
-    assert methods(aio_wakeups, "AsyncRedisWakeups") == methods(wakeups, "RedisWakeups")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 import redis
 
 from semel.errors import StoreUnavailable
-from semel.stores.redis.gate import Gate
+from semel.stores.redis.commands import packed
 from semel.stores.redis.redis_py import socket_of
-from semel.stores.redis.scripts import packed
-from semel.stores.redis.wires import Wires
+from semel.stores.redis.threads import Gate, Wires
 
 KEEPS_FRAMES = redis.__version__.startswith("5.")
 """A server before 7.2 answers an error when redis-py connects, and its traceback keeps our frames."""

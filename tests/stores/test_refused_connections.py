@@ -13,7 +13,9 @@ import pytest
 
 from semel import StoreUnavailable, open_async_store, open_store
 from semel.core.records import Identity
-from semel.stores.redis import aio_transport, clients, repeating, transport
+from semel.stores.redis import clients, retry
+from semel.stores.redis import tasks as redis_tasks
+from semel.stores.redis import threads as redis_threads
 from semel.stores.registry import SEARCH_SHARE
 from semel.stores.sql.mysql import errors, tasks, threads
 from semel.stores.sql.postgres import aio_executor, executor, patience
@@ -52,13 +54,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clients, transport, executor, patience, threads, errors):
+    for module in (clients, redis_threads, executor, patience, threads, errors):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(repeating, "monotonic", clock.monotonic)
+    monkeypatch.setattr(retry, "monotonic", clock.monotonic)
     monkeypatch.setattr("redis.retry.sleep", clock.sleep)
     monkeypatch.setattr("redis.asyncio.retry.sleep", clock.async_sleep)
     patched = SimpleNamespace(**{**vars(asyncio), "sleep": clock.async_sleep})
-    for module in (aio_transport, aio_executor, tasks):
+    for module in (redis_tasks, aio_executor, tasks):
         monkeypatch.setattr(module, "asyncio", patched)
     return clock
 

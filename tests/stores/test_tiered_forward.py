@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from semel.core.records import Busy, Claimed, Finished, Mismatch
 from semel.errors import StoreUnavailable
-from semel.stores.redis.scripts import script
+from semel.stores.redis.commands import script
 from semel.stores.tiered import calls as timing
 from semel.stores.tiered.calls import Calls
 from semel.stores.tiered.entries import Kind

@@ -14,13 +14,12 @@ import redis.asyncio
 from semel.errors import ConfigError
 from semel.stores.redis.addresses import Kind, parse_url
 from semel.stores.redis.aio_cluster import AsyncClusterTransport
-from semel.stores.redis.aio_transport import AsyncServerTransport, AsyncTransport
 from semel.stores.redis.clients import async_opener, connection_limit, opener
 from semel.stores.redis.cluster import ClusterTransport
-from semel.stores.redis.failures import CLUSTER
-from semel.stores.redis.gate import Gate
+from semel.stores.redis.errors import CLUSTER
 from semel.stores.redis.redis_py import check
-from semel.stores.redis.transport import ServerTransport, Transport
+from semel.stores.redis.tasks import AsyncServerTransport, AsyncTransport
+from semel.stores.redis.threads import Gate, ServerTransport, Transport
 
 
 def adopt(client: Any, timeout: float) -> Transport:

@@ -12,15 +12,21 @@ from typing import Any, TypeVar
 from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
 from semel.stores.answering import AsyncAnsweringStore
+from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.redis.adopt import adopt_async
-from semel.stores.redis.aio_transport import AsyncTransport
-from semel.stores.redis.aio_wakeups import AsyncRedisWakeups
-from semel.stores.redis.delivery import certain
-from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.commands import (
+    KeyLayout,
+    Verbs,
+    is_urgent,
+    may_be_too_large,
+    rejections,
+    with_rejections,
+)
+from semel.stores.redis.listening import AsyncRedisSubscriber, RedisListeners, read_message
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
-from semel.stores.redis.verbs import Verbs, is_urgent, may_be_too_large, rejections, with_rejections
+from semel.stores.redis.retry import certain
+from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
-from semel.stores.wakeups.tasks import AsyncWatch
 
 T = TypeVar("T")
 
@@ -47,7 +53,7 @@ class AsyncRedisStore(AsyncAnsweringStore):
             client if isinstance(client, AsyncTransport) else adopt_async(client, timeout)
         )
         """What sends commands to the servers; a tier in front of SQL sends its own by it."""
-        self._wakeups = AsyncRedisWakeups(self.transport, self.keys)
+        self._listeners = RedisListeners(self.transport, AsyncListener, AsyncRedisSubscriber)
 
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self.transport.where} prefix={self.keys.prefix!r}>"
@@ -84,12 +90,14 @@ class AsyncRedisStore(AsyncAnsweringStore):
 
     async def close(self) -> None:
         """Release what this store opened itself."""
-        await self._wakeups.close()
+        for listener in self._listeners.take_all():
+            await listener.close()
         await self.transport.close()
 
     def watch(self, identity: Identity) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
-        return self._wakeups.watch(identity)
+        channel = self.keys.record(identity)
+        return AsyncWatch(self._listeners.listener(channel), channel, read_message)
 
     def server_of(self, identity: Identity) -> str | None:
         """Name the node of a cluster that has the record, as far as is known."""

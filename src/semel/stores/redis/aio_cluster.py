@@ -12,13 +12,12 @@ from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import MovedError, SlotNotCoveredError
 
-from semel.stores.redis.aio_transport import AsyncTransport
 from semel.stores.redis.cluster import ASKING, PAUSE, silent_node
-from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
-from semel.stores.redis.failures import DRIVER_ERRORS
-from semel.stores.redis.line import Lanes
+from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import close_nodes, give_back_to_node, read_map_async
-from semel.stores.redis.transport import scan_command, scan_reply
+from semel.stores.redis.retry import Address, Attempt, Reply, means_old_map
+from semel.stores.redis.tasks import AsyncTransport, Lanes
+from semel.stores.redis.threads import scan_command, scan_reply
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -89,8 +88,17 @@ class AsyncClusterTransport(AsyncTransport):
 
     def server_of(self, key: bytes) -> str:
         """Name the node that has a key; empty when nobody is known to have it."""
+        owner = self._owner(key)
+        return "" if owner is None else owner.name
+
+    def connector_of(self, key: bytes) -> tuple[str, Any]:
+        """Name the node that has a key, and what connects to it."""
+        owner = self._owner(key)
+        return ("", None) if owner is None else (owner.name, owner)
+
+    def _owner(self, key: bytes) -> ClusterNode | None:
         owners = self._client.nodes_manager.slots_cache.get(self._client.keyslot(key))
-        return owners[0].name if owners else ""
+        return owners[0] if owners else None
 
     def _lanes(self, node: ClusterNode) -> Lanes[_Node]:
         lanes = self._lanes_of.get(node.name)

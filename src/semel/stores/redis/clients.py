@@ -32,7 +32,7 @@ from redis.sentinel import Sentinel
 
 from semel.errors import ConfigError
 from semel.stores.redis.addresses import Kind, ServerAddress
-from semel.stores.redis.failures import is_hopeless
+from semel.stores.redis.errors import is_hopeless
 from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
 from semel.stores.registry import OPEN_OPTIONS
 from semel.stores.urls import did_you_mean

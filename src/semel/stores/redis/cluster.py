@@ -15,12 +15,11 @@ from typing import Any
 from redis.exceptions import MovedError
 
 from semel.stores.redis.clients import new_node
-from semel.stores.redis.delivery import Address, Attempt, Reply, means_old_map
-from semel.stores.redis.failures import DRIVER_ERRORS, translated
+from semel.stores.redis.commands import packed
+from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import read_map
-from semel.stores.redis.scripts import packed
-from semel.stores.redis.transport import Transport, scan_command, scan_reply
-from semel.stores.redis.wires import Wires
+from semel.stores.redis.retry import Address, Attempt, Reply, means_old_map
+from semel.stores.redis.threads import Transport, Wires, scan_command, scan_reply
 
 ASKING = packed(("ASKING",))
 
@@ -92,8 +91,19 @@ class ClusterTransport(Transport):
 
     def server_of(self, key: bytes) -> str:
         """Name the node that has a key; empty when nobody is known to have it."""
+        owner = self._owner(key)
+        return "" if owner is None else owner.name
+
+    def connector_of(self, key: bytes) -> tuple[str, Any]:
+        """Name the node that has a key, and the pool that connects to it."""
+        owner = self._owner(key)
+        if owner is None:
+            return "", None
+        return owner.name, self.client.get_redis_connection(owner).connection_pool
+
+    def _owner(self, key: bytes) -> Any:
         owners = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
-        return owners[0].name if owners else ""
+        return owners[0] if owners else None
 
     def _ask_node(self, node: Any, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
         commands: list[bytes] = []

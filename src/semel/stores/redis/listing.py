@@ -29,11 +29,16 @@ from semel.stores.base import (
     ScanRequest,
     StuckRequest,
 )
-from semel.stores.redis import scripts
-from semel.stores.redis.delivery import certain
-from semel.stores.redis.keys import KeyLayout, member_identity
-from semel.stores.redis.scripts import Call
-from semel.stores.redis.verbs import Verbs, microseconds, record_reader
+from semel.stores.redis import commands
+from semel.stores.redis.commands import (
+    Call,
+    KeyLayout,
+    Verbs,
+    member_identity,
+    microseconds,
+    record_reader,
+)
+from semel.stores.redis.retry import certain
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +111,7 @@ class Listing:
 
         def check(identity: Identity) -> Call[Record | None]:
             keys = self._keys.record_and_index(identity)
-            return Call(scripts.CHECK, keys, (), record_reader(identity))
+            return Call(commands.CHECK, keys, (), record_reader(identity))
 
         yield from self._visit_due(older_than, ask.limit, check, keep)
         # By when the lease ended, not by how long ago that was: each was read at another moment.
@@ -120,7 +125,7 @@ class Listing:
         after = microseconds(abandoned_after)
 
         def remove(identity: Identity) -> Call[int]:
-            return Call(scripts.PURGE, self._keys.record_and_index(identity), (after,), int)
+            return Call(commands.PURGE, self._keys.record_and_index(identity), (after,), int)
 
         return (yield from self._visit_due(abandoned_after, ask.limit, remove, sum))
 
@@ -137,7 +142,7 @@ class Listing:
         while wanted > 0:
             arguments = (microseconds(older_than), at_most)
             due = yield [
-                Call(scripts.DUE, (index,), arguments, _read_due) for index in self._keys.indexes()
+                Call(commands.DUE, (index,), arguments, _read_due) for index in self._keys.indexes()
             ]
             buckets = [certain(bucket) for bucket in due]
             oldest_first = sorted((pair for bucket in buckets for pair in bucket), key=_deadline)
@@ -192,7 +197,7 @@ class Listing:
                 position, keys = yield ScanStep(node, position, pattern, _COUNT_STEP)
                 identities = self._identities(keys)
                 states = yield [
-                    Call(scripts.STATE, (self._keys.record(identity),), (), _as_is)
+                    Call(commands.STATE, (self._keys.record(identity),), (), _as_is)
                     for identity in identities
                 ]
                 for found in _readable(identities, states):

@@ -13,15 +13,21 @@ from typing import Any, TypeVar
 from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
 from semel.stores._sync.answering import AnsweringStore
+from semel.stores.listening import Listener, Watch
 from semel.stores.redis.adopt import adopt
-from semel.stores.redis.delivery import certain
-from semel.stores.redis.keys import KeyLayout
+from semel.stores.redis.commands import (
+    KeyLayout,
+    Verbs,
+    is_urgent,
+    may_be_too_large,
+    rejections,
+    with_rejections,
+)
+from semel.stores.redis.listening import RedisListeners, RedisSubscriber, read_message
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
-from semel.stores.redis.transport import Transport
-from semel.stores.redis.verbs import Verbs, is_urgent, may_be_too_large, rejections, with_rejections
-from semel.stores.redis.wakeups import RedisWakeups
+from semel.stores.redis.retry import certain
+from semel.stores.redis.threads import Transport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
-from semel.stores.wakeups.threads import Watch
 
 T = TypeVar("T")
 
@@ -46,7 +52,7 @@ class RedisStore(AnsweringStore):
         self._listing = Listing(self.keys, self._verbs)
         self.transport = client if isinstance(client, Transport) else adopt(client, timeout)
         """What sends commands to the servers; a tier in front of SQL sends its own by it."""
-        self._wakeups = RedisWakeups(self.transport, self.keys)
+        self._listeners = RedisListeners(self.transport, Listener, RedisSubscriber)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self.transport.where} prefix={self.keys.prefix!r}>"
@@ -83,12 +89,14 @@ class RedisStore(AnsweringStore):
 
     def close(self) -> None:
         """Release what this store opened itself."""
-        self._wakeups.close()
+        for listener in self._listeners.take_all():
+            listener.close()
         self.transport.close()
 
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
-        return self._wakeups.watch(identity)
+        channel = self.keys.record(identity)
+        return Watch(self._listeners.listener(channel), channel, read_message)
 
     def server_of(self, identity: Identity) -> str | None:
         """Name the node of a cluster that has the record, as far as is known."""

@@ -7,8 +7,8 @@ from time import monotonic
 from typing import TypeVar
 
 from semel.errors import StoreError
-from semel.stores.redis.aio_transport import AsyncTransport
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.commands import Call
+from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.tiered.breaker import Breaker
 from semel.stores.tiered.calls import Found, Look, looks
 from semel.stores.tiered.front import not_confirmed

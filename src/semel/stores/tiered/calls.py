@@ -13,9 +13,7 @@ from msgspec import Struct
 
 from semel.core.records import Identity
 from semel.errors import StoreError
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.scripts import Call, load
-from semel.stores.redis.verbs import microseconds, milliseconds
+from semel.stores.redis.commands import Call, KeyLayout, load, microseconds, milliseconds
 from semel.stores.tiered.entries import Entry, Kind, unpack
 
 WINDOW: Final = 5.0

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import TypeVar
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.redis.scripts import Call
-from semel.stores.redis.transport import Transport
+from semel.stores.redis.commands import Call
+from semel.stores.redis.threads import Transport
 from semel.stores.tiered.breaker import Breaker
 from semel.stores.tiered.calls import Found, Look, looks
 

@@ -46,8 +46,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.redis.scripts import Call
-from semel.stores.redis.verbs import SMALLEST_LIMIT
+from semel.stores.redis.commands import SMALLEST_LIMIT, Call
 from semel.stores.tiered.calls import ABOVE_ALL, Calls, Found, Look
 from semel.stores.tiered.entries import Kind, pack_body
 from semel.stores.tiered.locks import ForkSafeLock

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Request
 from semel.errors import StoreError
 from semel.stores.batching import Batcher, Single
+from semel.stores.listening import AsyncWatch
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.migrations import DEFAULT_TABLE
@@ -33,7 +34,6 @@ from semel.stores.sql.postgres.settings import Settings, all_options, settings
 from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
 from semel.stores.sql.verbs import Operation, OwnColumns
 from semel.stores.urls import positive_seconds, switch
-from semel.stores.wakeups.tasks import AsyncWatch
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import msgspec
 from psycopg.pq.abc import PGconn
 
 from semel.core.records import Encoded, Ended, Finished, State
+from semel.stores.listening import Subscriptions
 from semel.stores.sql.postgres.words import CHANNEL
-from semel.stores.wakeups.rooms import Rooms
 
 LISTEN: Final = f"LISTEN {CHANNEL}"
 
@@ -30,11 +30,11 @@ def channel(digest: UUID) -> bytes:
     return str(digest).encode()
 
 
-def tell(pgconn: PGconn, rooms: Rooms[Any]) -> None:
+def tell(pgconn: PGconn, subscriptions: Subscriptions[Any]) -> None:
     """Take in what has come: each message names its record, and others are nobody's."""
     pgconn.consume_input()
     while (notice := pgconn.notifies()) is not None:
-        rooms.told(notice.extra[:_DIGEST], notice.extra[_DIGEST:])
+        subscriptions.received(notice.extra[:_DIGEST], notice.extra[_DIGEST:])
 
 
 def read_outcome(message: bytes) -> Ended | None:

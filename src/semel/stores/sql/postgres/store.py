@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from semel.core.records import Identity, Request
 from semel.errors import StoreError
+from semel.stores.listening import Watch
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
@@ -30,7 +31,6 @@ from semel.stores.sql.postgres.wakeups import PostgresWakeups
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation, OwnColumns
 from semel.stores.urls import positive_seconds, switch
-from semel.stores.wakeups.threads import Watch
 
 T = TypeVar("T")
 

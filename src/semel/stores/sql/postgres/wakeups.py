@@ -13,14 +13,13 @@ from uuid import UUID
 
 import psycopg
 
+from semel.stores.listening import Listener, Subscriptions, Watch
 from semel.stores.sql.postgres.hearsay import LISTEN, channel, read_outcome, tell
 from semel.stores.sql.postgres.lending import leave_alone
 from semel.stores.sql.postgres.settings import Settings
-from semel.stores.wakeups.rooms import Rooms
-from semel.stores.wakeups.threads import Ear, Watch
 
 
-class PostgresLine:
+class PostgresSubscriber:
     """One connection that listens."""
 
     confirms = False
@@ -46,9 +45,9 @@ class PostgresLine:
     def unsubscribe(self, channel: Any) -> None:
         """Nothing was asked for."""
 
-    def read(self, rooms: Rooms[Any]) -> None:
+    def read(self, subscriptions: Subscriptions[Any]) -> None:
         """Tell what has come."""
-        tell(self._pgconn, rooms)
+        tell(self._pgconn, subscriptions)
 
     def close(self) -> None:
         """Disconnect."""
@@ -61,24 +60,26 @@ class PostgresWakeups:
 
     def __init__(self, settings: Settings | None, place: str) -> None:
         listens = settings is not None and settings.own_session
-        self._new_line = partial(PostgresLine, cast("Settings", settings)) if listens else None
+        self._new_subscriber = (
+            partial(PostgresSubscriber, cast("Settings", settings)) if listens else None
+        )
         self._place = place
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._ear = Ear(self._new_line, self._place)
+        self._listener = Listener(self._new_subscriber, self._place)
 
     def __contains__(self, digest: object) -> bool:
-        return self._ear.rooms.hears(channel(cast("UUID", digest)))
+        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
 
     def watch(self, digest: UUID) -> Watch:
         """Listen for the end of the record's running attempt."""
         if self._pid != os.getpid():
-            leave_alone(self._ear)  # the parent's
+            leave_alone(self._listener)  # the parent's
             self._begin()
-        return Watch(self._ear, channel(digest), read_outcome)
+        return Watch(self._listener, channel(digest), read_outcome)
 
     def close(self) -> None:
         """End the connection."""
-        self._ear.close()
+        self._listener.close()

@@ -6,11 +6,17 @@ store share every line of it.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from importlib.resources import files
+from typing import Any, Final, Generic, TypeVar
+from zlib import crc32
 
+from hiredis import pack_command
 from msgspec import Struct
+from msgspec.structs import replace
 
 from semel.core.records import (
     FAILED,
@@ -37,14 +43,191 @@ from semel.core.records import (
     State,
     TouchRequest,
 )
-from semel.errors import StoreError, ValueRejected
-from semel.stores.redis import scripts
-from semel.stores.redis.dangers import dangers
-from semel.stores.redis.keys import KeyLayout
-from semel.stores.redis.packing import pack_outcome, unpack_finished, unpack_record
-from semel.stores.redis.scripts import Call, Script, packed, size
+from semel.errors import ConfigError, StoreError, ValueRejected
+from semel.stores.redis.replies import dangers, pack_outcome, unpack_finished, unpack_record
+
+# --- The Lua scripts and what a call of one looks like ------------------------------------
+#
+# This module holds text and values. It sends nothing: a transport takes a `Call`, and its `read`
+# turns the reply into the answer. Every key that a script touches is named in the call.
+
 
 Answer = TypeVar("Answer")
+Argument = bytes | str | int
+
+
+def packed(arguments: tuple[Argument, ...]) -> bytes:
+    """Write a command the way a server reads it."""
+    # Numbers as text: where hiredis writes them, a handler of a signal that raises just then ends
+    # the whole process (it does not expect that of `repr`).
+    plain = tuple([b"%d" % part if isinstance(part, int) else part for part in arguments])
+    wire: bytes = pack_command(plain)  # type: ignore[arg-type]  # its stub says one argument
+    return wire
+
+
+def size(length: int) -> bytes:
+    """Write what stands before an argument of this length: the end of the line before, its size."""
+    return _SIZES[length] if length < len(_SIZES) else b"\r\n$%d\r\n" % length
+
+
+_SIZES: Final = tuple(b"\r\n$%d\r\n" % length for length in range(512))
+
+
+class Script(Struct, frozen=True):
+    """One Lua script and the digest by which a server remembers it."""
+
+    text: str
+    sha: str
+    opening: bytes
+    """How a command that runs it by its digest goes on after the number of its parts, when it is
+    about a record and its index."""
+
+
+def load(package: str, *names: str) -> Script:
+    """Make one script of the files of these names in a package's folder `lua`."""
+    folder = files(package).joinpath("lua")
+    return script("\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names))
+
+
+def script(text: str) -> Script:
+    """Name a script by its digest."""
+    # Redis names a script by its SHA-1; nothing here is a secret.
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    parts = (b"EVALSHA", sha.encode(), b"2")
+    return Script(text, sha, b"".join(size(len(part)) + part for part in parts))
+
+
+_load = partial(load, "semel.stores.redis", "record")
+
+CLAIM = load("semel.stores.redis", "claim_plain", "record", "claim")
+RENEW = _load("renew")
+END = load("semel.stores.redis", "end_plain", "record", "end")
+PUT = _load("put")
+GET = _load("get")
+TOUCH = _load("touch")
+FORGET = _load("forget")
+ADOPT = _load("adopt")
+DUE = _load("due")
+CHECK = _load("check")
+PURGE = _load("purge")
+NOTE = _load("note")
+STATE = _load("state")
+INFO = _load("info")
+
+
+class Call(Struct, Generic[Answer], frozen=True, gc=False):
+    """One run of a script: what to send, and how to read the reply."""
+
+    script: Script
+    keys: tuple[bytes, ...]
+    """The record, and the index of its bucket where the script keeps that in order."""
+    args: tuple[Argument, ...]
+    read: Callable[[Any], Answer]
+    lease: int | None = None
+    """What the index should say of a record that is PROCESSING after this call: how many
+    microseconds its lease lasts; None = it ended."""
+    written: bytes | None = None
+    """The command as it is sent, for the calls that are made most."""
+
+    def wire(self) -> bytes:
+        """Write the command that runs the script by its digest."""
+        if self.written is None:
+            return packed(self.command(with_text=False))
+        return self.written
+
+    def command(self, *, with_text: bool) -> tuple[Argument, ...]:
+        """The command to send: by digest, or with the whole text for a server that forgot it."""
+        head = ("EVAL", self.script.text) if with_text else ("EVALSHA", self.script.sha)
+        return (*head, len(self.keys), *self.keys, *self.args)
+
+    def without_index(self) -> Call[Answer]:
+        """The same call on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
+        return replace(self, keys=self.keys[:1], written=None)
+
+    def note(self) -> Call[bool]:
+        """Writes the index entry of a record that went alone."""
+        record, index = self.keys
+        lease = "" if self.lease is None else self.lease
+        return Call(NOTE, (index,), (record.partition(b"}")[2], lease), bool)
+
+
+# --- Where records live: `prefix{bucket}len(scope):scope:key` -----------------------------
+#
+# This module names keys. It touches no server.
+#
+# The bucket is the identity's CRC-32 mod 1024: it spreads, and nothing more is asked of it. Between
+# braces it is what Redis Cluster hashes, so a record and the index of its bucket share a slot
+# whatever braces the user's key holds; that is also why the prefix may have none. The index is
+# `prefix{bucket}~leases`: a record goes on with a digit after the brace, so the two can never meet.
+
+
+BUCKETS = 1024
+_INDEX_NAME = "~leases"
+_GLOB_CHARACTERS = re.compile(r"([\\*?\[\]^-])")
+
+
+class KeyLayout:
+    """The keys of one store."""
+
+    def __init__(self, prefix: str) -> None:
+        if "{" in prefix or "}" in prefix:
+            raise ConfigError(
+                f"the prefix {prefix!r} has a brace; Redis Cluster hashes what stands between "
+                "braces, and semel needs that place for its own bucket number"
+            )
+        self.prefix = prefix
+        self._indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
+        self._records = [f"{prefix}{{{bucket}}}".encode() for bucket in range(BUCKETS)]
+        self.written_indexes = {index: size(len(index)) + index for index in self._indexes}
+        """The keys of all indexes, each as an argument of a command."""
+
+    def record(self, identity: Identity) -> bytes:
+        """The key of the record."""
+        encoded = identity.encoded
+        return self._records[crc32(encoded) % BUCKETS] + encoded
+
+    def record_and_index(self, identity: Identity) -> tuple[bytes, bytes]:
+        """The key of the record, and the key of the index of running leases beside it."""
+        encoded = identity.encoded
+        bucket = crc32(encoded) % BUCKETS
+        return self._records[bucket] + encoded, self._indexes[bucket]
+
+    def indexes(self) -> list[bytes]:
+        """The keys of all indexes."""
+        return self._indexes
+
+    def pattern(self, scope: str | None, key_prefix: str) -> bytes:
+        """A glob for SCAN that finds the records asked for, and perhaps a few more."""
+        glob = _escaped(self.prefix) + "{*}"
+        if scope is None:
+            glob += "[0-9]*:" if not key_prefix else f"[0-9]*:*:{_escaped(key_prefix)}"
+        else:
+            glob += _escaped(f"{len(scope)}:{scope}:{key_prefix}")
+        return (glob + "*").encode()
+
+    def identity(self, key: bytes) -> Identity | None:
+        """The identity that a key stands for; None when the key is not one of ours."""
+        _, brace, encoded = key.partition(b"}")
+        found = member_identity(encoded) if brace else None
+        return found if found is not None and self.record(found) == key else None
+
+
+def member_identity(encoded: bytes) -> Identity | None:
+    """Read `len(scope):scope:key`, which is also how the index names a record."""
+    try:
+        length, _, rest = encoded.decode().partition(":")
+        scope_length = int(length)
+    except ValueError:
+        return None
+    scope, colon, key = rest[:scope_length], rest[scope_length : scope_length + 1], rest
+    if colon != ":":
+        return None
+    return Identity(scope, key[scope_length + 1 :])
+
+
+def _escaped(text: str) -> str:
+    return _GLOB_CHARACTERS.sub(r"\\\1", text)
+
 
 LONGEST = 100 * 365 * 86400.0
 """No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
@@ -89,7 +272,7 @@ class Verbs:
         """See `Store.renew`."""
         lease = microseconds(ask.lease)
         return Call(
-            scripts.RENEW,
+            RENEW,
             self._keys.record_and_index(ask.identity),
             (ask.owner, lease),
             bool,
@@ -109,13 +292,13 @@ class Verbs:
     def get(self, ask: GetRequest) -> Call[Record | None]:
         """See `Store.get`."""
         keys = (self._keys.record(ask.identity),)
-        return Call(scripts.GET, keys, (), record_reader(ask.identity))
+        return Call(GET, keys, (), record_reader(ask.identity))
 
     def put(self, ask: PutRequest) -> Call[bool]:
         """See `Store.put`."""
         _check_size("owner", ask.owner, OWNER_BYTES)
         return Call(
-            scripts.PUT,
+            PUT,
             self._keys.record_and_index(ask.identity),
             (
                 ask.owner,
@@ -128,11 +311,11 @@ class Verbs:
     def touch(self, ask: TouchRequest) -> Call[bool]:
         """See `Store.touch`."""
         keys = (self._keys.record(ask.identity),)
-        return Call(scripts.TOUCH, keys, (milliseconds(ask.ttl),), bool)
+        return Call(TOUCH, keys, (milliseconds(ask.ttl),), bool)
 
     def forget(self, ask: ForgetRequest) -> Call[bool]:
         """See `Store.forget`."""
-        return Call(scripts.FORGET, self._keys.record_and_index(ask.identity), (), bool)
+        return Call(FORGET, self._keys.record_and_index(ask.identity), (), bool)
 
     def adopt(self, ask: AdoptRequest) -> Call[Record | None]:
         """See `Repairing.adopt`."""
@@ -140,7 +323,7 @@ class Verbs:
         lease = microseconds(ask.lease)
         read = record_reader(ask.identity)
         return Call(
-            scripts.ADOPT,
+            ADOPT,
             self._keys.record_and_index(ask.identity),
             (ask.owner, lease),
             lambda reply: read(None if reply is None else reply[1:]),
@@ -150,7 +333,7 @@ class Verbs:
     def limit(self, name: str, identity: Identity) -> Call[int]:
         """Ask the server of a record for one of its `LIMITS`."""
         command = packed(("CONFIG", "GET", name))
-        return Call(scripts.INFO, (self._keys.record(identity),), (), _read_limit, written=command)
+        return Call(INFO, (self._keys.record(identity),), (), _read_limit, written=command)
 
     def limits_of(self, asks: Sequence[Request[Any]]) -> list[Call[int]]:
         """Ask for what bounds each of the large values among these; mostly there are none."""
@@ -163,7 +346,7 @@ class Verbs:
 
     def diagnose(self) -> Call[list[str]]:
         """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
-        return Call(scripts.INFO, (self._keys.indexes()[0],), (), dangers)
+        return Call(INFO, (self._keys.indexes()[0],), (), dangers)
 
 
 _CALLS: dict[type, Callable[[Verbs, Any], Call[Any]]] = {
@@ -306,7 +489,7 @@ def _terms(
     """The terms of a claim."""
     attempts = "" if max_attempts is None else max_attempts
     arguments = (microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts)
-    return _terms_of(scripts.CLAIM, arguments, microseconds(lease))
+    return _terms_of(CLAIM, arguments, microseconds(lease))
 
 
 @lru_cache(maxsize=256)
@@ -315,7 +498,7 @@ def _end_terms(
 ) -> _Terms:
     """The terms of an end."""
     arguments = (int(state), milliseconds(ttl), int(retryable), int(keep_fingerprint))
-    return _terms_of(scripts.END, arguments if ran else (*arguments, 1))
+    return _terms_of(END, arguments if ran else (*arguments, 1))
 
 
 def _terms_of(script: Script, arguments: tuple[int | str, ...], lease: int | None = None) -> _Terms:

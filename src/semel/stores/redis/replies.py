@@ -1,4 +1,4 @@
-r"""Reads the packed record, and packs outcomes.
+"""Reads the packed record, and packs outcomes.
 
 This module turns bytes into values and back. It decides nothing and touches no server. The
 header is written by the scripts (lua/record.lua has the same table); only the outcome is packed
@@ -167,3 +167,29 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
         outcome=None if running else unpack_outcome(tail),
         retryable=bool(flags & _RETRYABLE),
     )
+
+
+# --- What a server says of itself that endangers records, in sentences. This module reads ---
+
+
+def dangers(info: bytes) -> list[str]:
+    """Read the answer of INFO."""
+    said = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    found = []
+    policy = said.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        found.append(
+            f"maxmemory-policy is {policy}: a full server forgets records and their operations "
+            "run again; set it to noeviction"
+        )
+    if said.get("aof_enabled") == "0":
+        found.append(
+            "appendonly is off: a restart loses what was written since the last snapshot, and its "
+            "operations run again; set appendonly yes, or put SQL behind"
+        )
+    found += [
+        f"{name} is {said[name]}: the server cannot write to its disk"
+        for name in ("rdb_last_bgsave_status", "aof_last_write_status")
+        if said.get(name, "ok") != "ok"
+    ]
+    return found

@@ -1,0 +1,216 @@
+"""Wake-ups from Redis: one connection for each server that somebody waits on.
+
+redis-py connects (TLS, login, Sentinel are its business); then its socket or stream is read and
+written here, because its own subscriptions cannot be told of another channel by another thread.
+
+A record's key is also the name of its channel: a shard channel (SSUBSCRIBE), which in a cluster
+stays with the record's own node, or a plain one where the server has no shard channels (before
+Redis 7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+from hiredis import Reader
+from redis.exceptions import AskError, InvalidResponse, ResponseError
+
+from semel.core.records import Ended
+from semel.errors import RecordUnreadable
+from semel.stores.listening import OnLost, Reopen, Subscriptions
+from semel.stores.redis.commands import packed
+from semel.stores.redis.redis_py import reply_error, socket_of, take_over
+from semel.stores.redis.replies import unpack_ended
+from semel.stores.redis.tasks import AsyncTransport
+from semel.stores.redis.threads import Transport
+
+CHUNK: Final = 65536
+
+_NOT_YET: Final = object()
+_TTL_BYTES: Final = 6
+
+
+def read_message(message: bytes) -> Ended | None:
+    """What a wake-up says of the record; None when the store has to be asked.
+
+    The scripts write it: how long the record is kept, in milliseconds, and the packed record.
+    """
+    try:
+        return unpack_ended(message[_TTL_BYTES:], int.from_bytes(message[:_TTL_BYTES]) / 1e3)
+    except RecordUnreadable:
+        return None  # the empty message of a record that is not carried, or anybody's
+
+
+class ChannelCommands:
+    """How one server is subscribed to: by shard channels, until it says that it has none."""
+
+    def __init__(self) -> None:
+        self.sharded = True
+
+    def subscribe(self, channel: Any) -> bytes:
+        """Write the command."""
+        return packed(("SSUBSCRIBE" if self.sharded else "SUBSCRIBE", channel))
+
+    def unsubscribe(self, channel: Any) -> bytes:
+        """Write the command."""
+        return packed(("SUNSUBSCRIBE" if self.sharded else "UNSUBSCRIBE", channel))
+
+
+class MessageReader:
+    """Reads the stream of one subscribed connection."""
+
+    def __init__(self, commands: ChannelCommands) -> None:
+        self._commands = commands
+        self._reader = Reader(
+            protocolError=InvalidResponse,
+            replyError=reply_error,
+            notEnoughData=_NOT_YET,
+        )
+
+    def read(self, data: bytes, subscriptions: Subscriptions[Any]) -> None:
+        """Pass on what is in a piece of the stream; an error that ends the connection is raised."""
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not _NOT_YET:
+            match reply:
+                case [b"smessage" | b"message", channel, message]:
+                    subscriptions.received(channel, message)
+                case [b"ssubscribe" | b"subscribe", _, _]:
+                    subscriptions.confirmed()
+                case [b"sunsubscribe" | b"unsubscribe", channel, _]:
+                    subscriptions.ended(channel)
+                case AskError():  # a MovedError is one too: another node has the slot
+                    subscriptions.refused()
+                case ResponseError() if self._commands.sharded and "unknown command" in str(reply):
+                    self._commands.sharded = False
+                    raise Reopen
+                case Exception():
+                    raise reply
+
+
+class RedisSubscriber:
+    """One connection of redis-py's that is notified, for threads."""
+
+    confirms = True
+
+    def __init__(self, server: Any, commands: ChannelCommands) -> None:
+        # Beside the pool: this connection is in use for long, and must not count there.
+        self._connection = server.connection_class(**server.connection_kwargs)
+        self._commands = commands
+        self._messages = MessageReader(commands)
+
+    def open(self) -> None:
+        """Connect."""
+        self._connection.connect()
+        self._socket = socket_of(self._connection)
+
+    def fileno(self) -> int:
+        """Return the socket to wait on."""
+        number: int = self._socket.fileno()
+        return number
+
+    def subscribe(self, channel: Any) -> None:
+        """Request the messages of a channel."""
+        self._socket.sendall(self._commands.subscribe(channel))
+
+    def unsubscribe(self, channel: Any) -> None:
+        """Request them no longer."""
+        self._socket.sendall(self._commands.unsubscribe(channel))
+
+    def read(self, subscriptions: Subscriptions[Any]) -> None:
+        """Pass on what has come."""
+        while True:
+            data = self._socket.recv(CHUNK)
+            if not data:
+                raise ConnectionError("the server has hung up")
+            self._messages.read(data, subscriptions)
+            # What TLS has decrypted already does not make the socket readable again.
+            if not getattr(self._socket, "pending", int)():
+                return
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.disconnect()
+
+
+class AsyncRedisSubscriber(asyncio.Protocol):
+    """One connection of redis-py's that is notified, for asyncio."""
+
+    confirms = True
+
+    def __init__(self, server: Any, commands: ChannelCommands) -> None:
+        self._connection = server.connection_class(**server.connection_kwargs)
+        self._commands = commands
+        self._messages = MessageReader(commands)
+
+    async def open(self, subscriptions: Subscriptions[Any], on_lost: OnLost) -> None:
+        """Connect, and read the stream from then on."""
+        await self._connection.connect()
+        self._subscriptions, self._on_lost = subscriptions, on_lost
+        self._transport, self._stream = take_over(self._connection, self)
+
+    def subscribe(self, channel: Any) -> None:
+        """Request the messages of a channel."""
+        self._transport.write(self._commands.subscribe(channel))
+
+    def unsubscribe(self, channel: Any) -> None:
+        """Request them no longer."""
+        self._transport.write(self._commands.unsubscribe(channel))
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what has come."""
+        try:
+            self._messages.read(data, self._subscriptions)
+        except Exception as error:  # noqa: BLE001 - whatever it is, waiting calls poll
+            self._on_lost(self, error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say so, to redis-py too, which may wait for the end of its stream."""
+        self._stream.connection_lost(exc)
+        self._on_lost(self, exc or ConnectionError("the server has hung up"))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._connection.disconnect(nowait=True)
+
+
+L = TypeVar("L")
+
+
+class RedisListeners(Generic[L]):
+    """The listeners of one store, one for each server."""
+
+    def __init__(
+        self,
+        transport: Transport | AsyncTransport,
+        listener: Callable[..., L],
+        subscriber: Callable[[Any, ChannelCommands], Any],
+    ) -> None:
+        self._transport = transport
+        self._new_listener = listener
+        self._new_subscriber = subscriber
+        self._commands = ChannelCommands()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._listeners: dict[str, L] = {}
+
+    def listener(self, channel: bytes) -> L:
+        """Return the listener to the server that has the record."""
+        if self._pid != os.getpid():
+            self._begin()  # forked: the connections are the parent's, and nobody reads them here
+        name, server = self._transport.connector_of(channel)
+        known = self._listeners.get(name)
+        if known is not None:
+            return known
+        new = None if server is None else partial(self._new_subscriber, server, self._commands)
+        return self._listeners.setdefault(name, self._new_listener(new, self._transport.where))
+
+    def take_all(self) -> list[L]:
+        """Take the listeners, to close them."""
+        listeners, self._listeners = self._listeners, {}
+        return list(listeners.values())
