@@ -14,8 +14,7 @@ import msgspec
 
 from semel import open_store
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
-from semel.stores.redis.commands import Argument, KeyLayout
-from semel.stores.redis.commands import Verbs as RedisVerbs
+from semel.stores.redis.commands import Argument, Commands, KeyLayout
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
@@ -54,11 +53,11 @@ def make_table(url: str) -> None:
 
 def redis_commands(keys: Sequence[str], result: str, prefix: str) -> list[tuple[Command, Command]]:
     """Claim and complete of each key, as EVALSHA."""
-    verbs = RedisVerbs(KeyLayout(prefix))
+    verbs = Commands(KeyLayout(prefix))
     return [
         (
-            verbs.claim(ask.claim).command(with_text=False),
-            verbs.complete(ask.complete).command(with_text=False),
+            verbs.claim(ask.claim).parts(with_text=False),
+            verbs.complete(ask.complete).parts(with_text=False),
         )
         for ask in (asked(key, result) for key in keys)
     ]

@@ -13,7 +13,7 @@ from semel.core.records import ClaimRequest, Identity
 from semel.errors import StoreError
 from semel.stores.memory import MemoryStore
 from semel.stores.redis import RedisStore
-from semel.stores.redis.replies import dangers
+from semel.stores.redis.replies import diagnose
 from semel.stores.registry import open_store
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.testing import FakeClock
@@ -101,8 +101,8 @@ def test_a_server_that_cannot_tell_about_itself_is_warned_about(
 
 
 def test_what_info_says_is_read():
-    assert dangers(b"# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n") == []
-    (danger,) = dangers(b"aof_last_write_status:err\r\n")
+    assert diagnose(b"# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n") == []
+    (danger,) = diagnose(b"aof_last_write_status:err\r\n")
     assert "cannot write" in danger
 
 

@@ -289,11 +289,11 @@ def check_nothing_is_left(idem: Idempotency) -> None:
     wait_until(lambda: not idem._leases._running)
     assert not idem._flights._seats._waiting
     assert current_attempt() is None
-    transport = getattr(idem._store, "_transport", None)
+    transport = getattr(idem._store, "transport", None)
     if transport is not None:
-        wait_until(lambda: transport._gate._free.qsize() == transport._gate._places)
+        wait_until(lambda: transport._limit._free.qsize() == transport._limit._places)
         pool = transport._client.connection_pool
-        wait_until(lambda: len(pool._in_use_connections) == len(transport._wires._idle))
+        wait_until(lambda: len(pool._in_use_connections) == len(transport._connections._idle))
 
 
 def may_run_twice(step: Step) -> bool:

@@ -6,10 +6,10 @@ from redis.exceptions import TryAgainError
 
 from semel.core.records import Identity, RenewRequest
 from semel.stores.redis import commands
-from semel.stores.redis.commands import KeyLayout, Verbs
+from semel.stores.redis.commands import Commands, KeyLayout
 from semel.stores.redis.retry import deliver, never
 
-CALL = Verbs(KeyLayout("idem:")).adopt(RenewRequest(Identity("orders", "a"), bytes(12), 30.0))
+CALL = Commands(KeyLayout("idem:")).adopt(RenewRequest(Identity("orders", "a"), bytes(12), 30.0))
 
 
 def after_moving(reply):

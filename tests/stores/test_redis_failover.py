@@ -272,7 +272,7 @@ async def answered_late(store, slow, *, on_its_way=lambda: None):
     await store.claim(ask())
     slow.primary.process.send_signal(signal.SIGSTOP)
     caller = asyncio.ensure_future(store.claim(ask(LATER)))
-    await until(lambda: store.transport._lanes.ready().waiting)
+    await until(lambda: store.transport._connections.ready().waiting)
     on_its_way()
     await asyncio.sleep(2 * SILENCE)
     slow.primary.process.send_signal(signal.SIGCONT)

@@ -242,11 +242,11 @@ def test_a_caller_that_finds_no_connection_in_time_gets_store_unavailable_and_no
 ):
     with proxy_to(server.port) as proxy, opened(proxy.url, max_connections=1, timeout=0.5) as store:
         store.get(IDENTITY)
-        gate = store.transport._gate
-        place = gate.take()  # somebody uses the only connection
+        limit = store.transport._limit
+        place = limit.take()  # somebody uses the only connection
         with pytest.raises(StoreUnavailable, match=r"all 1 connections .* stayed in use"):
             store.claim(ask())
-        gate.give(place)
+        limit.give(place)
         assert isinstance(store.claim(ask()), Claimed)
 
 
@@ -435,8 +435,8 @@ def test_an_async_store_belongs_to_the_first_loop_that_uses_it(server):
 def test_a_forked_child_uses_connections_of_its_own(server):
     with opened(server.url, max_connections=1) as store:
         store.claim(ask(Identity("s", "parent")))
-        gate = store.transport._gate
-        place = gate.take()  # the parent's place is taken at the moment of the fork
+        limit = store.transport._limit
+        place = limit.take()  # the parent's place is taken at the moment of the fork
         child = os.fork()
         if child == 0:
             code = 1
@@ -444,7 +444,7 @@ def test_a_forked_child_uses_connections_of_its_own(server):
                 store.put(Identity("s", "child"), RESULT, 60, owner=new_owner())
                 code = 0
             os._exit(code)
-        gate.give(place)
+        limit.give(place)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.get(Identity("s", "child")).state is State.SUCCEEDED
         assert isinstance(store.claim(ask(Identity("s", "parent"))), Busy)

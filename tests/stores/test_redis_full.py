@@ -174,12 +174,12 @@ def test_a_full_server_renews_and_completes_a_record_whose_slot_moves(server):
         store.claim(first)
         fill(server)
         assert_full(store)
-        renewal = store._verbs.renew(RenewRequest(IDENTITY, first.owner, 0))
-        end = store._verbs.complete(CompleteRequest(IDENTITY, first.owner, RESULT, 60))
-        assert store.transport.call_many([renewal.without_index()]) == [True]
+        renewal = store._commands.renew(RenewRequest(IDENTITY, first.owner, 0))
+        end = store._commands.complete(CompleteRequest(IDENTITY, first.owner, RESULT, 60))
+        assert store.transport.send([renewal.without_index()]) == [True]
         assert store.stuck() == []  # the index does not know of it yet
-        [noted] = store.transport.call_many([renewal.note()])
+        [noted] = store.transport.send([renewal.note()])
         assert not isinstance(noted, StoreFull)
         assert [record.identity for record in store.stuck()] == [IDENTITY]
-        assert store.transport.call_many([end.without_index()]) == [True]
+        assert store.transport.send([end.without_index()]) == [True]
         assert isinstance(store.claim(ask()), Finished)

@@ -19,7 +19,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.stores.base import CountRequest, Counts
-from semel.stores.redis.commands import KeyLayout, Verbs
+from semel.stores.redis.commands import Commands, KeyLayout
 from semel.stores.redis.errors import failure
 from semel.stores.redis.listing import Listing
 from stores.redis_given import ERROR, IDENTITY, RESULT, ask, new_owner, opened
@@ -235,7 +235,7 @@ def test_asking_for_nothing_gives_nothing(store):
 
 
 def test_a_record_that_vanishes_while_it_is_counted_is_not_counted():
-    steps = Listing(LAYOUT, Verbs(LAYOUT)).counts(CountRequest())
+    steps = Listing(Commands(LAYOUT)).counts(CountRequest())
     next(steps)
     steps.send([""])
     assert len(steps.send((0, [RECORD]))) == 1
@@ -260,8 +260,8 @@ def test_every_identity_has_one_key_and_comes_back_from_it(scope, key, prefix):
         return
     assert keys.identity(record) == identity
     assert keys.record(identity) == record
-    assert index in keys.indexes()
-    assert record not in keys.indexes()
+    assert index in keys.indexes
+    assert record not in keys.indexes
 
 
 # --- errors that are hard to have a real server make -----------------------------------------

@@ -22,7 +22,7 @@ from semel.core.records import (
 )
 from semel.errors import RecordUnreadable, StoreError
 from semel.stores.redis import commands
-from semel.stores.redis.commands import KeyLayout, Verbs, packed
+from semel.stores.redis.commands import Commands, KeyLayout, pack
 from semel.stores.redis.replies import (
     CODECS,
     pack_outcome,
@@ -346,7 +346,7 @@ def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
 
 
 def _calls():
-    verbs = Verbs(KeyLayout("idem:"))
+    verbs = Commands(KeyLayout("idem:"))
     identity, owner = Identity("orders.create", "Ünïcode-42"), b"o" * 12
     result = Encoded("json/1", b'{"id": 42}')
     yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0))
@@ -361,14 +361,14 @@ def _calls():
 
 @pytest.mark.parametrize("call", list(_calls()))
 def test_what_is_sent_is_what_the_arguments_say(call):
-    assert call.wire() == packed(call.command(with_text=False))
+    assert call.packed() == pack(call.parts(with_text=False))
 
 
 def test_hiredis_is_given_no_number_to_write(monkeypatch):
     """A handler of a signal that raised while it wrote one ended the process (hiredis 3.5)."""
     asked = []
     monkeypatch.setattr(commands, "pack_command", lambda parts: asked.extend(parts) or b"written")
-    assert packed(("EVALSHA", b"digest", 2, "k", State.FAILED, -1, 2**60)) == b"written"
+    assert pack(("EVALSHA", b"digest", 2, "k", State.FAILED, -1, 2**60)) == b"written"
     assert asked == ["EVALSHA", b"digest", b"2", "k", b"2", b"-1", str(2**60).encode()]
 
 

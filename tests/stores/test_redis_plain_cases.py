@@ -10,7 +10,7 @@ import redis
 
 from semel.core.records import ClaimRequest, Encoded, FailRequest, Identity
 from semel.stores.redis import commands
-from semel.stores.redis.commands import KeyLayout, Verbs
+from semel.stores.redis.commands import Commands, KeyLayout
 
 CASES = 1500
 NOW = "{'1700000000', '123456'}"
@@ -18,7 +18,7 @@ LEASE_ENDS = 1_700_000_000_123_456
 
 IDENTITY = Identity("s", "k")
 KEYS = KeyLayout("plain:")
-VERBS = Verbs(KEYS)
+VERBS = Commands(KEYS)
 OWNERS = [b"a" * 12, b"b" * 12]
 PRINTS = [b"1" * 16, b"2" * 16, b"3" * 16]
 SOMETIMES = (None, None, *PRINTS)

@@ -70,13 +70,13 @@ def counted_calls(tiers) -> list[int]:
     """The calls of the front from now on, one number each."""
     calls: list[int] = []
     transport = tiers.store._front._transport
-    call_many = transport.call_many
+    send = transport.send
 
     def counting(sent):
         calls.append(len(sent))
-        return call_many(sent)
+        return send(sent)
 
-    transport.call_many = counting
+    transport.send = counting
     return calls
 
 

@@ -339,20 +339,20 @@ def test_a_foreign_value_in_the_place_of_an_entry_is_a_miss(tiers, client):
 def test_forget_raises_unless_the_front_confirms_before_and_after(tiers, monkeypatch, confirmed):
     succeed(tiers, ANNA, RED)
     sent = []
-    call_many = tiers.store._front._transport.call_many
+    send = tiers.store._front._transport.send
 
     def losing(calls):
         sent.append(calls)
         if len(sent) > confirmed:
             raise StoreUnavailable("the front is gone")
-        return call_many(calls)
+        return send(calls)
 
     async def losing_async(calls):
         answers = losing(calls)
         return await answers
 
     losing_now = losing_async if tiers._is_async else losing
-    monkeypatch.setattr(tiers.store._front._transport, "call_many", losing_now)
+    monkeypatch.setattr(tiers.store._front._transport, "send", losing_now)
     with pytest.raises(StoreUnavailable, match="did not confirm"):
         tiers.forget(KEY)
     assert (tiers.get(KEY) is None) is (confirmed == 1)

@@ -97,7 +97,7 @@ class Tiers(StoreDriver):
 
     def deliver(self, calls: list[Any]) -> list[bool]:
         """Send what was kept back; tells which calls the front accepted."""
-        return self._finish(self.store._front._transport.call_many(calls))
+        return self._finish(self.store._front._transport.send(calls))
 
 
 def ask(owner, fingerprint=None, *, identity=KEY, lease=LONG, **more) -> ClaimRequest:

@@ -1,7 +1,7 @@
 """Takes the application's own client, or opens one by URL.
 
 This module chooses the transport. A client given by the application is used as it is and never
-closed here; one opened by URL gets a gate, our timeouts, and is closed with the store.
+closed here; one opened by URL gets a limit, our timeouts, and is closed with the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.errors import CLUSTER
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.tasks import AsyncServerTransport, AsyncTransport
-from semel.stores.redis.threads import Gate, ServerTransport, Transport
+from semel.stores.redis.threads import Limit, ServerTransport, Transport
 
 
 def adopt(client: Any, timeout: float) -> Transport:
@@ -50,10 +50,10 @@ def connect(url: str, timeout: float, options: dict[str, Any]) -> Transport:
     address = parse_url(url)
     where = address.where
     make = opener(address, timeout, options)
-    gate = Gate(connection_limit(address, options), timeout, where)
+    limit = Limit(connection_limit(address, options), timeout, where)
     if address.kind is Kind.CLUSTER:
-        return ClusterTransport(make, where, timeout, gate=gate, owned=True)
-    return ServerTransport(make(), where, timeout, gate=gate, owned=True)
+        return ClusterTransport(make, where, timeout, limit=limit, owned=True)
+    return ServerTransport(make(), where, timeout, limit=limit, owned=True)
 
 
 def connect_async(url: str, timeout: float, options: dict[str, Any]) -> AsyncTransport:

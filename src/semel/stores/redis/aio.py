@@ -1,7 +1,7 @@
 """The Redis store for asyncio.
 
-This module is thin on purpose: `verbs` says what to send and how to read it, `listing` what to
-ask next, `transport` how to send.
+This module is thin on purpose: `commands` says what to send, `replies` how to read the answer,
+`listing` what to ask next, and the transport sends it (`tasks`, `cluster`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from semel.stores.answering import AsyncAnsweringStore
 from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.redis.adopt import adopt_async
 from semel.stores.redis.commands import (
+    Commands,
     KeyLayout,
-    Verbs,
     is_urgent,
     may_be_too_large,
     rejections,
@@ -47,8 +47,8 @@ class AsyncRedisStore(AsyncAnsweringStore):
     ) -> None:
         self.keys = KeyLayout(prefix)
         """Where the records are."""
-        self._verbs = Verbs(self.keys)
-        self._listing = Listing(self.keys, self._verbs)
+        self._commands = Commands(self.keys)
+        self._listing = Listing(self._commands)
         self.transport = (
             client if isinstance(client, AsyncTransport) else adopt_async(client, timeout)
         )
@@ -60,33 +60,33 @@ class AsyncRedisStore(AsyncAnsweringStore):
 
     def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self.transport.call(self._verbs.claim(ask))
+        return self.transport.ask(self._commands.claim(ask))
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
-        if not self._verbs.takes(request):
+        if not self._commands.takes(request):
             return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        return self.transport.call(self._verbs.call(request), urgent=is_urgent(request))
+        return self.transport.ask(self._commands.command(request), urgent=is_urgent(request))
 
     async def _ask_for_limits(self, request: Request[T]) -> T:
         return certain((await self.send([request]))[0])
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another."""
-        limits = await self.transport.call_many(self._verbs.limits_of(requests))
+        limits = await self.transport.send(self._commands.limits_of(requests))
         rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
-        answers = await self.transport.call_many(
-            [self._verbs.call(request) for request in fitting],
+        answers = await self.transport.send(
+            [self._commands.command(request) for request in fitting],
             urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
         return with_rejections(answers, rejected)
 
     async def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
-        return await self.transport.call(self._verbs.diagnose())
+        return await self.transport.ask(self._commands.diagnose())
 
     async def close(self) -> None:
         """Release what this store opened itself."""
@@ -118,5 +118,5 @@ class AsyncRedisStore(AsyncAnsweringStore):
                     answer = await self.transport.scan(
                         step.node, step.cursor, step.pattern, step.count
                     )
-                case calls:
-                    answer = await self.transport.call_many(calls)
+                case commands:
+                    answer = await self.transport.send(commands)

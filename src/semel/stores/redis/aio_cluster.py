@@ -1,4 +1,4 @@
-"""Carries calls to the nodes of a Redis Cluster, for asyncio: the twin of `cluster`."""
+"""Sends commands to the nodes of a Redis Cluster, for asyncio: the twin of `cluster`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis.cluster import ASKING, PAUSE, silent_node
+from semel.stores.redis.commands import scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import close_nodes, give_back_to_node, read_map_async
-from semel.stores.redis.retry import Address, Attempt, Reply, means_old_map
-from semel.stores.redis.tasks import AsyncTransport, Lanes
-from semel.stores.redis.threads import scan_command, scan_reply
+from semel.stores.redis.replies import read_scan
+from semel.stores.redis.retry import Address, Reply, Sending, means_old_map
+from semel.stores.redis.tasks import AsyncTransport, Connections
 
 
 class AsyncClusterTransport(AsyncTransport):
-    """A cluster: each call goes to the node that has its slot.
+    """A cluster: each command goes to the node that has its slot.
 
     redis-py's own redirection may send ASKING on one connection and the command on another, which
     then bounces for ever; its pipeline fails as a whole when one node is down. So nodes are
@@ -31,7 +32,7 @@ class AsyncClusterTransport(AsyncTransport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
-        self._lanes_of: dict[str, Lanes[_Node]] = {}
+        self._connections_of: dict[str, Connections[_Node]] = {}
         self._first_map: asyncio.Task[None] | None = None
         self._reading_map = asyncio.Lock()
         self._maps_read = 0
@@ -41,22 +42,22 @@ class AsyncClusterTransport(AsyncTransport):
         return lambda: time.monotonic() < deadline
 
     async def _exchange(
-        self, attempts: Sequence[Attempt], *, urgent: bool
+        self, sendings: Sequence[Sending], *, urgent: bool
     ) -> list[Reply | Exception]:
         await self._know_map()
-        replies: list[Reply | Exception] = [None] * len(attempts)
+        replies: list[Reply | Exception] = [None] * len(sendings)
         by_node: dict[str, tuple[ClusterNode, list[int]]] = {}
-        for position, attempt in enumerate(attempts):
+        for position, sending in enumerate(sendings):
             try:
-                node = self._node(attempt)
+                node = self._node(sending)
             except DRIVER_ERRORS as error:
                 replies[position] = error
             else:
                 by_node.setdefault(node.name, (node, []))[1].append(position)
 
         async def ask(node: ClusterNode, positions: list[int]) -> None:
-            asked = [attempts[position] for position in positions]
-            answers = await _ask_node(self._lanes(node), asked, urgent=urgent)
+            asked = [sendings[position] for position in positions]
+            answers = await _ask_node(self._connections(node), asked, urgent=urgent)
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer
 
@@ -69,22 +70,22 @@ class AsyncClusterTransport(AsyncTransport):
             await self._read_map(lost)
         return replies
 
-    def _node(self, attempt: Attempt) -> ClusterNode:
-        if attempt.node is None:
-            slot = self._client.keyslot(attempt.call.keys[0])
+    def _node(self, sending: Sending) -> ClusterNode:
+        if sending.node is None:
+            slot = self._client.keyslot(sending.command.keys[0])
             # Not by get_node_from_slot: of a slot that nobody has it makes a KeyError.
             owners: list[ClusterNode] = self._client.nodes_manager.slots_cache.get(slot, [])
             if not owners:
                 raise SlotNotCoveredError(f"slot {slot}")
             return owners[0]
-        known: ClusterNode | None = self._client.get_node(*attempt.node)
+        known: ClusterNode | None = self._client.get_node(*sending.node)
         if known is not None:
             return known
         # A node that has no slot yet is in nobody's map, but ASK may name it.
-        if attempt.node not in self._newcomers:
+        if sending.node not in self._newcomers:
             settings = self._client.connection_kwargs
-            self._newcomers[attempt.node] = ClusterNode(*attempt.node, **settings)
-        return self._newcomers[attempt.node]
+            self._newcomers[sending.node] = ClusterNode(*sending.node, **settings)
+        return self._newcomers[sending.node]
 
     def server_of(self, key: bytes) -> str:
         """Name the node that has a key; empty when nobody is known to have it."""
@@ -100,15 +101,17 @@ class AsyncClusterTransport(AsyncTransport):
         owners = self._client.nodes_manager.slots_cache.get(self._client.keyslot(key))
         return owners[0] if owners else None
 
-    def _lanes(self, node: ClusterNode) -> Lanes[_Node]:
-        lanes = self._lanes_of.get(node.name)
-        if lanes is None or lanes.source.node is not node:
+    def _connections(self, node: ClusterNode) -> Connections[_Node]:
+        connections = self._connections_of.get(node.name)
+        if connections is None or connections.source.node is not node:
             # A new map may bring a new object for a node, and close the old one.
-            lanes = self._lanes_of[node.name] = Lanes(_Node(node), self._timeout / 2)
-        return lanes
+            connections = self._connections_of[node.name] = Connections(
+                _Node(node), self._timeout / 2
+            )
+        return connections
 
-    def _all_lanes(self) -> list[Lanes[Any]]:
-        return list(self._lanes_of.values())
+    def _all_connections(self) -> list[Connections[Any]]:
+        return list(self._connections_of.values())
 
     async def _know_map(self) -> None:
         """Read the map of the cluster, unless it is known; all who wait for it share one task."""
@@ -172,8 +175,8 @@ class AsyncClusterTransport(AsyncTransport):
             found = self._client.get_node(node_name=node)
             if found is None:
                 return 0, []
-            line = await self._lanes(found).open()
-            return scan_reply(await line.ask(scan_command(cursor, pattern, count)))
+            connection = await self._connections(found).open()
+            return read_scan(await connection.ask(scan_command(cursor, pattern, count)))
 
     async def _close(self) -> None:
         if self._first_map is not None:
@@ -235,16 +238,16 @@ class _Node:
 
 
 async def _ask_node(
-    lanes: Lanes[_Node], attempts: Sequence[Attempt], *, urgent: bool
+    connections: Connections[_Node], sendings: Sequence[Sending], *, urgent: bool
 ) -> list[Reply | Exception]:
     commands: list[bytes] = []
-    for attempt in attempts:
-        if attempt.asking:
+    for sending in sendings:
+        if sending.asking:
             commands.append(ASKING)
-        commands.append(attempt.wire())
+        commands.append(sending.packed())
     try:
-        replies = await (await lanes.open(urgent=urgent)).exchange(commands)
+        replies = await (await connections.open(urgent=urgent)).exchange(commands)
     except DRIVER_ERRORS as error:
-        return [error] * len(attempts)
+        return [error] * len(sendings)
     pairs = zip(commands, replies, strict=True)
     return [reply for command, reply in pairs if command is not ASKING]

@@ -8,7 +8,7 @@ This module configures. What differs from redis-py's defaults, and why:
   again, for threads, when its last repetition had to connect first). It is the transport that
   repeats; redis-py itself does so only behind a Sentinel, which may be asked for another server.
 - A wrong password or certificate is not repeated: it stays wrong.
-- Pools do not refuse callers: a gate lets in as many as there are connections.
+- Pools do not refuse callers: a limit lets in as many as there are connections.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from semel.stores.urls import did_you_mean
 
 DEFAULT_CONNECTIONS = 64
 SPARE_CONNECTIONS = 8
-"""Room in the pool beyond the gate, for what a cluster client asks on its own (its map)."""
+"""Room in the pool beyond the limit, for what a cluster client asks on its own (its map)."""
 NO_LIMIT = 2**31
 """What redis-py's own pools take for no limit."""
 
@@ -55,21 +55,21 @@ _SHARED = ("socket_", "ssl")
 _OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
 
 
-def backoff(seconds: float) -> EqualJitterBackoff:
-    """Growing pauses for whoever repeats for so many seconds."""
+def pauses(seconds: float) -> EqualJitterBackoff:
+    """Growing pauses between the tries of so many seconds."""
     # The last pause must not take what is left of the time.
     return EqualJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
 
 
-class RetryWithin(Retry):
+class DeadlineRetry(Retry):
     """Repeats a command while there is time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(backoff(seconds), _REPEATS)
+        super().__init__(pauses(seconds), _REPEATS)
         self._seconds = seconds
 
-    def __deepcopy__(self, _memo: object) -> RetryWithin:
-        return RetryWithin(self._seconds)
+    def __deepcopy__(self, _memo: object) -> DeadlineRetry:
+        return DeadlineRetry(self._seconds)
 
     def call_with_retry(self, do: Any, fail: Any, *more: Any, **options: Any) -> Any:
         """See the base class; here a failure may be the last one before the count says so."""
@@ -82,15 +82,15 @@ class RetryWithin(Retry):
         return super().call_with_retry(do, fail_in_time, *more, **options)
 
 
-class AsyncRetryWithin(AsyncRetry):
+class AsyncDeadlineRetry(AsyncRetry):
     """Repeats a command while there is time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(backoff(seconds), _REPEATS)
+        super().__init__(pauses(seconds), _REPEATS)
         self._seconds = seconds
 
-    def __deepcopy__(self, _memo: object) -> AsyncRetryWithin:
-        return AsyncRetryWithin(self._seconds)
+    def __deepcopy__(self, _memo: object) -> AsyncDeadlineRetry:
+        return AsyncDeadlineRetry(self._seconds)
 
     async def call_with_retry(self, do: Any, fail: Any, *more: Any, **options: Any) -> Any:
         """See the base class; here a failure may be the last one before the count says so."""
@@ -111,22 +111,22 @@ def _give_up_if_due(error: Exception, deadline: float) -> None:
 def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> Callable[[], Any]:
     """Check the settings now; the function that is returned makes a client for threads."""
     settings = _Settings(address, timeout, more)
-    patience = RetryWithin(timeout / 2)
+    in_time = DeadlineRetry(timeout / 2)
     match address.kind:
         case Kind.CLUSTER:
             settings.check(redis.RedisCluster, redis.Redis)
             nodes = [new_node(host, port) for host, port in address.hosts]
             # The transport repeats by itself, with an eye on the time.
-            retry = RetryWithin(0) if RETRIES_BELONG_TO_NODES else Retry(backoff(timeout), 1)
+            retry = DeadlineRetry(0) if RETRIES_BELONG_TO_NODES else Retry(pauses(timeout), 1)
             return lambda: redis.RedisCluster(startup_nodes=nodes, retry=retry, **settings.both)
         case Kind.SENTINEL:
             settings.check(redis.Redis)
-            finders = settings.for_sentinels | {"retry": RetryWithin(0)}
+            finders = settings.for_sentinels | {"retry": DeadlineRetry(0)}
             sentinel = _Sentinel(address.hosts, settings.min_other_sentinels, finders)
-            return lambda: sentinel.master_for(address.service, retry=patience, **settings.both)
+            return lambda: sentinel.master_for(address.service, retry=in_time, **settings.both)
         case _:
             settings.check(redis.Redis)
-            once = RetryWithin(0)
+            once = DeadlineRetry(0)
             return lambda: redis.Redis(retry=once, **settings.place, **settings.both)
 
 
@@ -135,27 +135,27 @@ def async_opener(
 ) -> Callable[[], Any]:
     """Check the settings now; the function that is returned makes a client for asyncio."""
     settings = _Settings(address, timeout, more)
-    patience = AsyncRetryWithin(timeout / 2)
+    in_time = AsyncDeadlineRetry(timeout / 2)
     match address.kind:
         case Kind.CLUSTER:
             settings.check(redis.asyncio.RedisCluster)
             nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
-            once = AsyncRetryWithin(0)
-            retry = once if RETRIES_BELONG_TO_NODES else AsyncRetry(backoff(timeout), 1)
-            # Lines are few by themselves; a count that redis-py (until 7) does not get back when a
-            # node cannot be reached would end in a node that nobody can reach any more.
+            once = AsyncDeadlineRetry(0)
+            retry = once if RETRIES_BELONG_TO_NODES else AsyncRetry(pauses(timeout), 1)
+            # Connections are few by themselves; a count that redis-py (until 7) does not get back
+            # when a node cannot be reached would end in a node that nobody can reach any more.
             more_settings: dict[str, Any] = settings.both | {"max_connections": NO_LIMIT}
             return lambda: redis.asyncio.RedisCluster(
                 startup_nodes=nodes, retry=retry, **more_settings
             )
         case Kind.SENTINEL:
             settings.check(redis.asyncio.Redis)
-            finders = settings.for_sentinels | {"retry": AsyncRetryWithin(0)}
+            finders = settings.for_sentinels | {"retry": AsyncDeadlineRetry(0)}
             sentinel = _AsyncSentinel(address.hosts, settings.min_other_sentinels, finders)
-            return lambda: sentinel.master_for(address.service, retry=patience, **settings.both)
+            return lambda: sentinel.master_for(address.service, retry=in_time, **settings.both)
         case _:
             settings.check(redis.asyncio.Redis)
-            once = AsyncRetryWithin(0)
+            once = AsyncDeadlineRetry(0)
             return lambda: redis.asyncio.Redis(retry=once, **settings.place, **settings.both)
 
 

@@ -1,7 +1,7 @@
-"""Carries calls to the nodes of a Redis Cluster, for threads.
+"""Sends commands to the nodes of a Redis Cluster, for threads.
 
-This module finds the node for each call and reads the cluster's map anew when it is old. What is
-sent again, and why, is decided in `delivery`.
+This module finds the node for each command and reads the cluster's map anew when it is old. What is
+sent again, and why, is decided in `retry`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any
 from redis.exceptions import MovedError
 
 from semel.stores.redis.clients import new_node
-from semel.stores.redis.commands import packed
+from semel.stores.redis.commands import pack, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import read_map
-from semel.stores.redis.retry import Address, Attempt, Reply, means_old_map
-from semel.stores.redis.threads import Transport, Wires, scan_command, scan_reply
+from semel.stores.redis.replies import read_scan
+from semel.stores.redis.retry import Address, Reply, Sending, means_old_map
+from semel.stores.redis.threads import Connections, Transport
 
-ASKING = packed(("ASKING",))
+ASKING = pack(("ASKING",))
 
 PAUSE = 0.05
 """Between a lost node and the next look at the cluster's map."""
 
 
 class ClusterTransport(Transport):
-    """A cluster: each call goes to the node that has its slot.
+    """A cluster: each command goes to the node that has its slot.
 
     redis-py's own cluster pipeline asks the server for the keys of every script call, and its
     redirections cannot be bounded in time, so nodes are addressed here one by one.
@@ -40,7 +41,7 @@ class ClusterTransport(Transport):
         self._client: Any = None
         self._lock = threading.Lock()
         self._newcomers: dict[Address, Any] = {}
-        self._wires_of: dict[str, Wires] = {}
+        self._connections_of: dict[str, Connections] = {}
         self._reading_map = threading.Lock()
         self._maps_read = 0
 
@@ -57,18 +58,18 @@ class ClusterTransport(Transport):
         deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
         return lambda: time.monotonic() < deadline
 
-    def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        replies: list[Reply | Exception] = [None] * len(attempts)
+    def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
+        replies: list[Reply | Exception] = [None] * len(sendings)
         by_node: dict[str, tuple[Any, list[int]]] = {}
-        for position, attempt in enumerate(attempts):
+        for position, sending in enumerate(sendings):
             try:
-                node = self._node(attempt)
+                node = self._node(sending)
             except DRIVER_ERRORS as error:
                 replies[position] = error
             else:
                 by_node.setdefault(node.name, (node, []))[1].append(position)
         for node, positions in by_node.values():
-            answers = self._ask_node(node, [attempts[position] for position in positions])
+            answers = self._ask_node(node, [sendings[position] for position in positions])
             for position, answer in zip(positions, answers, strict=True):
                 replies[position] = answer
         lost = silent_node(by_node, replies)
@@ -79,15 +80,15 @@ class ClusterTransport(Transport):
             self._read_map(lost)
         return replies
 
-    def _node(self, attempt: Attempt) -> Any:
-        if attempt.node is None:
-            slot = self.client.keyslot(attempt.call.keys[0])
+    def _node(self, sending: Sending) -> Any:
+        if sending.node is None:
+            slot = self.client.keyslot(sending.command.keys[0])
             return self.client.nodes_manager.get_node_from_slot(slot)
-        known = self.client.get_node(*attempt.node)
+        known = self.client.get_node(*sending.node)
         if known is not None:
             return known
         # A node that has no slot yet is in nobody's map, but ASK may name it.
-        return self._newcomers.setdefault(attempt.node, new_node(*attempt.node))
+        return self._newcomers.setdefault(sending.node, new_node(*sending.node))
 
     def server_of(self, key: bytes) -> str:
         """Name the node that has a key; empty when nobody is known to have it."""
@@ -105,29 +106,29 @@ class ClusterTransport(Transport):
         owners = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
         return owners[0] if owners else None
 
-    def _ask_node(self, node: Any, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+    def _ask_node(self, node: Any, sendings: Sequence[Sending]) -> list[Reply | Exception]:
         commands: list[bytes] = []
-        for attempt in attempts:
-            if attempt.asking:
+        for sending in sendings:
+            if sending.asking:
                 commands.append(ASKING)
-            commands.append(attempt.wire())
+            commands.append(sending.packed())
         try:
-            replies = self._wires(node).exchange(commands)
+            replies = self._connections(node).exchange(commands)
         except DRIVER_ERRORS as error:
-            return [error] * len(attempts)
+            return [error] * len(sendings)
         pairs = zip(commands, replies, strict=True)
         return [reply for command, reply in pairs if command is not ASKING]
 
-    def _wires(self, node: Any) -> Wires:
+    def _connections(self, node: Any) -> Connections:
         pool = self.client.get_redis_connection(node).connection_pool
-        wires = self._wires_of.get(node.name)
-        if wires is None or wires.pool is not pool:
+        connections = self._connections_of.get(node.name)
+        if connections is None or connections.pool is not pool:
             # A new map may bring a new pool for a node.
-            fresh, old = Wires(pool, keep=self._owned), wires
-            wires = self._wires_of[node.name] = fresh
+            fresh, old = Connections(pool, keep=self._owned), connections
+            connections = self._connections_of[node.name] = fresh
             if old is not None:
                 old.close()
-        return wires
+        return connections
 
     def _read_map(self, lost: str | None) -> None:
         known = self._maps_read
@@ -147,21 +148,21 @@ class ClusterTransport(Transport):
     def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
         """One step of SCAN; a primary that is gone has nothing more to tell."""
         with translated(self.where):
-            place = self._gate.take()
+            place = self._limit.take()
             try:
                 found = self.client.get_node(node_name=node)
                 if found is None:
                     return 0, []
-                [reply] = self._wires(found).exchange([scan_command(cursor, pattern, count)])
+                [reply] = self._connections(found).exchange([scan_command(cursor, pattern, count)])
             finally:
-                self._gate.give(place)
-            return scan_reply(reply)
+                self._limit.give(place)
+            return read_scan(reply)
 
     def close(self) -> None:
         """Close the client if it is ours, and the nodes it does not know of."""
         self._closed = True
-        for wires in tuple(self._wires_of.values()):
-            wires.close()
+        for connections in tuple(self._connections_of.values()):
+            connections.close()
         for node in self._newcomers.values():
             self.client.get_redis_connection(node).close()
         if self._owned and self._client is not None:

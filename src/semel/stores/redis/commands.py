@@ -1,7 +1,7 @@
-"""The verbs as calls of scripts: arguments in, answers out.
+"""What is sent to Redis: the keys of records, the Lua scripts, and a command for each request.
 
-This module builds calls and reads replies. It never sends anything, so the sync and the async
-store share every line of it.
+This module writes commands. It sends nothing, so threads and asyncio share every line of it. How
+the replies are read is in `replies`. Every key that a script touches is named in its command.
 """
 
 from __future__ import annotations
@@ -23,19 +23,14 @@ from semel.core.records import (
     FINGERPRINT_BYTES,
     OWNER_BYTES,
     SUCCEEDED,
-    Abandoned,
     AdoptRequest,
-    Busy,
     Claim,
-    Claimed,
     ClaimRequest,
     CompleteRequest,
-    Exhausted,
     FailRequest,
     ForgetRequest,
     GetRequest,
     Identity,
-    Mismatch,
     PutRequest,
     Record,
     RenewRequest,
@@ -44,28 +39,40 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import ConfigError, StoreError, ValueRejected
-from semel.stores.redis.replies import dangers, pack_outcome, unpack_finished, unpack_record
-
-# --- The Lua scripts and what a call of one looks like ------------------------------------
-#
-# This module holds text and values. It sends nothing: a transport takes a `Call`, and its `read`
-# turns the reply into the answer. Every key that a script touches is named in the call.
-
+from semel.stores.redis.replies import (
+    DEFAULT_LIMIT,
+    diagnose,
+    pack_outcome,
+    read_adopted,
+    read_claim,
+    read_limit,
+    read_record,
+)
 
 Answer = TypeVar("Answer")
 Argument = bytes | str | int
 
+LONGEST = 100 * 365 * 86400.0
+"""No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
 
-def packed(arguments: tuple[Argument, ...]) -> bytes:
+SMALLEST_LIMIT = (1 << 20) - (1 << 12)
+"""Bytes. None of the `LIMITS` can be set below one megabyte; what is smaller, with room for the
+rest of its command, is sent without asking."""
+
+LIMITS = ("proto-max-bulk-len", "client-query-buffer-limit")
+"""Settings of a server that bound a value. It hangs up on a larger one, often without a word."""
+
+
+def pack(arguments: tuple[Argument, ...]) -> bytes:
     """Write a command the way a server reads it."""
     # Numbers as text: where hiredis writes them, a handler of a signal that raises just then ends
     # the whole process (it does not expect that of `repr`).
     plain = tuple([b"%d" % part if isinstance(part, int) else part for part in arguments])
-    wire: bytes = pack_command(plain)  # type: ignore[arg-type]  # its stub says one argument
-    return wire
+    packed: bytes = pack_command(plain)  # type: ignore[arg-type]  # its stub says one argument
+    return packed
 
 
-def size(length: int) -> bytes:
+def _size(length: int) -> bytes:
     """Write what stands before an argument of this length: the end of the line before, its size."""
     return _SIZES[length] if length < len(_SIZES) else b"\r\n$%d\r\n" % length
 
@@ -73,93 +80,18 @@ def size(length: int) -> bytes:
 _SIZES: Final = tuple(b"\r\n$%d\r\n" % length for length in range(512))
 
 
-class Script(Struct, frozen=True):
-    """One Lua script and the digest by which a server remembers it."""
-
-    text: str
-    sha: str
-    opening: bytes
-    """How a command that runs it by its digest goes on after the number of its parts, when it is
-    about a record and its index."""
+@lru_cache(maxsize=256)
+def microseconds(seconds: float) -> int:
+    """Whole microseconds, never more than `LONGEST`."""
+    return round(min(seconds, LONGEST) * 1e6)
 
 
-def load(package: str, *names: str) -> Script:
-    """Make one script of the files of these names in a package's folder `lua`."""
-    folder = files(package).joinpath("lua")
-    return script("\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names))
+def milliseconds(seconds: float) -> int:
+    """Whole milliseconds, rounded up so that a short time is not none at all."""
+    return -(-microseconds(seconds) // 1000)
 
 
-def script(text: str) -> Script:
-    """Name a script by its digest."""
-    # Redis names a script by its SHA-1; nothing here is a secret.
-    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    parts = (b"EVALSHA", sha.encode(), b"2")
-    return Script(text, sha, b"".join(size(len(part)) + part for part in parts))
-
-
-_load = partial(load, "semel.stores.redis", "record")
-
-CLAIM = load("semel.stores.redis", "claim_plain", "record", "claim")
-RENEW = _load("renew")
-END = load("semel.stores.redis", "end_plain", "record", "end")
-PUT = _load("put")
-GET = _load("get")
-TOUCH = _load("touch")
-FORGET = _load("forget")
-ADOPT = _load("adopt")
-DUE = _load("due")
-CHECK = _load("check")
-PURGE = _load("purge")
-NOTE = _load("note")
-STATE = _load("state")
-INFO = _load("info")
-
-
-class Call(Struct, Generic[Answer], frozen=True, gc=False):
-    """One run of a script: what to send, and how to read the reply."""
-
-    script: Script
-    keys: tuple[bytes, ...]
-    """The record, and the index of its bucket where the script keeps that in order."""
-    args: tuple[Argument, ...]
-    read: Callable[[Any], Answer]
-    lease: int | None = None
-    """What the index should say of a record that is PROCESSING after this call: how many
-    microseconds its lease lasts; None = it ended."""
-    written: bytes | None = None
-    """The command as it is sent, for the calls that are made most."""
-
-    def wire(self) -> bytes:
-        """Write the command that runs the script by its digest."""
-        if self.written is None:
-            return packed(self.command(with_text=False))
-        return self.written
-
-    def command(self, *, with_text: bool) -> tuple[Argument, ...]:
-        """The command to send: by digest, or with the whole text for a server that forgot it."""
-        head = ("EVAL", self.script.text) if with_text else ("EVALSHA", self.script.sha)
-        return (*head, len(self.keys), *self.keys, *self.args)
-
-    def without_index(self) -> Call[Answer]:
-        """The same call on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
-        return replace(self, keys=self.keys[:1], written=None)
-
-    def note(self) -> Call[bool]:
-        """Writes the index entry of a record that went alone."""
-        record, index = self.keys
-        lease = "" if self.lease is None else self.lease
-        return Call(NOTE, (index,), (record.partition(b"}")[2], lease), bool)
-
-
-# --- Where records live: `prefix{bucket}len(scope):scope:key` -----------------------------
-#
-# This module names keys. It touches no server.
-#
-# The bucket is the identity's CRC-32 mod 1024: it spreads, and nothing more is asked of it. Between
-# braces it is what Redis Cluster hashes, so a record and the index of its bucket share a slot
-# whatever braces the user's key holds; that is also why the prefix may have none. The index is
-# `prefix{bucket}~leases`: a record goes on with a digit after the brace, so the two can never meet.
-
+# --- keys ------------------------------------------------------------------------------------
 
 BUCKETS = 1024
 _INDEX_NAME = "~leases"
@@ -167,7 +99,14 @@ _GLOB_CHARACTERS = re.compile(r"([\\*?\[\]^-])")
 
 
 class KeyLayout:
-    """The keys of one store."""
+    """The keys of one store: `prefix{bucket}len(scope):scope:key`.
+
+    The bucket is the identity's CRC-32 mod 1024: it spreads, and nothing more is asked of it.
+    Between braces it is what Redis Cluster hashes, so a record and the index of its bucket share a
+    slot whatever braces the user's key holds; that is also why the prefix may have none. The index
+    is `prefix{bucket}~leases`: a record goes on with a digit after the brace, so the two can never
+    meet.
+    """
 
     def __init__(self, prefix: str) -> None:
         if "{" in prefix or "}" in prefix:
@@ -176,9 +115,10 @@ class KeyLayout:
                 "braces, and semel needs that place for its own bucket number"
             )
         self.prefix = prefix
-        self._indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
+        self.indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
+        """The keys of all indexes."""
         self._records = [f"{prefix}{{{bucket}}}".encode() for bucket in range(BUCKETS)]
-        self.written_indexes = {index: size(len(index)) + index for index in self._indexes}
+        self.packed_indexes = {index: _size(len(index)) + index for index in self.indexes}
         """The keys of all indexes, each as an argument of a command."""
 
     def record(self, identity: Identity) -> bytes:
@@ -190,11 +130,7 @@ class KeyLayout:
         """The key of the record, and the key of the index of running leases beside it."""
         encoded = identity.encoded
         bucket = crc32(encoded) % BUCKETS
-        return self._records[bucket] + encoded, self._indexes[bucket]
-
-    def indexes(self) -> list[bytes]:
-        """The keys of all indexes."""
-        return self._indexes
+        return self._records[bucket] + encoded, self.indexes[bucket]
 
     def pattern(self, scope: str | None, key_prefix: str) -> bytes:
         """A glob for SCAN that finds the records asked for, and perhaps a few more."""
@@ -219,45 +155,114 @@ def member_identity(encoded: bytes) -> Identity | None:
         scope_length = int(length)
     except ValueError:
         return None
-    scope, colon, key = rest[:scope_length], rest[scope_length : scope_length + 1], rest
-    if colon != ":":
+    if rest[scope_length : scope_length + 1] != ":":
         return None
-    return Identity(scope, key[scope_length + 1 :])
+    return Identity(rest[:scope_length], rest[scope_length + 1 :])
 
 
 def _escaped(text: str) -> str:
     return _GLOB_CHARACTERS.sub(r"\\\1", text)
 
 
-LONGEST = 100 * 365 * 86400.0
-"""No duration is longer: 100 years of microseconds still fit a Lua number exactly."""
+# --- scripts ---------------------------------------------------------------------------------
 
 
-SMALLEST_LIMIT = (1 << 20) - (1 << 12)
-"""Bytes. None of the `LIMITS` can be set below one megabyte; what is smaller, with room for the
-rest of its command, is sent without asking."""
+class Script(Struct, frozen=True):
+    """One Lua script and the digest by which a server remembers it."""
 
-LIMITS = ("proto-max-bulk-len", "client-query-buffer-limit")
-"""Settings of a server that bound a value. It hangs up on a larger one, often without a word."""
+    text: str
+    sha: str
+    opening: bytes
+    """How a command that runs it by its digest goes on after the number of its parts, when it is
+    about a record and its index."""
 
-_DEFAULT_LIMIT = 512 << 20
+
+def load(package: str, *names: str) -> Script:
+    """Make one script of the files of these names in a package's folder `lua`."""
+    folder = files(package).joinpath("lua")
+    return script("\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names))
 
 
-class Verbs:
-    """Builds the calls of one store's keys."""
+def script(text: str) -> Script:
+    """Name a script by its digest."""
+    # Redis names a script by its SHA-1; nothing here is a secret.
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    parts = (b"EVALSHA", sha.encode(), b"2")
+    return Script(text, sha, b"".join(_size(len(part)) + part for part in parts))
+
+
+_load = partial(load, "semel.stores.redis", "record")
+
+CLAIM = load("semel.stores.redis", "claim_plain", "record", "claim")
+RENEW = _load("renew")
+END = load("semel.stores.redis", "end_plain", "record", "end")
+PUT = _load("put")
+GET = _load("get")
+TOUCH = _load("touch")
+FORGET = _load("forget")
+ADOPT = _load("adopt")
+DUE = _load("due")
+CHECK = _load("check")
+PURGE = _load("purge")
+NOTE = _load("note")
+STATE = _load("state")
+INFO = _load("info")
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+class Command(Struct, Generic[Answer], frozen=True, gc=False):
+    """One run of a script: what to send, and how to read the reply."""
+
+    script: Script
+    keys: tuple[bytes, ...]
+    """The record, and the index of its bucket where the script keeps that in order."""
+    args: tuple[Argument, ...]
+    read: Callable[[Any], Answer]
+    lease: int | None = None
+    """What the index should say of a record that is PROCESSING after this command: how many
+    microseconds its lease lasts; None = it ended."""
+    written: bytes | None = None
+    """The command as it is sent, for those that are sent most."""
+
+    def packed(self) -> bytes:
+        """Write the command that runs the script by its digest."""
+        if self.written is None:
+            return pack(self.parts(with_text=False))
+        return self.written
+
+    def parts(self, *, with_text: bool) -> tuple[Argument, ...]:
+        """What to send: the digest, or the whole text for a server that forgot it."""
+        head = ("EVAL", self.script.text) if with_text else ("EVALSHA", self.script.sha)
+        return (*head, len(self.keys), *self.keys, *self.args)
+
+    def without_index(self) -> Command[Answer]:
+        """The same on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
+        return replace(self, keys=self.keys[:1], written=None)
+
+    def note(self) -> Command[bool]:
+        """Writes the index entry of a record that went alone."""
+        record, index = self.keys
+        lease = "" if self.lease is None else self.lease
+        return Command(NOTE, (index,), (record.partition(b"}")[2], lease), bool)
+
+
+class Commands:
+    """Builds the commands of one store's keys."""
 
     def __init__(self, keys: KeyLayout) -> None:
-        self._keys = keys
+        self.keys = keys
 
     def takes(self, request: Request[Any]) -> bool:
         """Tell whether a request is about one record; else `listing` answers it."""
-        return type(request) in _CALLS
+        return type(request) in _BUILDERS
 
-    def call(self, request: Request[Answer]) -> Call[Answer]:
-        """Build the call of a request about one record."""
-        return _CALLS[type(request)](self, request)
+    def command(self, request: Request[Answer]) -> Command[Answer]:
+        """Build the command of a request about one record."""
+        return _BUILDERS[type(request)](self, request)
 
-    def claim(self, ask: ClaimRequest) -> Call[Claim]:
+    def claim(self, ask: ClaimRequest) -> Command[Claim]:
         """See `Store.claim`."""
         owner, fingerprint = ask.owner, ask.fingerprint
         _check_size("owner", owner, OWNER_BYTES)
@@ -265,102 +270,84 @@ class Verbs:
             fingerprint = b""
         else:
             _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
-        terms = _terms(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
-        return terms.call(self._keys, ask.identity, owner, fingerprint, _read_claim)
+        template = _claim_template(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
+        return template.command(self.keys, ask.identity, owner, fingerprint, read_claim)
 
-    def renew(self, ask: RenewRequest) -> Call[bool]:
+    def renew(self, ask: RenewRequest) -> Command[bool]:
         """See `Store.renew`."""
         lease = microseconds(ask.lease)
-        return Call(
-            RENEW,
-            self._keys.record_and_index(ask.identity),
-            (ask.owner, lease),
-            bool,
-            lease,
-        )
+        keys = self.keys.record_and_index(ask.identity)
+        return Command(RENEW, keys, (ask.owner, lease), bool, lease)
 
-    def complete(self, ask: CompleteRequest) -> Call[bool]:
+    def complete(self, ask: CompleteRequest) -> Command[bool]:
         """See `Store.complete`."""
-        terms = _end_terms(SUCCEEDED, ask.ttl, False, True, True)
-        return terms.call(self._keys, ask.identity, ask.owner, pack_outcome(ask.result), bool)
+        template = _end_template(SUCCEEDED, ask.ttl, False, True, True)
+        return template.command(self.keys, ask.identity, ask.owner, pack_outcome(ask.result), bool)
 
-    def fail(self, ask: FailRequest) -> Call[bool]:
+    def fail(self, ask: FailRequest) -> Command[bool]:
         """See `Store.fail`."""
-        terms = _end_terms(FAILED, ask.ttl, ask.retryable, ask.keep_fingerprint, ask.ran)
-        return terms.call(self._keys, ask.identity, ask.owner, pack_outcome(ask.error), bool)
+        template = _end_template(FAILED, ask.ttl, ask.retryable, ask.keep_fingerprint, ask.ran)
+        return template.command(self.keys, ask.identity, ask.owner, pack_outcome(ask.error), bool)
 
-    def get(self, ask: GetRequest) -> Call[Record | None]:
+    def get(self, ask: GetRequest) -> Command[Record | None]:
         """See `Store.get`."""
-        keys = (self._keys.record(ask.identity),)
-        return Call(GET, keys, (), record_reader(ask.identity))
+        keys = (self.keys.record(ask.identity),)
+        return Command(GET, keys, (), partial(read_record, ask.identity))
 
-    def put(self, ask: PutRequest) -> Call[bool]:
+    def put(self, ask: PutRequest) -> Command[bool]:
         """See `Store.put`."""
         _check_size("owner", ask.owner, OWNER_BYTES)
-        return Call(
-            PUT,
-            self._keys.record_and_index(ask.identity),
-            (
-                ask.owner,
-                pack_outcome(ask.result),
-                milliseconds(ask.ttl),
-            ),
-            bool,
+        keys = self.keys.record_and_index(ask.identity)
+        return Command(
+            PUT, keys, (ask.owner, pack_outcome(ask.result), milliseconds(ask.ttl)), bool
         )
 
-    def touch(self, ask: TouchRequest) -> Call[bool]:
+    def touch(self, ask: TouchRequest) -> Command[bool]:
         """See `Store.touch`."""
-        keys = (self._keys.record(ask.identity),)
-        return Call(TOUCH, keys, (milliseconds(ask.ttl),), bool)
+        return Command(TOUCH, (self.keys.record(ask.identity),), (milliseconds(ask.ttl),), bool)
 
-    def forget(self, ask: ForgetRequest) -> Call[bool]:
+    def forget(self, ask: ForgetRequest) -> Command[bool]:
         """See `Store.forget`."""
-        return Call(FORGET, self._keys.record_and_index(ask.identity), (), bool)
+        return Command(FORGET, self.keys.record_and_index(ask.identity), (), bool)
 
-    def adopt(self, ask: AdoptRequest) -> Call[Record | None]:
+    def adopt(self, ask: AdoptRequest) -> Command[Record | None]:
         """See `Repairing.adopt`."""
         _check_size("owner", ask.owner, OWNER_BYTES)
         lease = microseconds(ask.lease)
-        read = record_reader(ask.identity)
-        return Call(
-            ADOPT,
-            self._keys.record_and_index(ask.identity),
-            (ask.owner, lease),
-            lambda reply: read(None if reply is None else reply[1:]),
-            lease,
-        )
+        keys = self.keys.record_and_index(ask.identity)
+        return Command(ADOPT, keys, (ask.owner, lease), partial(read_adopted, ask.identity), lease)
 
-    def limit(self, name: str, identity: Identity) -> Call[int]:
-        """Ask the server of a record for one of its `LIMITS`."""
-        command = packed(("CONFIG", "GET", name))
-        return Call(INFO, (self._keys.record(identity),), (), _read_limit, written=command)
-
-    def limits_of(self, asks: Sequence[Request[Any]]) -> list[Call[int]]:
+    def limits_of(self, asks: Sequence[Request[Any]]) -> list[Command[int]]:
         """Ask for what bounds each of the large values among these; mostly there are none."""
         return [
-            self.limit(name, ask.identity)
+            Command(INFO, (self.keys.record(ask.identity),), (), read_limit, written=written)
             for ask in asks
             if isinstance(ask, CompleteRequest | PutRequest) and may_be_too_large(ask)
-            for name in LIMITS
+            for written in _GET_LIMITS
         ]
 
-    def diagnose(self) -> Call[list[str]]:
+    def diagnose(self) -> Command[list[str]]:
         """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
-        return Call(INFO, (self._keys.indexes()[0],), (), dangers)
+        return Command(INFO, (self.keys.indexes[0],), (), diagnose)
 
 
-_CALLS: dict[type, Callable[[Verbs, Any], Call[Any]]] = {
-    ClaimRequest: Verbs.claim,
-    RenewRequest: Verbs.renew,
-    CompleteRequest: Verbs.complete,
-    FailRequest: Verbs.fail,
-    GetRequest: Verbs.get,
-    PutRequest: Verbs.put,
-    TouchRequest: Verbs.touch,
-    ForgetRequest: Verbs.forget,
-    AdoptRequest: Verbs.adopt,
+_BUILDERS: dict[type, Callable[[Commands, Any], Command[Any]]] = {
+    ClaimRequest: Commands.claim,
+    RenewRequest: Commands.renew,
+    CompleteRequest: Commands.complete,
+    FailRequest: Commands.fail,
+    GetRequest: Commands.get,
+    PutRequest: Commands.put,
+    TouchRequest: Commands.touch,
+    ForgetRequest: Commands.forget,
+    AdoptRequest: Commands.adopt,
 }
-"""What builds the call of each request about one record."""
+"""What builds the command of each request about one record."""
+
+
+def scan_command(cursor: int, pattern: bytes, count: int) -> bytes:
+    """One SCAN command."""
+    return pack(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
 
 
 def is_urgent(ask: Request[Any]) -> bool:
@@ -369,6 +356,16 @@ def is_urgent(ask: Request[Any]) -> bool:
     Parking is a step of a call, as many of them as there are callers: it waits its turn.
     """
     return isinstance(ask, RenewRequest) and ask.lease > 0
+
+
+def _check_size(what: str, value: bytes, expected: int) -> None:
+    if len(value) != expected:
+        raise ValueError(f"{what} must be {expected} bytes, got {len(value)}")
+
+
+# --- values that are too large ---------------------------------------------------------------
+
+_GET_LIMITS = tuple(pack(("CONFIG", "GET", name)) for name in LIMITS)
 
 
 def may_be_too_large(ask: Request[Any]) -> bool:
@@ -392,7 +389,7 @@ def rejections(
             size = _size_of_value(ask)
             # If CONFIG GET is not permitted, assume the default limits.
             told = [next(answers) for _ in LIMITS]
-            limit = min(_DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)
+            limit = min(DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)
             if size > limit - (1 << 12):
                 rejected = ValueRejected(
                     f"{where} cannot take this: {size} bytes, and it takes at most {limit} at once "
@@ -410,37 +407,11 @@ def with_rejections(
     return [next(rest) if error is None else error for error in rejected]
 
 
-def _read_limit(reply: Any) -> int:
-    # A mapping in RESP3, else a list of names and values.
-    told = dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else reply
-    return next((int(value) for value in told.values()), _DEFAULT_LIMIT)
+# --- templates: an application has few policies, so their part of a command is written once ---
 
 
-def record_reader(identity: Identity) -> Callable[[Any], Record | None]:
-    """What reads the reply of `get` and `check`."""
-
-    def read(reply: Any) -> Record | None:
-        if reply is None:
-            return None
-        raw, expires_ms, now_us = reply
-        return unpack_record(identity, raw, expires_ms, now_us)
-
-    return read
-
-
-def granted(reply: Any) -> bool:
-    """Whether the script wrote what it was asked to write."""
-    return reply == 1 or (isinstance(reply, list) and reply[0] in _GRANTED)
-
-
-_GRANTED = (b"claimed", b"adopted")
-
-
-# An application has few policies: what they make of a command is written once for each.
-
-
-class _Terms(Struct, frozen=True):
-    """The part of a command that does not change from call to call."""
+class _Template(Struct, frozen=True):
+    """The part of a command that stays the same for all keys of a policy."""
 
     script: Script
     opening: bytes
@@ -451,95 +422,59 @@ class _Terms(Struct, frozen=True):
     """The arguments as they are sent."""
     lease: int | None = None
 
-    def call(
+    def command(
         self,
         layout: KeyLayout,
         identity: Identity,
         owner: bytes,
         content: bytes,
         read: Callable[[Any], Answer],
-    ) -> Call[Answer]:
-        """Write the command of one call: about this record, for this owner, with these bytes."""
+    ) -> Command[Answer]:
+        """Write the command about this record, for this owner, with these bytes."""
         keys = record, index = layout.record_and_index(identity)
         written = b"".join(
             (
                 self.opening,
-                size(len(record)),
+                _size(len(record)),
                 record,
-                layout.written_indexes[index],
-                size(len(owner)),
+                layout.packed_indexes[index],
+                _size(len(owner)),
                 owner,
-                size(len(content)),
+                _size(len(content)),
                 content,
                 self.packed,
             )
         )
         arguments = (owner, content, *self.arguments)
-        return Call(self.script, keys, arguments, read, self.lease, written)
+        return Command(self.script, keys, arguments, read, self.lease, written)
 
 
 @lru_cache(maxsize=256)
-def _terms(
+def _claim_template(
     lease: float,
     ttl: float,
     hold: bool,
     replace: bool,
     max_attempts: int | None,
-) -> _Terms:
-    """The terms of a claim."""
+) -> _Template:
     attempts = "" if max_attempts is None else max_attempts
     arguments = (microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts)
-    return _terms_of(CLAIM, arguments, microseconds(lease))
+    return _template(CLAIM, arguments, microseconds(lease))
 
 
 @lru_cache(maxsize=256)
-def _end_terms(
+def _end_template(
     state: State, ttl: float, retryable: bool, keep_fingerprint: bool, ran: bool
-) -> _Terms:
-    """The terms of an end."""
+) -> _Template:
     arguments = (int(state), milliseconds(ttl), int(retryable), int(keep_fingerprint))
-    return _terms_of(END, arguments if ran else (*arguments, 1))
+    return _template(END, arguments if ran else (*arguments, 1))
 
 
-def _terms_of(script: Script, arguments: tuple[int | str, ...], lease: int | None = None) -> _Terms:
+def _template(
+    script: Script, arguments: tuple[int | str, ...], lease: int | None = None
+) -> _Template:
     parts = len(("EVALSHA", "digest", "2", "record", "index", "owner", "bytes", *arguments))
     texts = (str(argument).encode() for argument in arguments)
-    packed = b"".join(size(len(text)) + text for text in texts) + b"\r\n"
+    packed = b"".join(_size(len(text)) + text for text in texts) + b"\r\n"
     opening = b"*%d%b" % (parts, script.opening)
-    return _Terms(script, opening, arguments, packed, lease)
-
-
-@lru_cache(maxsize=256)
-def microseconds(seconds: float) -> int:
-    """Whole microseconds, never more than `LONGEST`."""
-    return round(min(seconds, LONGEST) * 1e6)
-
-
-def milliseconds(seconds: float) -> int:
-    """Whole milliseconds, rounded up so that a short time is not none at all."""
-    return -(-microseconds(seconds) // 1000)
-
-
-def _read_claim(reply: list[Any]) -> Claim:
-    word = reply[0]
-    if word == b"finished":
-        _, raw, pttl = reply
-        return unpack_finished(raw, max(0, pttl) / 1e3)
-    if word == b"claimed":
-        _, number, fence, takeover = reply
-        return Claimed(number, fence, takeover == 1)
-    return _OTHER_ANSWERS[word](*reply[1:])
-
-
-_OTHER_ANSWERS: dict[bytes, Callable[..., Claim]] = {
-    b"busy": lambda remaining, owner: Busy(remaining / 1e6, owner),
-    b"mismatch": lambda superseded: Mismatch(superseded == 1),
-    b"abandoned": Abandoned,
-    b"exhausted": Exhausted,
-}
-"""What claim.lua may answer besides, by its first word."""
-
-
-def _check_size(what: str, value: bytes, expected: int) -> None:
-    if len(value) != expected:
-        raise ValueError(f"{what} must be {expected} bytes, got {len(value)}")
+    return _Template(script, opening, arguments, packed, lease)

@@ -22,7 +22,7 @@ from redis.exceptions import AskError, InvalidResponse, ResponseError
 from semel.core.records import Ended
 from semel.errors import RecordUnreadable
 from semel.stores.listening import OnLost, Reopen, Subscriptions
-from semel.stores.redis.commands import packed
+from semel.stores.redis.commands import pack
 from semel.stores.redis.redis_py import reply_error, socket_of, take_over
 from semel.stores.redis.replies import unpack_ended
 from semel.stores.redis.tasks import AsyncTransport
@@ -53,11 +53,11 @@ class ChannelCommands:
 
     def subscribe(self, channel: Any) -> bytes:
         """Write the command."""
-        return packed(("SSUBSCRIBE" if self.sharded else "SUBSCRIBE", channel))
+        return pack(("SSUBSCRIBE" if self.sharded else "SUBSCRIBE", channel))
 
     def unsubscribe(self, channel: Any) -> bytes:
         """Write the command."""
-        return packed(("SUNSUBSCRIBE" if self.sharded else "UNSUBSCRIBE", channel))
+        return pack(("SUNSUBSCRIBE" if self.sharded else "UNSUBSCRIBE", channel))
 
 
 class MessageReader:

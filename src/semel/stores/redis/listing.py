@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -29,15 +30,17 @@ from semel.stores.base import (
     ScanRequest,
     StuckRequest,
 )
-from semel.stores.redis import commands
 from semel.stores.redis.commands import (
-    Call,
-    KeyLayout,
-    Verbs,
+    CHECK,
+    DUE,
+    PURGE,
+    STATE,
+    Command,
+    Commands,
     member_identity,
     microseconds,
-    record_reader,
 )
+from semel.stores.redis.replies import read_record
 from semel.stores.redis.retry import certain
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class ScanStep(Struct, frozen=True):
     count: int
 
 
-Step: TypeAlias = Sequence[Call[Any]] | ScanStep | Nodes
+Step: TypeAlias = Sequence[Command[Any]] | ScanStep | Nodes
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[Step, Any, Result]
 
@@ -91,9 +94,9 @@ _END = _Cursor(None, 0)
 class Listing:
     """Builds the generators of one store's keys."""
 
-    def __init__(self, keys: KeyLayout, verbs: Verbs) -> None:
-        self._keys = keys
-        self._verbs = verbs
+    def __init__(self, single: Commands) -> None:
+        self._single = single
+        self._keys = single.keys
 
     def steps(self, request: Request[Result]) -> Steps[Result]:
         """Build the steps that answer a request about many records."""
@@ -109,9 +112,9 @@ class Listing:
             found.extend(r for r in answers if r is not None and _idle_for(r) >= older_than)
             return len(found) - before
 
-        def check(identity: Identity) -> Call[Record | None]:
+        def check(identity: Identity) -> Command[Record | None]:
             keys = self._keys.record_and_index(identity)
-            return Call(commands.CHECK, keys, (), record_reader(identity))
+            return Command(CHECK, keys, (), partial(read_record, identity))
 
         yield from self._visit_due(older_than, ask.limit, check, keep)
         # By when the lease ended, not by how long ago that was: each was read at another moment.
@@ -124,8 +127,8 @@ class Listing:
             return 0
         after = microseconds(abandoned_after)
 
-        def remove(identity: Identity) -> Call[int]:
-            return Call(commands.PURGE, self._keys.record_and_index(identity), (after,), int)
+        def remove(identity: Identity) -> Command[int]:
+            return Command(PURGE, self._keys.record_and_index(identity), (after,), int)
 
         return (yield from self._visit_due(abandoned_after, ask.limit, remove, sum))
 
@@ -133,7 +136,7 @@ class Listing:
         self,
         older_than: float,
         limit: int,
-        visit: Callable[[Identity], Call[Any]],
+        visit: Callable[[Identity], Command[Any]],
         count: Callable[[list[Any]], int],
     ) -> Steps[int]:
         """Visit records whose lease ended, oldest first, until `count` has added up to `limit`."""
@@ -142,7 +145,7 @@ class Listing:
         while wanted > 0:
             arguments = (microseconds(older_than), at_most)
             due = yield [
-                Call(commands.DUE, (index,), arguments, _read_due) for index in self._keys.indexes()
+                Command(DUE, (index,), arguments, _read_due) for index in self._keys.indexes
             ]
             buckets = [certain(bucket) for bucket in due]
             oldest_first = sorted((pair for bucket in buckets for pair in bucket), key=_deadline)
@@ -175,7 +178,7 @@ class Listing:
                     node = _following(nodes, node)
             room = limit - len(records)
             chunk, waiting = waiting[:room], waiting[room:]
-            found = yield [self._verbs.get(GetRequest(identity)) for identity in chunk]
+            found = yield [self._single.get(GetRequest(identity)) for identity in chunk]
             records += [
                 record
                 for record in _readable(chunk, found)
@@ -197,7 +200,7 @@ class Listing:
                 position, keys = yield ScanStep(node, position, pattern, _COUNT_STEP)
                 identities = self._identities(keys)
                 states = yield [
-                    Call(commands.STATE, (self._keys.record(identity),), (), _as_is)
+                    Command(STATE, (self._keys.record(identity),), (), _as_is)
                     for identity in identities
                 ]
                 for found in _readable(identities, states):

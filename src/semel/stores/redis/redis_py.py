@@ -80,12 +80,9 @@ def take_connection(pool: Any) -> Any:
     return pool.get_connection(*_FOR_A_POOL)
 
 
-def read_reply(connection: Any) -> Any:
-    """Read one reply by the connection's parser; an error that the server answers is a reply.
-
-    What redis-py does around that is for those who do not repeat.
-    """
-    return connection._parser.read_response(disable_decoding=True)  # noqa: SLF001 - see `check`
+def parser_of(connection: Any) -> Any:
+    """Return what reads the replies of a connection for threads, once it is connected."""
+    return connection._parser  # noqa: SLF001 - see `check`
 
 
 def socket_of(connection: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Reads the packed record, and packs outcomes.
+"""Reads what Redis replies: what a script answers, the packed record, settings of the server.
 
-This module turns bytes into values and back. It decides nothing and touches no server. The
-header is written by the scripts (lua/record.lua has the same table); only the outcome is packed
-here, and the scripts never look inside it.
+This module turns bytes into values. It decides nothing and touches no server.
+
+The header of a record is written by the scripts (lua/record.lua has the same table); only the
+outcome is packed here, and the scripts never look inside it.
 
     bytes  field        meaning
     1      version      1
@@ -30,20 +31,110 @@ class of 160; one byte more per field would cost 32 bytes per record.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from semel.core.records import (
     FINGERPRINT_BYTES,
     OWNER_BYTES,
     PROCESSING,
+    Abandoned,
+    Busy,
+    Claim,
+    Claimed,
     Encoded,
     Ended,
+    Exhausted,
     Finished,
     Identity,
+    Mismatch,
     Record,
     State,
 )
 from semel.errors import RecordUnreadable
+
+DEFAULT_LIMIT: Final = 512 << 20
+"""How many bytes a server takes at once, unless its settings say otherwise."""
+
+
+def read_claim(reply: list[Any]) -> Claim:
+    """Read what claim.lua answers."""
+    word = reply[0]
+    if word == b"finished":
+        _, raw, pttl = reply
+        return unpack_finished(raw, max(0, pttl) / 1e3)
+    if word == b"claimed":
+        _, number, fence, takeover = reply
+        return Claimed(number, fence, takeover == 1)
+    return _OTHER_ANSWERS[word](*reply[1:])
+
+
+_OTHER_ANSWERS: dict[bytes, Callable[..., Claim]] = {
+    b"busy": lambda remaining, owner: Busy(remaining / 1e6, owner),
+    b"mismatch": lambda superseded: Mismatch(superseded == 1),
+    b"abandoned": Abandoned,
+    b"exhausted": Exhausted,
+}
+"""What claim.lua may answer besides, by its first word."""
+
+
+def read_record(identity: Identity, reply: Any) -> Record | None:
+    """Read what get.lua and check.lua answer."""
+    if reply is None:
+        return None
+    raw, expires_ms, now_us = reply
+    return unpack_record(identity, raw, expires_ms, now_us)
+
+
+def read_adopted(identity: Identity, reply: Any) -> Record | None:
+    """Read what adopt.lua answers."""
+    return read_record(identity, None if reply is None else reply[1:])
+
+
+def granted(reply: Any) -> bool:
+    """Whether the script wrote what it was asked to write."""
+    return reply == 1 or (isinstance(reply, list) and reply[0] in {b"claimed", b"adopted"})
+
+
+def read_scan(reply: Any) -> tuple[int, list[bytes]]:
+    """Read where SCAN goes on, and the keys found."""
+    if isinstance(reply, Exception):
+        raise reply
+    following, keys = reply
+    return int(following), list(keys)
+
+
+def read_limit(reply: Any) -> int:
+    """Read what CONFIG GET answers about one setting."""
+    # A mapping in RESP3, else a list of names and values.
+    found = dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else reply
+    return next((int(value) for value in found.values()), DEFAULT_LIMIT)
+
+
+def diagnose(info: bytes) -> list[str]:
+    """Read from INFO what endangers records, in sentences."""
+    said = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    found = []
+    policy = said.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        found.append(
+            f"maxmemory-policy is {policy}: a full server forgets records and their operations "
+            "run again; set it to noeviction"
+        )
+    if said.get("aof_enabled") == "0":
+        found.append(
+            "appendonly is off: a restart loses what was written since the last snapshot, and its "
+            "operations run again; set appendonly yes, or put SQL behind"
+        )
+    found += [
+        f"{name} is {said[name]}: the server cannot write to its disk"
+        for name in ("rdb_last_bgsave_status", "aof_last_write_status")
+        if said.get(name, "ok") != "ok"
+    ]
+    return found
+
+
+# --- the packed record -----------------------------------------------------------------------
 
 VERSION: Final = 1
 _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
@@ -167,29 +258,3 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
         outcome=None if running else unpack_outcome(tail),
         retryable=bool(flags & _RETRYABLE),
     )
-
-
-# --- What a server says of itself that endangers records, in sentences. This module reads ---
-
-
-def dangers(info: bytes) -> list[str]:
-    """Read the answer of INFO."""
-    said = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    found = []
-    policy = said.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        found.append(
-            f"maxmemory-policy is {policy}: a full server forgets records and their operations "
-            "run again; set it to noeviction"
-        )
-    if said.get("aof_enabled") == "0":
-        found.append(
-            "appendonly is off: a restart loses what was written since the last snapshot, and its "
-            "operations run again; set appendonly yes, or put SQL behind"
-        )
-    found += [
-        f"{name} is {said[name]}: the server cannot write to its disk"
-        for name in ("rdb_last_bgsave_status", "aof_last_write_status")
-        if said.get(name, "ok") != "ok"
-    ]
-    return found

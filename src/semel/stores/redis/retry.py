@@ -1,7 +1,7 @@
-"""What to do when a server did not simply answer: send again what can be sent again.
+"""What to do when a server did not simply answer: what is sent again, where, and for how long.
 
-This module decides. It sends nothing and reads no clock: `deliver` yields the commands of one
-round trip, is given an answer or an error for each, and goes on until every call has its own.
+This module decides. It sends nothing and waits for nothing: `deliver` yields the commands of one
+round trip, is given a reply or an error for each, and goes on until every command has its own.
 
     NOSCRIPT             the server forgot the script      -> again, with the whole text
     TRYAGAIN             the slot is moving, two keys      -> the record alone, then its index entry
@@ -9,7 +9,8 @@ round trip, is given an answer or an error for each, and goes on until every cal
     MOVED, node lost,    the map of the cluster is old     -> again, after a look at the new map
     CLUSTERDOWN
 
-Every script may be run twice with the same answer, so sending again is always safe.
+Every script may be run twice with the same answer, so sending again is always safe. A round trip
+that failed is made again until half of the caller's time has passed (`Backoff`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ReadOnlyError
 
 from semel.errors import StoreError
-from semel.stores.redis.clients import backoff
-from semel.stores.redis.commands import Call, granted, packed
+from semel.stores.redis.clients import pauses
+from semel.stores.redis.commands import Command, pack
 from semel.stores.redis.errors import failure, is_hopeless
 from semel.stores.redis.redis_py import pool_is_empty
+from semel.stores.redis.replies import granted
 
 Answer = TypeVar("Answer")
 Address: TypeAlias = tuple[str, int]
@@ -43,42 +45,42 @@ _OLD_MAP = (
 _NOTE = -1
 
 
-class Attempt(Struct, frozen=True):
+class Sending(Struct, frozen=True):
     """One command of a round trip."""
 
-    call: Call[Any]
+    command: Command[Any]
     position: int
-    """Which answer this is; the index entry of a call that went alone has none (-1)."""
+    """Which answer this is; the index entry of a record that went alone has none (-1)."""
     with_text: bool = False
     node: Address | None = None
-    """Where a redirection said to go; None = whoever the map says has the slot."""
+    """Where a redirection said to go; None = the node that has the slot on the map."""
     asking: bool = False
     """The node is only about to get the slot: ASKING goes before the command."""
-    whole: Call[Any] | None = None
-    """Set when the record goes alone: the call with both keys."""
+    whole: Command[Any] | None = None
+    """Set when the record goes alone: the command with both keys."""
 
-    def wire(self) -> bytes:
+    def packed(self) -> bytes:
         """What to send."""
-        return packed(self.call.command(with_text=True)) if self.with_text else self.call.wire()
+        return pack(self.command.parts(with_text=True)) if self.with_text else self.command.packed()
 
 
-Delivery: TypeAlias = Generator[list[Attempt], Sequence[Reply | Exception], list[Reply | Exception]]
+Delivery: TypeAlias = Generator[list[Sending], Sequence[Reply | Exception], list[Reply | Exception]]
 
 
-def deliver(calls: Sequence[Call[Any]], may_redirect: Callable[[], bool]) -> Delivery:
-    """Yield the attempts of each round trip; return a reply or an error for every call.
+def deliver(commands: Sequence[Command[Any]], may_redirect: Callable[[], bool]) -> Delivery:
+    """Yield what to send in each round trip; return a reply or an error for every command.
 
     `may_redirect` says whether there are other nodes to go to, and time left to do so.
     """
-    answers: list[Reply | Exception] = [None] * len(calls)
-    pending = [Attempt(call, position) for position, call in enumerate(calls)]
+    answers: list[Reply | Exception] = [None] * len(commands)
+    pending = [Sending(command, position) for position, command in enumerate(commands)]
     while pending:
         replies = yield pending
-        again: list[Attempt] = []
-        for attempt, reply in zip(pending, replies, strict=True):
-            if attempt.position != _NOTE:
-                answers[attempt.position] = reply
-            follow = _after(attempt, reply, may_redirect)
+        again: list[Sending] = []
+        for sending, reply in zip(pending, replies, strict=True):
+            if sending.position != _NOTE:
+                answers[sending.position] = reply
+            follow = _after(sending, reply, may_redirect)
             if follow is not None:
                 again.append(follow)
         pending = again
@@ -86,22 +88,28 @@ def deliver(calls: Sequence[Call[Any]], may_redirect: Callable[[], bool]) -> Del
 
 
 def _after(
-    attempt: Attempt, reply: Reply | Exception, may_redirect: Callable[[], bool]
-) -> Attempt | None:
-    """The attempt that follows this reply; None when there is nothing more to do."""
+    sending: Sending, reply: Reply | Exception, may_redirect: Callable[[], bool]
+) -> Sending | None:
+    """What to send after this reply; None when there is nothing more to do."""
     match reply:
-        case driver.NoScriptError() if not attempt.with_text:
-            return replace(attempt, with_text=True)
-        case driver.TryAgainError() if len(attempt.call.keys) > 1:
-            return Attempt(attempt.call.without_index(), attempt.position, whole=attempt.call)
+        case driver.NoScriptError() if not sending.with_text:
+            return replace(sending, with_text=True)
+        case driver.TryAgainError() if len(sending.command.keys) > 1:
+            alone = sending.command.without_index()
+            return Sending(alone, sending.position, whole=sending.command)
         case driver.AskError() if may_redirect():  # a MovedError is one too
             asking = not isinstance(reply, driver.MovedError)
-            return replace(attempt, node=(reply.host, reply.port), asking=asking)
+            return replace(sending, node=(reply.host, reply.port), asking=asking)
         case _ if means_old_map(reply) and may_redirect():
-            return replace(attempt, node=None, asking=False)
-        case _ if attempt.whole is not None and granted(reply):
-            return Attempt(attempt.whole.note(), _NOTE)
+            return replace(sending, node=None, asking=False)
+        case _ if sending.whole is not None and granted(reply):
+            return Sending(sending.whole.note(), _NOTE)
     return None
+
+
+def never() -> bool:
+    """For `deliver`: there is nowhere else to go."""
+    return False
 
 
 def means_old_map(reply: Reply | Exception) -> bool:
@@ -110,14 +118,14 @@ def means_old_map(reply: Reply | Exception) -> bool:
 
 
 def answers_to(
-    calls: Sequence[Call[Answer]], replies: Sequence[Reply | Exception], where: str
+    commands: Sequence[Command[Answer]], replies: Sequence[Reply | Exception], where: str
 ) -> list[Answer | StoreError]:
     """Read each reply; what cannot be read is that member's error alone."""
     answers: list[Answer | StoreError] = []
-    for call, reply in zip(calls, replies, strict=True):
+    for command, reply in zip(commands, replies, strict=True):
         try:
             answers.append(
-                failure(reply, where) if isinstance(reply, Exception) else call.read(reply)
+                failure(reply, where) if isinstance(reply, Exception) else command.read(reply)
             )
         except StoreError as unreadable:
             answers.append(unreadable)
@@ -131,39 +139,19 @@ def certain(answer: Answer | StoreError) -> Answer:
     return answer
 
 
-def never() -> bool:
-    """For `deliver`: there is nowhere else to go."""
-    return False
+# --- round trips that failed -----------------------------------------------------------------
 
 
-# --- Whether, and after which pause, an exchange that failed is made again ----------------
-#
-# This module decides. It sends nothing and waits for nothing. Every script may be run twice with
-# the same answer, so repeating is always safe; it ends with half of the caller's time.
-
-
-SILENCE = 0.5
-"""Seconds. A Sentinel calls no primary down that answered since then, so what a connection said
-after a longer silence is believed only if Sentinel still names its server: a primary that was
-frozen and has been replaced does not know it for a while, and still accepts writes."""
-
-WITHOUT_SENTINEL = 5.0
-"""Seconds until Sentinel is asked again after none answered: until then, what is open is used."""
-
-
-NOT_THE_PRIMARY = "Sentinel names another primary now"
-
-
-class Repeating:
-    """The patience of one exchange."""
+class Backoff:
+    """Whether, and after which pause, a round trip that failed is made again."""
 
     def __init__(self, seconds: float) -> None:
         self._deadline = monotonic() + seconds
-        self._backoff = backoff(seconds)
+        self._pauses = pauses(seconds)
         self._failures = 0
 
     def pause_after(self, error: Exception) -> float:
-        """Give the seconds until the next try; raises the error when there is none."""
+        """Return the seconds until the next try; raises the error when there is none."""
         # A wrong password stays wrong, and so does a certificate; the application's pool is not
         # waited for behind its back.
         if pool_is_empty(error) or is_hopeless(error):
@@ -171,13 +159,8 @@ class Repeating:
         if monotonic() >= self._deadline:
             raise error
         self._failures += 1
-        pause: float = self._backoff.compute(self._failures)
+        pause: float = self._pauses.compute(self._failures)
         return pause
-
-
-def follows_the_primary(client: Any) -> bool:
-    """Whether connecting anew leads to another server after a failover."""
-    return getattr(client.connection_pool, "is_master", False)
 
 
 def unfit_server(replies: Sequence[Any]) -> Disconnected | None:
@@ -188,3 +171,21 @@ def unfit_server(replies: Sequence[Any]) -> Disconnected | None:
         if isinstance(reply, Disconnected):  # still loading, or too many clients
             return reply
     return None
+
+
+# --- Sentinel --------------------------------------------------------------------------------
+
+SILENCE = 0.5
+"""Seconds. A Sentinel calls no primary down that answered since then, so what a connection said
+after a longer silence is believed only if Sentinel still names its server: a primary that was
+frozen and has been replaced does not know it for a while, and still accepts writes."""
+
+WITHOUT_SENTINEL = 5.0
+"""Seconds until Sentinel is asked again after none answered: until then, what is open is used."""
+
+NOT_THE_PRIMARY = "Sentinel names another primary now"
+
+
+def follows_the_primary(client: Any) -> bool:
+    """Whether connecting anew leads to another server after a failover."""
+    return getattr(client.connection_pool, "is_master", False)

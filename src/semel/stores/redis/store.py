@@ -1,8 +1,8 @@
 # Generated from stores/redis/aio.py by `make generate`: change that file instead.
 """The Redis store for threads.
 
-This module is thin on purpose: `verbs` says what to send and how to read it, `listing` what to
-ask next, `transport` how to send.
+This module is thin on purpose: `commands` says what to send, `replies` how to read the answer,
+`listing` what to ask next, and the transport sends it (`threads`, `cluster`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from semel.stores._sync.answering import AnsweringStore
 from semel.stores.listening import Listener, Watch
 from semel.stores.redis.adopt import adopt
 from semel.stores.redis.commands import (
+    Commands,
     KeyLayout,
-    Verbs,
     is_urgent,
     may_be_too_large,
     rejections,
@@ -48,8 +48,8 @@ class RedisStore(AnsweringStore):
     ) -> None:
         self.keys = KeyLayout(prefix)
         """Where the records are."""
-        self._verbs = Verbs(self.keys)
-        self._listing = Listing(self.keys, self._verbs)
+        self._commands = Commands(self.keys)
+        self._listing = Listing(self._commands)
         self.transport = client if isinstance(client, Transport) else adopt(client, timeout)
         """What sends commands to the servers; a tier in front of SQL sends its own by it."""
         self._listeners = RedisListeners(self.transport, Listener, RedisSubscriber)
@@ -59,33 +59,33 @@ class RedisStore(AnsweringStore):
 
     def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation; the answer says who may, and what is known."""
-        return self.transport.call(self._verbs.claim(ask))
+        return self.transport.ask(self._commands.claim(ask))
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
-        if not self._verbs.takes(request):
+        if not self._commands.takes(request):
             return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        return self.transport.call(self._verbs.call(request), urgent=is_urgent(request))
+        return self.transport.ask(self._commands.command(request), urgent=is_urgent(request))
 
     def _ask_for_limits(self, request: Request[T]) -> T:
         return certain(self.send([request])[0])
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another."""
-        limits = self.transport.call_many(self._verbs.limits_of(requests))
+        limits = self.transport.send(self._commands.limits_of(requests))
         rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
-        answers = self.transport.call_many(
-            [self._verbs.call(request) for request in fitting],
+        answers = self.transport.send(
+            [self._commands.command(request) for request in fitting],
             urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
         return with_rejections(answers, rejected)
 
     def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
-        return self.transport.call(self._verbs.diagnose())
+        return self.transport.ask(self._commands.diagnose())
 
     def close(self) -> None:
         """Release what this store opened itself."""
@@ -115,5 +115,5 @@ class RedisStore(AnsweringStore):
                     answer = self.transport.nodes()
                 case ScanStep():
                     answer = self.transport.scan(step.node, step.cursor, step.pattern, step.count)
-                case calls:
-                    answer = self.transport.call_many(calls)
+                case commands:
+                    answer = self.transport.send(commands)

@@ -1,8 +1,15 @@
-"""Carries calls to the servers and replies back, for threads.
+"""Sends commands over redis-py's connections, under its command layer, for threads.
 
-This module sends. `call` and `call_many` are the whole seam between the store and redis-py: what
-is sent again, and why, is decided in `delivery` and `repeating`; what errors mean is said in
-`failures`.
+`ask` and `send` of a transport are the whole seam between the store and redis-py: what is sent
+again, and why, is decided in `retry`; what errors mean is said in `errors`. `tasks` is the twin of
+this module, `cluster` has the transport of a cluster.
+
+redis-py's cost is its command layer and its pool, not its connection. So commands are packed here,
+and connections of a client that is ours stay here between two round trips: the last one used is the
+next one taken. A client of the application lends its connections for one round trip each.
+
+Whether an idle connection is still alive is not asked before each use: every script may be run
+twice, so a round trip that finds it closed is simply made again on a new one.
 """
 
 from __future__ import annotations
@@ -24,17 +31,18 @@ from redis.exceptions import ResponseError
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.places import Place, Places
 from semel.stores.redis.clients import clients_of
-from semel.stores.redis.commands import Call, packed
+from semel.stores.redis.commands import Command, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
-from semel.stores.redis.redis_py import known_error, primary_address, read_reply, take_connection
+from semel.stores.redis.redis_py import known_error, parser_of, primary_address, take_connection
+from semel.stores.redis.replies import read_scan
 from semel.stores.redis.retry import (
     NOT_THE_PRIMARY,
     SILENCE,
     WITHOUT_SENTINEL,
     Address,
-    Attempt,
-    Repeating,
+    Backoff,
     Reply,
+    Sending,
     answers_to,
     certain,
     deliver,
@@ -44,23 +52,60 @@ from semel.stores.redis.retry import (
 )
 from semel.stores.registry import SEARCH_SHARE
 
-# --- Speaks to one server over redis-py's connections, under its command layer, for threads ---
-#
-# redis-py's cost is its command layer and its pool, not its connection. So commands are packed
-# here, and connections of a client that is ours stay here between two exchanges: the last one used is the
-# next one taken. A client of the application lends its connections for one exchange each.
-#
-# Whether an idle connection is still alive is not asked before each use: every script may be run
-# twice, so an exchange that finds it closed is simply made again on a new one.
+Answer = TypeVar("Answer")
 
 
-class Wire:
+# --- how many callers ------------------------------------------------------------------------
+
+
+class Limit(Places):
+    """Lets as many callers in as there are connections; the others wait, for a bounded time.
+
+    redis-py's own pools refuse the caller that finds every connection in use (only one of its four
+    pool kinds can wait), so a burst would fail instead of queueing. Every client that semel opened
+    itself has a limit.
+    """
+
+    def __init__(self, places: int, timeout: float, where: str) -> None:
+        super().__init__(places)
+        self._timeout = timeout
+        self._where = where
+
+    def take(self) -> Place:
+        """Wait for a place; the caller returns it with `give`."""
+        try:
+            return self.get(timeout=self._timeout)
+        except Empty:
+            raise StoreUnavailable(
+                f"all {self._places} connections to {self._where} stayed in use for "
+                f"{self._timeout:g} s; nothing was sent. "
+                "Raise max_connections, or look for what holds them"
+            ) from None
+
+
+class NoLimit:
+    """The limit of those who do not wait: renewals, and clients of the application."""
+
+    def take(self) -> None:
+        """Go on."""
+
+    def give(self, place: Any) -> None:
+        """Nothing was taken."""
+
+
+_NO_LIMIT: Final = NoLimit()
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+class Connection:
     """One connection of the pool. One that nobody holds any more goes back to the pool, closed.
 
     So none is lost when an exception of a signal handler strikes between two steps.
     """
 
-    __slots__ = ("_pool", "connection", "taken")
+    __slots__ = ("_pool", "connection", "parser", "taken")
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -68,6 +113,7 @@ class Wire:
         """When it was last taken, for those who ask."""
         self.connection: Any = None
         self.connection = take_connection(pool)
+        self.parser = parser_of(self.connection)
 
     def lend_back(self) -> None:
         """Give the connection back to the pool as it is."""
@@ -84,50 +130,50 @@ class Wire:
     __del__ = end
 
 
-class Wires:
+class Connections:
     """The connections to one server."""
 
     def __init__(self, pool: Any, *, keep: bool) -> None:
-        self.pool = self._pool = pool
+        self.pool = pool
         self._keep = keep
         self._closed = False
         self._begin()
 
     def _begin(self) -> None:
-        self._idle: list[Wire] = []
+        self._idle: list[Connection] = []
         self._pid = os.getpid()
 
     def exchange(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         """Send commands in one round trip; an error that the server answers is a reply, too."""
-        wire = self._take()
+        taken = self._take()
         try:
-            connection = wire.connection
+            connection = taken.connection
             connection.send_packed_command([b"".join(commands)])
             replies = [_reply(connection) for _ in commands]
         except BaseException:
             # Half a round trip may be on its way: nobody else must read the rest of it.
-            self.drop(wire)
+            self.drop(taken)
             raise
-        self._give_back(wire)
+        self._give_back(taken)
         return replies
 
     def ask(self, command: bytes) -> Reply | Exception:
-        """Send one command, and give its reply."""
-        wire = self._take()
+        """Send one command, and return its reply; an error that the server answers is one, too."""
+        taken = self._take()
         try:
-            connection = wire.connection
-            connection.send_packed_command((command,))
-            reply: Reply = read_reply(connection)
+            taken.connection.send_packed_command((command,))
+            # By the parser: what redis-py does around that is for those who do not repeat.
+            reply: Reply = taken.parser.read_response(disable_decoding=True)
         except BaseException:
-            self.drop(wire)
+            self.drop(taken)
             raise
-        self._give_back(wire)
+        self._give_back(taken)
         return reply
 
-    def drop(self, wire: Wire | None = None) -> None:
+    def drop(self, broken: Connection | None = None) -> None:
         """Close this connection and those that are idle: what broke one may have broken all."""
-        if wire is not None:
-            wire.end()
+        if broken is not None:
+            broken.end()
         with suppress(IndexError):  # none is left
             while True:
                 self._idle.pop().end()
@@ -137,54 +183,54 @@ class Wires:
         self._closed = True
         self.drop()
 
-    def _take(self) -> Wire:
+    def _take(self) -> Connection:
         if self._pid != os.getpid():
             self._inherited = self._idle  # forked: these connections are the parent's, left alone
             self._begin()
         with suppress(IndexError):  # none is idle; not the reason of what connecting may raise
             return self._idle.pop()
-        return Wire(self._pool)
+        return Connection(self.pool)
 
-    def _give_back(self, wire: Wire) -> None:
+    def _give_back(self, taken: Connection) -> None:
         if not self._keep:
-            wire.lend_back()
+            taken.lend_back()
             return
-        self._idle.append(wire)
+        self._idle.append(taken)
         if self._closed:
             self.drop()
 
 
-class SentinelWires(Wires):
+class SentinelConnections(Connections):
     """The connections to the primary that Sentinel names.
 
     Sentinel is asked whether a server is still the primary before a new connection is used, before
     one is used after a silence, and before an answer that came late is believed.
     """
 
-    def __init__(self, pool: Any, *, keep: bool, patience: float) -> None:
+    def __init__(self, pool: Any, *, keep: bool, timeout: float) -> None:
         super().__init__(pool, keep=keep)
-        self._patience = patience
+        self._timeout = timeout
         self._primary: Address | None = None
         self._confirmed = -inf
         """When that primary answered promptly, or Sentinel named it."""
 
-    def _take(self) -> Wire:
+    def _take(self) -> Connection:
         while True:
-            wire = super()._take()
-            if self._is_primary(wire.connection, self._confirmed):
-                wire.taken = monotonic()
-                return wire
-            self.drop(wire)
-            if not wire.taken:
+            found = super()._take()
+            if self._is_primary(found.connection, self._confirmed):
+                found.taken = monotonic()
+                return found
+            self.drop(found)
+            if not found.taken:
                 # redis-py connects to the old primary until the failover has ended.
                 raise Disconnected(NOT_THE_PRIMARY)
 
-    def _give_back(self, wire: Wire) -> None:
-        if not self._is_primary(wire.connection, wire.taken):
-            self.drop(wire)
+    def _give_back(self, taken: Connection) -> None:
+        if not self._is_primary(taken.connection, taken.taken):
+            self.drop(taken)
             raise Disconnected(NOT_THE_PRIMARY)
         self._confirmed = max(self._confirmed, monotonic())
-        super()._give_back(wire)
+        super()._give_back(taken)
 
     def _is_primary(self, connection: Any, known: float) -> bool:
         address = (connection.host, connection.port)
@@ -192,17 +238,17 @@ class SentinelWires(Wires):
             return True
         named = self._ask_sentinels()
         # In this order: other threads must not take an earlier primary for a confirmed one.
-        self._primary = named or self._pool.master_address
+        self._primary = named or self.pool.master_address
         self._confirmed = monotonic() + (WITHOUT_SENTINEL if named is None else 0.0)
         return address == self._primary
 
     def _ask_sentinels(self) -> Address | None:
         """Ask who is the primary; None when no Sentinel answers in time."""
-        manager = self._pool.sentinel_manager
-        end = monotonic() + self._patience
+        manager = self.pool.sentinel_manager
+        end = monotonic() + self._timeout
         for sentinel in manager.sentinels:
             with suppress(*DRIVER_ERRORS):
-                found = sentinel.sentinel_get_master_addr_by_name(self._pool.service_name)
+                found = sentinel.sentinel_get_master_addr_by_name(self.pool.service_name)
                 if found is not None:
                     return primary_address(manager, found)
             if monotonic() >= end:
@@ -219,49 +265,7 @@ def _reply(connection: Any) -> Reply | Exception:
         return known_error(error).with_traceback(None)
 
 
-# --- Lets as many callers in as there are connections; the others wait, for a bounded time ---
-#
-# redis-py's own pools refuse the caller that finds every connection in use (only one of its four
-# pool kinds can wait), so a burst would fail instead of queueing. A gate stands in front of every
-# client that semel opened itself.
-
-
-class Gate(Places):
-    """Takes and gives places: one for each exchange with the server."""
-
-    def __init__(self, places: int, timeout: float, where: str) -> None:
-        super().__init__(places)
-        self._timeout = timeout
-        self._where = where
-
-    def take(self) -> Place:
-        """Wait for a place; the caller returns it with `give`."""
-        try:
-            return self.get(timeout=self._timeout)
-        except Empty:
-            raise _full(self._places, self._timeout, self._where) from None
-
-
-class OpenGate:
-    """The gate of those who do not wait at one."""
-
-    def take(self) -> None:
-        """Go on."""
-
-    def give(self, place: Any) -> None:
-        """Nothing was taken."""
-
-
-def _full(places: int, timeout: float, where: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"all {places} connections to {where} stayed in use for {timeout:g} s; nothing was sent. "
-        "Raise max_connections, or look for what holds them"
-    )
-
-
-Answer = TypeVar("Answer")
-
-_OPEN: Final = OpenGate()
+# --- transports ------------------------------------------------------------------------------
 
 
 class Transport(ABC):
@@ -272,50 +276,52 @@ class Transport(ABC):
         where: str,
         timeout: float,
         *,
-        gate: Gate | None = None,
+        limit: Limit | None = None,
         owned: bool = False,
     ) -> None:
         self.where = where
         self._timeout = timeout
-        self._gate: Gate | OpenGate = _OPEN if gate is None else gate
+        self._limit: Limit | NoLimit = _NO_LIMIT if limit is None else limit
         self._owned = owned
         self._closed = False
 
-    def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
-        """One call, one answer. An urgent one does not wait at the gate."""
-        return certain(self.call_many((call,), urgent=urgent)[0])
+    def ask(self, command: Command[Answer], *, urgent: bool = False) -> Answer:
+        """Send one command. An urgent one does not wait for others to end."""
+        return certain(self.send((command,), urgent=urgent)[0])
 
-    def call_many(
-        self, calls: Sequence[Call[Answer]], *, urgent: bool = False
+    def send(
+        self, commands: Sequence[Command[Answer]], *, urgent: bool = False
     ) -> list[Answer | StoreError]:
-        """Many calls in one round trip (per node); each has its own answer."""
-        if not calls:
+        """Send commands in one round trip (per node); each has its own answer."""
+        if not commands:
             return []
         if self._closed:
             raise StoreUnavailable(f"the store at {self.where} was closed")
         with translated(self.where):
-            replies = self._deliver(calls, urgent=urgent)
-        return answers_to(calls, replies, self.where)
+            replies = self._deliver(commands, urgent=urgent)
+        return answers_to(commands, replies, self.where)
 
-    def _deliver(self, calls: Sequence[Call[Any]], *, urgent: bool) -> list[Reply | Exception]:
-        delivery = deliver(calls, self._may_redirect())
-        attempts = next(delivery)
-        gate = _OPEN if urgent else self._gate
-        place = gate.take()
+    def _deliver(
+        self, commands: Sequence[Command[Any]], *, urgent: bool
+    ) -> list[Reply | Exception]:
+        delivery = deliver(commands, self._may_redirect())
+        sendings = next(delivery)
+        limit = _NO_LIMIT if urgent else self._limit
+        place = limit.take()
         try:
             while True:
-                attempts = delivery.send(self._exchange(attempts))
+                sendings = delivery.send(self._exchange(sendings))
         except StopIteration as done:
             replies: list[Reply | Exception] = done.value
             return replies
         finally:
-            gate.give(place)
+            limit.give(place)
 
     @abstractmethod
     def _may_redirect(self) -> Callable[[], bool]: ...
 
     @abstractmethod
-    def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
+    def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
         """Send one round trip."""
 
     @abstractmethod
@@ -346,56 +352,54 @@ class ServerTransport(Transport):
         super().__init__(where, timeout, **more)
         self._client = client
         pool = client.connection_pool
-        self._wires = (
-            SentinelWires(pool, keep=self._owned, patience=timeout / 2)
+        self._connections = (
+            SentinelConnections(pool, keep=self._owned, timeout=timeout / 2)
             if follows_the_primary(client)
-            else Wires(pool, keep=self._owned)
+            else Connections(pool, keep=self._owned)
         )
 
-    def call(self, call: Call[Answer], *, urgent: bool = False) -> Answer:
-        """One call, one answer: straight through, while the server simply answers."""
+    def ask(self, command: Command[Answer], *, urgent: bool = False) -> Answer:
+        """Send one command: straight through, while the server simply answers."""
         if self._closed:
-            return super().call(call, urgent=urgent)
-        gate = _OPEN if urgent else self._gate
+            return super().ask(command, urgent=urgent)
+        limit = _NO_LIMIT if urgent else self._limit
         try:
-            place = gate.take()
+            place = limit.take()
             try:
-                reply = self._wires.ask(call.wire())
+                reply = self._connections.ask(command.packed())
             finally:
-                gate.give(place)
+                limit.give(place)
             if not isinstance(reply, Exception):
-                return call.read(reply)
+                return command.read(reply)
         except DRIVER_ERRORS:
             pass
         # It did not simply answer: the long way, from the start, knows what to do then.
-        return super().call(call, urgent=urgent)
+        return super().ask(command, urgent=urgent)
 
     def _may_redirect(self) -> Callable[[], bool]:
         return never
 
-    def _exchange(self, attempts: Sequence[Attempt]) -> list[Reply | Exception]:
-        return self._repeated([attempt.wire() for attempt in attempts])
+    def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
+        return self._repeated([sending.packed() for sending in sendings])
 
     def _repeated(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
-        repeating = Repeating(self._timeout * SEARCH_SHARE)
+        backoff = Backoff(self._timeout * SEARCH_SHARE)
         while True:
             try:
-                return self._ask(commands)
+                replies = self._connections.exchange(commands)
             except (driver.ConnectionError, driver.TimeoutError, OSError) as error:
-                time.sleep(repeating.pause_after(error))
-
-    def _ask(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
-        replies = self._wires.exchange(commands)
-        if unfit_server(replies) is not None:
-            # Whoever connects anew may be led to a better one. Where that is certain, behind a
-            # Sentinel, and where a server is still loading, redis-py has raised it already.
-            self._wires.drop()
-        return replies
+                time.sleep(backoff.pause_after(error))
+            else:
+                if unfit_server(replies) is not None:
+                    # A new connection may lead to a better one. Where that is certain, behind a
+                    # Sentinel, and where a server is still loading, redis-py has raised it already.
+                    self._connections.drop()
+                return replies
 
     def close(self) -> None:
         """Close the client if it is ours."""
         self._closed = True
-        self._wires.close()
+        self._connections.close()
         if self._owned:
             for client in clients_of(self._client):
                 client.close()
@@ -417,22 +421,9 @@ class ServerTransport(Transport):
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
         with translated(self.where):
-            place = self._gate.take()
+            place = self._limit.take()
             try:
                 [reply] = self._repeated([scan_command(cursor, pattern, count)])
             finally:
-                self._gate.give(place)
-            return scan_reply(reply)
-
-
-def scan_command(cursor: int, pattern: bytes, count: int) -> bytes:
-    """One SCAN command."""
-    return packed(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
-
-
-def scan_reply(reply: Reply | Exception) -> tuple[int, list[bytes]]:
-    """Read where to go on, and the keys found."""
-    if isinstance(reply, Exception):
-        raise reply
-    following, keys = reply
-    return int(following), list(keys)
+                self._limit.give(place)
+            return read_scan(reply)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from semel.core.records import Identity
 from semel.errors import StoreError
-from semel.stores.redis.commands import Call, KeyLayout, load, microseconds, milliseconds
+from semel.stores.redis.commands import Command, KeyLayout, load, microseconds, milliseconds
 from semel.stores.tiered.entries import Entry, Kind, unpack
 
 WINDOW: Final = 5.0
@@ -69,9 +69,9 @@ class Calls:
         self._keys = KeyLayout(prefix + _PREFIX_OF_ENTRIES)
         self._longest = milliseconds(front_ttl)
 
-    def get(self, identity: Identity) -> Call[Found]:
+    def get(self, identity: Identity) -> Command[Found]:
         """Ask for the entry of a key."""
-        return Call(GET, self._of(identity), (), _read_found)
+        return Command(GET, self._of(identity), (), _read_found)
 
     def put(
         self,
@@ -83,7 +83,7 @@ class Calls:
         look: Look,
         sent: float,
         valid: float,
-    ) -> Call[bool]:
+    ) -> Command[bool]:
         """Write what SQL said when it was asked at `sent`, after this look; `valid` from then."""
         arguments = (
             int(kind),
@@ -95,12 +95,12 @@ class Calls:
             body,
             look.found.generation,
         )
-        return Call(PUT, self._of(identity), arguments, bool)
+        return Command(PUT, self._of(identity), arguments, bool)
 
-    def mark(self, identity: Identity, fence: int) -> Call[bool]:
+    def mark(self, identity: Identity, fence: int) -> Command[bool]:
         """Remove what is older than the fence, and keep it out."""
         arguments = (fence, milliseconds(MARK_LIFE))
-        return Call(MARK, self._of(identity), arguments, bool)
+        return Command(MARK, self._of(identity), arguments, bool)
 
     def _of(self, identity: Identity) -> tuple[bytes, bytes]:
         """The entry of a key, and the generation of its bucket, which shares its slot."""
@@ -114,7 +114,7 @@ def _read_found(reply: tuple[bytes | None, int, bytes]) -> Found:
 
 
 def looks(
-    questions: Sequence[Call[Found] | None],
+    questions: Sequence[Command[Found] | None],
     answers: Sequence[Found | StoreError],
     seen_at: float,
 ) -> list[Look | None]:

@@ -46,7 +46,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreError
-from semel.stores.redis.commands import SMALLEST_LIMIT, Call
+from semel.stores.redis.commands import SMALLEST_LIMIT, Command
 from semel.stores.tiered.calls import ABOVE_ALL, Calls, Found, Look
 from semel.stores.tiered.entries import Kind, pack_body
 from semel.stores.tiered.locks import ForkSafeLock
@@ -94,7 +94,7 @@ class Tier:
 
     # --- claim ---------------------------------------------------------------------------
 
-    def question(self, ask: ClaimRequest) -> Call[Found] | None:
+    def question(self, ask: ClaimRequest) -> Command[Found] | None:
         """What to ask the front; None when only SQL may answer."""
         if ask.hold or ask.replace or (ask.identity, ask.owner) in self._notes:
             return None
@@ -120,7 +120,7 @@ class Tier:
         """SQL is about to be asked."""
         self._notes.sent(ask)
 
-    def judged(self, answered: Judged, sent: float) -> list[Call[bool]]:
+    def judged(self, answered: Judged, sent: float) -> list[Command[bool]]:
         """What to tell the front of SQL's answer to a claim that was sent at `sent`."""
         ask, look, claim = answered.ask, answered.look, answered.claim
         if isinstance(claim, StoreError):
@@ -150,7 +150,7 @@ class Tier:
 
     def copies(
         self, wanted: Sequence[Judged], records: Sequence[Record | None], sent: float
-    ) -> list[Call[bool]]:
+    ) -> list[Command[bool]]:
         """Copy records; the question that read them was sent at `sent`."""
         return [
             self._copy(
@@ -174,28 +174,28 @@ class Tier:
         """
         return self._notes.take(identity, owner)
 
-    def completed(self, note: Note | None, ask: CompleteRequest, sent: float) -> Call[bool]:
+    def completed(self, note: Note | None, ask: CompleteRequest, sent: float) -> Command[bool]:
         """What to tell the front of a success."""
         return self._copy(ask.identity, note, State.SUCCEEDED, ask.result, valid=ask.ttl, sent=sent)
 
     def failed(
         self, note: Note | None, identity: Identity, error: Encoded, ttl: float, sent: float
-    ) -> Call[bool]:
+    ) -> Command[bool]:
         """What to tell the front of a failure for good."""
         return self._copy(identity, note, State.FAILED, error, valid=ttl, sent=sent)
 
-    def closed(self, note: Note | None, identity: Identity) -> Call[bool]:
+    def closed(self, note: Note | None, identity: Identity) -> Command[bool]:
         """What to tell the front of an end that it must not answer with."""
         return self._calls.mark(identity, UNKNOWN_FENCE if note is None else note.fence)
 
-    def renewed(self, ask: RenewRequest) -> list[Call[bool]]:
+    def renewed(self, ask: RenewRequest) -> list[Command[bool]]:
         """What to tell the front of a renewal: only a lease that ends sooner than a hint says."""
         note = self._notes.find(ask.identity, ask.owner)
         if note is not None and ask.lease >= note.lease:
             return []
         return [self.closed(note, ask.identity)]
 
-    def forgotten(self, identity: Identity) -> Call[bool]:
+    def forgotten(self, identity: Identity) -> Command[bool]:
         """What to tell the front of a record that is gone, or ends at another time."""
         return self._calls.mark(identity, ABOVE_ALL)
 
@@ -208,7 +208,7 @@ class Tier:
         *,
         valid: float | None,
         sent: float,
-    ) -> Call[bool]:
+    ) -> Command[bool]:
         if note is None or note.look is None or valid is None or not _fits(outcome):
             return self.closed(note, identity)
         body = pack_body(note.number, note.fingerprint, outcome)

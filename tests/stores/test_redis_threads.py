@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from semel.errors import StoreUnavailable
-from semel.stores.redis.commands import packed
+from semel.stores.redis.commands import pack
 from semel.stores.redis.redis_py import socket_of
-from semel.stores.redis.threads import Gate, Wires
+from semel.stores.redis.threads import Connections, Limit
 
 KEEPS_FRAMES = redis.__version__.startswith("5.")
 """A server before 7.2 answers an error when redis-py connects, and its traceback keeps our frames."""
@@ -18,29 +18,29 @@ KEEPS_FRAMES = redis.__version__.startswith("5.")
 
 def test_a_connection_that_comes_back_after_the_closing_is_closed(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url)
-    wires = Wires(pool, keep=True)
-    wire = wires._take()
-    lent = wire.connection
+    connections = Connections(pool, keep=True)
+    taken = connections._take()
+    lent = taken.connection
     assert socket_of(lent)
-    wires.close()
+    connections.close()
     assert socket_of(lent)  # somebody reads a reply from it
-    wires._give_back(wire)
+    connections._give_back(taken)
     assert not socket_of(lent)
-    assert not wires._idle
+    assert not connections._idle
     pool.disconnect()
 
 
 def test_a_connection_that_nobody_holds_any_more_goes_back_to_the_pool_closed(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=1)
-    wires = Wires(pool, keep=True)
-    wire = wires._take()
-    lost = wire.connection
-    del wire  # as if its thread had been interrupted between two steps
+    connections = Connections(pool, keep=True)
+    taken = connections._take()
+    lost = taken.connection
+    del taken  # as if its thread had been interrupted between two steps
     if KEEPS_FRAMES:
         gc.collect()
     assert not socket_of(lost)
-    assert wires.exchange([packed(("PING",))]) == [b"PONG"]
-    wires.close()
+    assert connections.exchange([pack(("PING",))]) == [b"PONG"]
+    connections.close()
     pool.disconnect()
 
 
@@ -49,34 +49,34 @@ def test_a_connection_on_which_the_server_answered_an_error_goes_back_without_th
     redis_url,
 ):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=1)
-    wires = Wires(pool, keep=True)
+    connections = Connections(pool, keep=True)
     gc.disable()
     try:
-        (reply,) = wires.exchange([packed(("EVALSHA", "0" * 40, 0))])
+        (reply,) = connections.exchange([pack(("EVALSHA", "0" * 40, 0))])
         assert isinstance(reply, redis.exceptions.NoScriptError)
         del reply
-        wires._idle.pop()  # as if its thread had been interrupted between two steps
-        assert wires.exchange([packed(("PING",))]) == [b"PONG"]
+        connections._idle.pop()  # as if its thread had been interrupted between two steps
+        assert connections.exchange([pack(("PING",))]) == [b"PONG"]
     finally:
         gc.enable()
-    wires.close()
+    connections.close()
     pool.disconnect()
 
 
 def test_a_place_that_nobody_holds_any_more_returns():
-    gate = Gate(1, 0.01, "a server")
-    place = gate.take()
+    limit = Limit(1, 0.01, "a server")
+    place = limit.take()
     with pytest.raises(StoreUnavailable, match="all 1 connections"):
-        gate.take()
+        limit.take()
     del place
-    place = gate.take()
-    gate.give(place)
+    place = limit.take()
+    limit.give(place)
     del place
-    gate.take()
+    limit.take()
 
 
-def test_a_place_that_outlives_its_gate_returns_nowhere():
-    gate = Gate(1, 0.01, "a server")
-    place = gate.take()
-    del gate
+def test_a_place_that_outlives_its_limit_returns_nowhere():
+    limit = Limit(1, 0.01, "a server")
+    place = limit.take()
+    del limit
     del place

@@ -9,21 +9,21 @@ import threading
 
 import pytest
 import redis.asyncio
-from redis.exceptions import ConnectionError as LineBroken
+from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import MaxConnectionsError
-from redis.exceptions import TimeoutError as LineSilent
+from redis.exceptions import TimeoutError as TimedOut
 
 from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, commands, open_async_store, open_store
-from semel.stores.redis.commands import Call, packed
+from semel.stores.redis.commands import Command, pack
 from semel.stores.redis.redis_py import close_client, take_connection
-from semel.stores.redis.tasks import HANDFUL, Lane, Line, _hand_on
+from semel.stores.redis.tasks import HANDFUL, Connection, Slot, _pass_outcome
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, opened, opened_async
 
-PING = packed(("PING",))
+PING = pack(("PING",))
 PATIENCE = 10.0
 
 
@@ -33,120 +33,123 @@ def server(redis_of_this_worker, redis_url):
 
 
 @contextlib.asynccontextmanager
-async def line_to(url, patience=PATIENCE):
+async def connection_to(url, within=PATIENCE):
     client = redis.asyncio.Redis.from_url(url)
-    connection = await take_connection(client.connection_pool)
+    connected = await take_connection(client.connection_pool)
     try:
-        yield Line(connection, patience)
+        yield Connection(connected, within)
     finally:
-        await connection.disconnect()
+        await connected.disconnect()
         await close_client(client)
 
 
 async def test_replies_belong_to_the_commands_in_their_order(server):
-    async with line_to(server.url) as line:
+    async with connection_to(server.url) as connection:
         replies = await asyncio.gather(
-            *(line.ask(packed(("ECHO", str(number)))) for number in range(300))
+            *(connection.ask(pack(("ECHO", str(number)))) for number in range(300))
         )
         assert replies == [str(number).encode() for number in range(300)]
 
 
 async def test_commands_of_one_turn_leave_together(server):
     with proxy_to(server.port) as proxy:
-        async with line_to(proxy.url) as line:
+        async with connection_to(proxy.url) as connection:
             before = proxy.requests
-            await asyncio.gather(*(line.ask(PING) for _ in range(HANDFUL)))
+            await asyncio.gather(*(connection.ask(PING) for _ in range(HANDFUL)))
             assert proxy.requests - before <= 3  # the first at once, the others in one write
 
 
 async def test_a_cancelled_caller_leaves_its_reply_to_nobody(server):
-    async with line_to(server.url) as line:
-        gone, stays = line.ask(packed(("ECHO", "gone"))), line.ask(packed(("ECHO", "stays")))
+    async with connection_to(server.url) as connection:
+        gone, stays = (
+            connection.ask(pack(("ECHO", "gone"))),
+            connection.ask(pack(("ECHO", "stays"))),
+        )
         gone.cancel()
         assert await stays == b"stays"
 
 
 async def test_an_error_of_the_server_is_a_reply_like_any_other(server):
-    async with line_to(server.url) as line:
-        refused, well = await line.exchange([packed(("NONSENSE",)), PING])
+    async with connection_to(server.url) as connection:
+        refused, well = await connection.exchange([pack(("NONSENSE",)), PING])
         assert "unknown command" in str(refused)
         assert well in (b"PONG", "PONG")
 
 
-async def test_everyone_who_waits_is_told_when_the_line_breaks(server):
+async def test_everyone_who_waits_is_told_when_the_connection_breaks(server):
     with proxy_to(server.port) as proxy:
         proxy.delay = 1.0
-        async with line_to(proxy.url) as line:
-            waiting = [line.ask(PING) for _ in range(3)]
+        async with connection_to(proxy.url) as connection:
+            waiting = [connection.ask(PING) for _ in range(3)]
             proxy.cut_all()
             told = await asyncio.gather(*waiting, return_exceptions=True)
-            assert [type(error) for error in told] == [LineBroken] * 3
-            with pytest.raises(LineBroken):
-                await line.ask(PING)
+            assert [type(error) for error in told] == [Disconnected] * 3
+            with pytest.raises(Disconnected):
+                await connection.ask(PING)
 
 
-async def test_who_has_left_is_not_told_that_the_line_broke(server):
-    async with line_to(server.url) as line:
-        gone, stays = line.ask(PING), line.ask(PING)
+async def test_who_has_left_is_not_told_that_the_connection_broke(server):
+    async with connection_to(server.url) as connection:
+        gone, stays = connection.ask(PING), connection.ask(PING)
         gone.cancel()
-        line.end(LineBroken("cut"))  # before any reply could be read
-        with pytest.raises(LineBroken, match="cut"):
+        connection.end(Disconnected("cut"))  # before any reply could be read
+        with pytest.raises(Disconnected, match="cut"):
             await stays
         assert gone.cancelled()
 
 
-async def test_a_line_that_nobody_waits_on_is_not_looked_at_again(server):
-    async with line_to(server.url, patience=1.0) as line:
-        await line.ask(PING)
+async def test_a_connection_that_nobody_waits_on_is_not_looked_at_again(server):
+    async with connection_to(server.url, within=1.0) as connection:
+        await connection.ask(PING)
         async with asyncio.timeout(PATIENCE):
-            while line._alarm is not None:  # noqa: ASYNC110 - what is waited for has no event
+            while connection._alarm is not None:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
-        assert line.broken is None
-        assert await line.ask(packed(("ECHO", "later"))) == b"later"
+        assert connection.broken is None
+        assert await connection.ask(pack(("ECHO", "later"))) == b"later"
 
 
 async def test_an_exchange_that_breaks_leaves_no_error_unread(server):
     with proxy_to(server.port) as proxy:
         proxy.delay = 1.0
-        async with line_to(proxy.url) as line:
-            exchange = asyncio.create_task(line.exchange([PING] * 3))
+        async with connection_to(proxy.url) as connection:
+            exchange = asyncio.create_task(connection.exchange([PING] * 3))
             await asyncio.sleep(0)
             proxy.cut_all()
-            with pytest.raises(LineBroken):
+            with pytest.raises(Disconnected):
                 await exchange
 
 
 async def test_an_interrupted_exchange_gives_up_all_its_places(server):
     with proxy_to(server.port) as proxy:
         proxy.delay = 0.2
-        async with line_to(proxy.url) as line:
-            exchange = asyncio.create_task(line.exchange([PING] * 3))
+        async with connection_to(proxy.url) as connection:
+            exchange = asyncio.create_task(connection.exchange([PING] * 3))
             await asyncio.sleep(0)
             exchange.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await exchange
-            assert all(answer.cancelled() for answer, *_ in line.waiting)
-            assert await line.ask(packed(("ECHO", "next"))) == b"next"
+            assert all(answer.cancelled() for answer, *_ in connection.waiting)
+            assert await connection.ask(pack(("ECHO", "next"))) == b"next"
 
 
-async def test_a_reply_that_cannot_be_read_is_the_trouble_of_its_caller_alone(server):
+async def test_a_reply_that_cannot_be_read_is_the_error_of_its_caller_alone(server):
     def unreadable(_):
         raise KeyError("a bug of the reader")
 
-    async with line_to(server.url) as line:
-        bad = line.ask(PING, Call(commands.GET, (b"k",), (), unreadable))
-        good = line.ask(packed(("ECHO", "well")))
+    async with connection_to(server.url) as connection:
+        bad = connection.ask(PING, Command(commands.GET, (b"k",), (), unreadable))
+        good = connection.ask(pack(("ECHO", "well")))
         with pytest.raises(KeyError):
             await bad
         assert await good == b"well"
-        assert line.broken is None
+        assert connection.broken is None
 
 
-async def test_a_call_is_told_of_a_line_that_has_no_way_around_its_end(server):
-    async with line_to(server.url) as line:
-        asked = line.ask(PING, Call(commands.GET, (b"k",), (), bool))
-        line.end(LineBroken("cut"))
-        with pytest.raises(LineBroken, match="cut"):
+async def test_a_call_is_told_of_a_connection_that_has_no_way_around_its_end(server):
+    async with connection_to(server.url) as connection:
+        asked = connection.ask(PING, Command(commands.GET, (b"k",), (), bool))
+        connection.end(Disconnected("cut"))
+        with pytest.raises(Disconnected, match="cut"):
             await asked
 
 
@@ -157,7 +160,7 @@ async def test_a_call_ends_when_a_stranger_cancels_its_way_around_a_break(server
             proxy.delay = PATIENCE
             claiming = asyncio.ensure_future(store.claim(ask()))
             before = asyncio.all_tasks()
-            store.transport._lanes._calls.line.end(LineBroken("cut"))
+            store.transport._connections._calls.connection.end(Disconnected("cut"))
             (way,) = asyncio.all_tasks() - before
             way.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -170,41 +173,43 @@ async def test_a_caller_who_leaves_as_the_long_way_ends_is_told_nothing():
     way = asyncio.create_task(asyncio.sleep(0, ["an answer"]))
     await way
     answer.cancel()
-    _hand_on(answer, way)
+    _pass_outcome(answer, way)
     assert answer.cancelled()
 
 
-async def test_replies_that_nobody_asked_for_break_the_line(server):
-    async with line_to(server.url) as line:
-        line.data_received(b"+who asked?\r\n")
-        with pytest.raises(LineBroken, match="cannot be read"):
-            await line.ask(PING)
+async def test_replies_that_nobody_asked_for_break_the_connection(server):
+    async with connection_to(server.url) as connection:
+        connection.data_received(b"+who asked?\r\n")
+        with pytest.raises(Disconnected, match="cannot be read"):
+            await connection.ask(PING)
 
 
 async def test_news_of_the_server_are_no_reply(server):
-    async with line_to(server.url) as line:
-        waiting = line.ask(packed(("ECHO", "mine")))
-        line.data_received(b">2\r\n+invalidate\r\n+something\r\n")
+    async with connection_to(server.url) as connection:
+        waiting = connection.ask(pack(("ECHO", "mine")))
+        connection.data_received(b">2\r\n+invalidate\r\n+something\r\n")
         assert await waiting == b"mine"
 
 
-async def test_a_line_looks_again_while_its_oldest_command_may_still_be_answered():
+async def test_a_connection_looks_again_while_its_oldest_command_may_still_be_answered():
     with redis_server() as paused:
-        async with line_to(paused.url, patience=0.4) as line:
-            assert await line.ask(PING)
+        async with connection_to(paused.url, within=0.4) as connection:
+            assert await connection.ask(PING)
             paused.process.send_signal(signal.SIGSTOP)
             try:
-                with pytest.raises(LineSilent):
-                    await line.ask(PING)
+                with pytest.raises(TimedOut):
+                    await connection.ask(PING)
             finally:
                 paused.process.send_signal(signal.SIGCONT)
-            await asyncio.sleep(0.2)  # one more look, at a line without commands, does nothing
+            await asyncio.sleep(
+                0.2
+            )  # one more look, at a connection without commands, does nothing
 
 
-# --- lanes ------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------
 
 
-async def test_whoever_finds_no_line_opens_it_for_all(server):
+async def test_whoever_finds_no_connection_opens_it_for_all(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             answers = await asyncio.gather(
@@ -217,9 +222,9 @@ async def test_whoever_finds_no_line_opens_it_for_all(server):
 async def test_many_commands_of_one_turn_leave_in_parts(server):
     async with opened_async(server.url) as store:
         await store.get(IDENTITY)
-        line = store.transport._lanes.ready()
+        connection = store.transport._connections.ready()
         writes = []
-        transport = line._transport
+        transport = connection._transport
 
         class Told:
             def write(self, data):
@@ -229,7 +234,7 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
             def __getattr__(self, name):
                 return getattr(transport, name)
 
-        line._transport = Told()
+        connection._transport = Told()
         # The first goes alone, as nobody waits; then a handful at a time, while it is a good share
         # of what is under way; the rest at the end.
         calls = [store.get(Identity("s", str(n))) for n in range(1 + 4 * HANDFUL + 11 + 3)]
@@ -237,14 +242,14 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
         assert writes == [1, HANDFUL, HANDFUL, HANDFUL, HANDFUL, 11, 3]
 
 
-async def test_a_line_that_is_open_is_given_again(server):
+async def test_a_connection_that_is_open_is_given_again(server):
     async with opened_async(server.url) as store:
         await store.get(IDENTITY)  # a store that was never used closes nothing
-        lane = store.transport._lanes._calls
-        assert await lane.open() is await lane.open()
+        slot = store.transport._connections._calls
+        assert await slot.open() is await slot.open()
 
 
-async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server):
+async def test_one_who_leaves_does_not_take_the_connection_from_those_who_stay(server):
     async with opened_async(server.url) as store:
         leaves, stays = (asyncio.create_task(store.get(IDENTITY)) for _ in range(2))
         await asyncio.sleep(0)
@@ -252,42 +257,42 @@ async def test_one_who_leaves_does_not_take_the_line_from_those_who_stay(server)
         assert await stays is None
 
 
-async def test_renewals_soon_have_a_line_of_their_own(server):
+async def test_renewals_soon_have_a_connection_of_their_own(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             claim = ask()
             await store.claim(claim)
-            assert await store.renew(IDENTITY, claim.owner, 30.0)  # on the line that is there
-            await store.transport._lanes._renewals.open()
+            assert await store.renew(IDENTITY, claim.owner, 30.0)  # on the connection that is there
+            await store.transport._connections._renewals.open()
             assert await store.renew(IDENTITY, claim.owner, 30.0)
             assert proxy.connections == 2
 
 
-async def test_renewals_keep_their_line_though_no_other_can_be_opened(server):
+async def test_renewals_keep_their_connection_though_no_other_can_be_opened(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url, timeout=1.0) as store:
             claim = ask()
             await store.claim(claim)
-            lanes = store.transport._lanes
-            await lanes._renewals.open()
+            connections = store.transport._connections
+            await connections._renewals.open()
             proxy.refusing = True
-            lanes._calls.line.end(LineBroken("cut"))
+            connections._calls.connection.end(Disconnected("cut"))
             with pytest.raises(StoreUnavailable):
                 await store.get(IDENTITY)
             assert await store.renew(IDENTITY, claim.owner, 30.0)
-            lanes._renewals.line.end(LineBroken("cut, too"))
+            connections._renewals.connection.end(Disconnected("cut, too"))
             with pytest.raises(StoreUnavailable):
                 await store.renew(IDENTITY, claim.owner, 30.0)
             assert proxy.refused
 
 
-async def test_a_renewal_that_comes_first_opens_the_line_for_all(server):
+async def test_a_renewal_that_comes_first_opens_the_connection_for_all(server):
     async with opened_async(server.url) as store:
         assert not await store.renew(IDENTITY, ask().owner, 30.0)
         assert isinstance(await store.claim(ask()), Claimed)
 
 
-async def test_renewals_share_the_line_of_a_client_that_has_no_second_connection(server):
+async def test_renewals_share_the_connection_of_a_client_that_has_no_second_connection(server):
     client = redis.asyncio.Redis.from_url(server.url, max_connections=1)
     store = AsyncRedisStore(client)
     claim = ask()
@@ -310,7 +315,7 @@ async def test_a_full_pool_of_the_application_is_store_unavailable_to_asyncio_to
     await close_client(client)
 
 
-async def test_a_line_that_was_closed_by_the_application_is_opened_anew(server):
+async def test_a_connection_that_was_closed_by_the_application_is_opened_anew(server):
     client = redis.asyncio.Redis.from_url(server.url)
     store, claim = AsyncRedisStore(client), ask()
     await store.claim(claim)
@@ -328,14 +333,14 @@ async def test_closing_ends_an_opening_that_is_under_way():
         async def give_back(self, connection):
             raise AssertionError(connection)
 
-    lane = Lane(Slow(), PATIENCE)
-    opening = asyncio.create_task(lane.open())
+    slot = Slot(Slow(), PATIENCE)
+    opening = asyncio.create_task(slot.open())
     await asyncio.sleep(0)
-    await lane.close()
-    with pytest.raises(LineBroken, match="closed"):  # nobody cancelled that caller
+    await slot.close()
+    with pytest.raises(Disconnected, match="closed"):  # nobody cancelled that caller
         await opening
-    with pytest.raises(LineBroken, match="closed"):
-        lane.open_soon()
+    with pytest.raises(Disconnected, match="closed"):
+        slot.open_soon()
 
 
 async def test_a_caller_who_leaves_during_an_opening_is_cancelled_as_ever(server):
@@ -358,10 +363,10 @@ async def test_a_batch_that_is_away_while_the_store_closes_opens_nothing_again(s
         with pytest.raises(StoreUnavailable):
             await batch
         assert proxy.connections == 1
-        assert store.transport._lanes._calls.line is None
+        assert store.transport._connections._calls.connection is None
 
 
-async def test_listing_survives_a_line_that_the_server_has_closed(server):
+async def test_listing_survives_a_connection_that_the_server_has_closed(server):
     with proxy_to(server.port) as proxy:
         async with opened_async(proxy.url) as store:
             await store.claim(ask())
@@ -388,10 +393,10 @@ def test_a_connection_that_is_given_back_to_a_closed_store_is_closed(server):
 
         asking = threading.Thread(target=get)
         asking.start()
-        wait_until(lambda: not store.transport._wires._idle, "the connection to be taken")
+        wait_until(lambda: not store.transport._connections._idle, "the connection to be taken")
         store.close()
         asking.join(PATIENCE)
-        assert not store.transport._wires._idle
+        assert not store.transport._connections._idle
 
 
 async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_tries_again():
@@ -402,9 +407,9 @@ async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_trie
         async def give_back(self, connection):
             raise AssertionError(connection)
 
-    lane = Lane(Full(), PATIENCE)
+    slot = Slot(Full(), PATIENCE)
     for _ in range(2):
-        told = await asyncio.gather(lane.open(), lane.open(), return_exceptions=True)
+        told = await asyncio.gather(slot.open(), slot.open(), return_exceptions=True)
         assert [type(error) for error in told] == [MaxConnectionsError] * 2
 
 
