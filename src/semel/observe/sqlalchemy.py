@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.core.extras import Needed
-from semel.observe.sql import commented
+from semel.observe import commented
 
 with Needed("semel[sqlalchemy]", by=__name__):
     from sqlalchemy import event
