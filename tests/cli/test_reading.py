@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from semel.cli import showing
+from semel.cli import formatting
 from semel.core.records import Identity
 
 
@@ -77,7 +77,7 @@ def test_list_says_when_there_is_more(filled):
 
 
 def test_list_reads_page_by_page(filled, monkeypatch):
-    monkeypatch.setattr("semel.cli.reading.PAGE", 2)
+    monkeypatch.setattr("semel.cli.commands.PAGE", 2)
     assert len(keys(filled.on_store("list"))) == 7
 
 
@@ -154,4 +154,4 @@ def test_counts_are_counted(filled):
     ],
 )
 def test_durations_are_written_in_two_units(seconds, text):
-    assert showing.duration(seconds) == text
+    assert formatting.duration(seconds) == text

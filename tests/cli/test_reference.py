@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from semel.cli.parser import parser
+from semel.cli import parser
 
 COMMON = {"--help", "--version", "--url", "--config", "--prefix"}
 EXAMPLE = re.compile(r"^\$ semel (.+)$", re.MULTILINE)

@@ -1,9 +1,7 @@
 """The command `semel`: look at records, resolve what is stuck, keep the store in order.
 
-    parser     what may be asked           opening    the engine behind the settings
-    reading    list, show, stuck, counts   showing    records as columns and as JSON
-    deciding   forget, resolve             upkeep     purge, reconcile, migrate
-    doctor     is everything as it should be?
+    commands     what each command does        opening    the engine behind the settings
+    formatting   records as columns and JSON
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
 2 the command or the settings are wrong; 130 and 141 Ctrl-C or a closed pipe ended it. The reference
@@ -12,13 +10,19 @@ of the command line has them command by command.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from semel.cli.parser import parser
+from semel import __version__
+from semel.cli import commands
+from semel.cli.formatting import STATES
+from semel.core.keys import KeyGenerator
+from semel.core.layers import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
+from semel.repair.retention import BATCH, PAUSE
 
 OK, FOUND, USAGE = 0, 1, 2
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -74,3 +78,151 @@ def _drop_output() -> None:
 def _complain(what: object, code: int) -> int:
     print(f"semel: {what}", file=sys.stderr)
     return code
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+_EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands; each one sets `run`."""
+    whole = argparse.ArgumentParser(
+        prog="semel", description="Look after idempotency records.", epilog=_EXIT_CODES
+    )
+    whole.add_argument("--version", action="version", version=f"semel {__version__}")
+    whole.add_argument("--url", help="the store; else SEMEL_URL, semel.toml")
+    whole.add_argument("--prefix", dest="store_prefix", help="the store's prefix (idem:)")
+    whole.add_argument("--config", help="the settings file; else SEMEL_CONFIG, semel.toml")
+    subparsers = whole.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        made = subparsers.add_parser(name, help=text, description=text, epilog=_EXIT_CODES)
+        # Also behind the command; SUPPRESS: not given here is not a word against what came before.
+        made.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        made.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        made.set_defaults(run=run)
+        return made
+
+    _reading(command)
+    _deciding(command)
+    _upkeep(command)
+    text = "see whether settings and store are as they should be"
+    _json(command("doctor", commands.doctor, text))
+    made = command("new-key", _new_key, "make a new key")
+    made.add_argument("--app", help="put the application's name in front")
+    return whole
+
+
+_Command = Callable[[str, Callable[..., int], str], argparse.ArgumentParser]
+
+
+def _reading(command: _Command) -> None:
+    made = command("list", commands.list_records, "list records")
+    made.add_argument("--scope")
+    made.add_argument("--prefix", default="", help="the beginning of the key")
+    made.add_argument("--state", choices=list(STATES))
+    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    _json(made, result=True)
+    made = command("show", commands.show, "show one record")
+    _identity(made)
+    _json(made, result=True)
+    made = command("stuck", commands.stuck, "list abandoned attempts; exit code 1 if there are any")
+    made.add_argument("--older-than", type=_duration, default=300.0, metavar="5m")
+    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    made.set_defaults(result=False)  # what is stuck has none
+    _json(made)
+    _json(command("counts", commands.counts, "count the records by state"))
+
+
+def _deciding(command: _Command) -> None:
+    made = command("forget", commands.forget, "remove a record: the next call runs again")
+    _identity(made)
+    made = command("resolve", commands.resolve, "decide what became of an abandoned attempt")
+    _identity(made)
+    outcome = made.add_mutually_exclusive_group(required=True)
+    outcome.add_argument("--succeeded", metavar="JSON", help="it happened, with this result")
+    outcome.add_argument(
+        "--failed", type=_text, metavar="TEXT", help="it did not happen, for this reason"
+    )
+    made.add_argument("--retryable", action="store_true", help="... and it may run again")
+    made.add_argument(
+        "--ttl",
+        type=_positive,
+        metavar="3d",
+        help="keep the outcome for this time; else as in settings",
+    )
+    made.add_argument("--by", type=_text, metavar="NAME", help="who decides; else the user's name")
+    _audit(made)
+
+
+def _upkeep(command: _Command) -> None:
+    made = command("purge", commands.purge_records, "remove expired records, in small batches")
+    made.add_argument("--abandoned-after", type=_positive, metavar="7d")
+    made.add_argument("--batch", type=_whole, default=BATCH, metavar="N")
+    made.add_argument("--pause", type=_duration, default=PAUSE, metavar="10ms")
+    made.add_argument("--every", type=_positive, metavar="1h", help="do not end; do it again")
+    made = command("reconcile", commands.reconcile, "let resolvers look into what is stuck")
+    made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")
+    made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
+    made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
+    made.add_argument("--full", action="store_true", help="read every record, trust no index")
+    made.add_argument("--name", type=_text, help="who decides, in the audit trail")
+    made.add_argument("--every", type=_positive, metavar="1m", help="do not end; do it again")
+    _audit(made)
+    made = command("migrate", commands.migrate, "make the store's tables, or bring them up to date")
+    made.add_argument("--print", action="store_true", help="show the SQL, and run nothing")
+
+
+def _identity(made: argparse.ArgumentParser) -> None:
+    made.add_argument("scope", metavar="SCOPE")
+    made.add_argument("key", metavar="KEY")
+    made.add_argument(
+        "--digest",
+        action="store_true",
+        help="KEY is the key_digest of an error, an event or a log line",
+    )
+
+
+def _json(made: argparse.ArgumentParser, *, result: bool = False) -> None:
+    made.add_argument("--json", action="store_true", help="write for programs")
+    if result:
+        made.add_argument("--result", action="store_true", help="show what is stored, too")
+
+
+def _audit(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--audit", metavar="FILE", help="append decisions here; else they are logged")
+
+
+def _new_key(options: argparse.Namespace) -> int:
+    print(KeyGenerator(options.app).new())
+    return 0
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if seconds < 0:
+        raise argparse.ArgumentTypeError("must be 0 seconds or longer")
+    return seconds
+
+
+def _positive(text: str) -> float:
+    seconds = _duration(text)
+    if seconds == 0:
+        raise argparse.ArgumentTypeError("must be longer than 0 seconds")
+    return seconds
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(text)

@@ -1,4 +1,4 @@
-"""Records as people and as programs read them. This module formats; it prints by `write` alone."""
+"""Records as people and as programs read them."""
 
 from __future__ import annotations
 
