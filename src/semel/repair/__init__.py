@@ -7,25 +7,25 @@ health        what is stuck, and since when     retention   purging in small bat
 """
 
 from semel.repair.aio import AsyncReconciler
-from semel.repair.audit import Audit, AuditFile, log_audit
 from semel.repair.casework import Report
 from semel.repair.decisions import (
+    AsyncResolver,
+    Audit,
+    AuditFile,
     Decision,
+    Failed,
     GaveUp,
     Overtaken,
-    Resolved,
-    ResolverFailed,
-    Unresolved,
-)
-from semel.repair.health import Health, health, health_async
-from semel.repair.outcomes import (
-    AsyncResolver,
-    Failed,
     Resolution,
+    Resolved,
     Resolver,
+    ResolverFailed,
     Succeeded,
     Unknown,
+    Unresolved,
+    log_audit,
 )
+from semel.repair.health import Health, health, health_async
 from semel.repair.reconciler import Reconciler
 from semel.repair.retention import purge, purge_async
 from semel.repair.settling import settle, settle_async

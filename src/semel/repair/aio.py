@@ -10,10 +10,9 @@ from typing import Self
 
 from semel.aio import AsyncIdempotency
 from semel.core.policy import Duration, seconds
-from semel.repair.audit import Audit
 from semel.repair.casework import Casework, Options, Report
+from semel.repair.decisions import AsyncResolver, Audit
 from semel.repair.desk import LEASE
-from semel.repair.outcomes import AsyncResolver
 from semel.repair.places import check_place
 from semel.repair.steps import run_async
 from semel.stores.base import AsyncStore

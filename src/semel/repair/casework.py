@@ -18,11 +18,21 @@ from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record, State
 from semel.engine.setup import Setup
 from semel.errors import ConfigError, StoreError
-from semel.repair.audit import Audit
 from semel.repair.cases import Cases
-from semel.repair.decisions import Decision, GaveUp, Resolved, ResolverFailed, Unresolved
+from semel.repair.decisions import (
+    AsyncResolver,
+    Audit,
+    Decision,
+    Failed,
+    GaveUp,
+    Resolution,
+    Resolved,
+    ResolverFailed,
+    Succeeded,
+    Unknown,
+    Unresolved,
+)
 from semel.repair.desk import Desk
-from semel.repair.outcomes import AsyncResolver, Failed, Resolution, Succeeded, Unknown
 from semel.repair.steps import Consult, Steps, ask
 from semel.stores.urls import whole_number
 

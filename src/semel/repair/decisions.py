@@ -1,4 +1,8 @@
-"""Decisions about abandoned attempts, as events; each one also goes into the audit trail.
+"""What a resolver may find out, the decision that follows, and where it is written.
+
+A resolver takes the record and looks where the effect would be: at the payment provider, in the
+business tables. It says "failed" only with proof that the effect did not happen and no longer can.
+Decisions are events; each one also goes into the audit trail.
 
 Event
 └── Decision            who decided, when, on which record
@@ -12,9 +16,52 @@ Event
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeAlias
+import os
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
+from msgspec import Struct
+
+from semel.core.records import Record
 from semel.events import Event
+
+# --- what a resolver may find out ----------------------------------------------------------------
+
+
+class Succeeded(Struct, frozen=True):
+    """It happened; duplicates get this value from now on."""
+
+    value: object = None
+
+
+class Failed(Struct, frozen=True):
+    """It did not happen, and no longer can."""
+
+    error: str
+    """What later callers are told."""
+    retryable: bool
+    """True: the same payload may run again. False: later callers get `PreviousFailure`."""
+
+
+class Unknown(Struct, frozen=True):
+    """It cannot be told, or not yet: the attempt stays abandoned, and held if it was."""
+
+    reason: str = ""
+
+
+Resolution: TypeAlias = Succeeded | Failed | Unknown
+Resolver: TypeAlias = Callable[[Record], Resolution]
+AsyncResolver: TypeAlias = Callable[[Record], Resolution | Awaitable[Resolution]]
+
+
+class ResolvedFailure(Exception):
+    """Stands in the record for a failure that a resolver or a person established."""
+
+
+# --- decisions -----------------------------------------------------------------------------------
 
 Verdict: TypeAlias = Literal["succeeded", "failed", "retryable"]
 
@@ -65,3 +112,50 @@ class GaveUp(Decision, frozen=True, kw_only=True):
 
     level = logging.ERROR
     tries: int
+
+
+# --- the audit trail -----------------------------------------------------------------------------
+
+Audit: TypeAlias = Callable[[Decision], object]
+"""Writes one entry for each decision: who decided what. It never has the raw key."""
+
+_TIMES: Final = {"at", "kept_until"}
+
+audit_logger = logging.getLogger("semel.audit")
+
+
+def entry(decision: Decision) -> dict[str, Any]:
+    """Write a decision as plain fields."""
+    fields = {name: getattr(decision, name) for name in decision.__struct_fields__}
+    del fields["identity"]
+    for name in _TIMES & fields.keys():
+        fields[name] = datetime.fromtimestamp(fields[name], UTC).isoformat(timespec="microseconds")
+    return {
+        "decision": decision.name,
+        "scope": decision.scope,
+        "key_digest": decision.key_digest,
+        **fields,
+    }
+
+
+def log_audit(decision: Decision) -> None:
+    """Write a `decision` to the logger `semel.audit`; its fields are in the record's `semel`."""
+    fields = entry(decision)
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    audit_logger.log(max(decision.level, logging.INFO), "%s", text, extra={"semel": fields})
+
+
+class AuditFile:
+    """Appends one line of JSON for each decision to the file at `path`.
+
+    Several processes may share the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    def __call__(self, decision: Decision) -> None:
+        """Write the entry with one append, so that lines of two processes never mix."""
+        line = msgspec.json.encode(entry(decision)) + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line)

@@ -18,9 +18,17 @@ from semel.core.records import Identity, Record
 from semel.core.results import keep
 from semel.engine.setup import Setup
 from semel.errors import ConfigError, ValueRejected
-from semel.repair.audit import Audit, log_audit
-from semel.repair.decisions import Decision, Overtaken, Resolved, Verdict
-from semel.repair.outcomes import Failed, ResolvedFailure, Succeeded
+from semel.repair.decisions import (
+    Audit,
+    Decision,
+    Failed,
+    Overtaken,
+    Resolved,
+    ResolvedFailure,
+    Succeeded,
+    Verdict,
+    log_audit,
+)
 from semel.repair.steps import Ask, Steps, ask
 from semel.stores.base import Repairing, Scannable
 

@@ -9,10 +9,9 @@ from random import random
 from typing import Self
 
 from semel.core.policy import Duration, seconds
-from semel.repair.audit import Audit
 from semel.repair.casework import Casework, Options, Report
+from semel.repair.decisions import Audit, Resolver
 from semel.repair.desk import LEASE
-from semel.repair.outcomes import Resolver
 from semel.repair.places import check_place
 from semel.repair.steps import run
 from semel.stores.base import Store

@@ -9,10 +9,8 @@ from semel.core.policy import Duration
 from semel.core.records import Identity, Record
 from semel.engine.setup import Setup
 from semel.errors import ConfigError, IdempotencyError, raise_about
-from semel.repair.audit import Audit
-from semel.repair.decisions import Decision
+from semel.repair.decisions import Audit, Decision, Failed, Succeeded
 from semel.repair.desk import Desk
-from semel.repair.outcomes import Failed, Succeeded
 from semel.repair.steps import Steps, ask, run, run_async
 from semel.sync import Idempotency
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
 
 from semel.core.records import Record
-from semel.repair.outcomes import AsyncResolver
+from semel.repair.decisions import AsyncResolver
 
 T = TypeVar("T")
 
