@@ -37,7 +37,7 @@ from backends import in_memory, postgres, sqlite
 from semel import open_store
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.repair import purge
-from semel.repair.retention import BATCH, PAUSE
+from semel.repair.maintenance import BATCH, PAUSE
 from semel.stores.sql.mysql.addresses import parse
 from servers.mariadb import mariadb_server
 from stalls import Stalls, before_others, watched

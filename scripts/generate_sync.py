@@ -26,12 +26,34 @@ GENERATED = {
     for name in ("facade", "marks", "once", "renewing", "runs", "transactions")
 } | {
     "aio.py": "sync.py",
+    "repair/maintenance.py": "repair/_sync/maintenance.py",
+    "repair/reconcile.py": "repair/_sync/reconcile.py",
+    "repair/resolve.py": "repair/_sync/resolve.py",
     "stores/answering.py": "stores/_sync/answering.py",
     "stores/redis/aio.py": "stores/redis/store.py",
     "stores/sql/aio.py": "stores/sql/store.py",
     "stores/sql/mysql/aio.py": "stores/sql/mysql/store.py",
 }
 """The files that are written by hand, and those that are generated from them."""
+
+SHARED = {
+    "semel.repair.maintenance": {
+        "Health",
+        "check_target",
+        "reject_empty_stores",
+        "reject_memory",
+        "reject_missing_file",
+        "store_of",
+    },
+    "semel.repair.reconcile": {
+        "Case",
+        "OpenCases",
+        "Report",
+        "Unanswered",
+        "checked_resolvers",
+    },
+}
+"""Classes and functions that both kinds use: the generated file imports them from the other."""
 
 RENAMED = {
     "__aenter__": "__enter__",
@@ -45,7 +67,11 @@ RENAMED = {
     "aio": "sync",
     "asynccontextmanager": "contextmanager",
     "enter_async_context": "enter_context",
+    "health_async": "health",
     "open_async_store": "open_store",
+    "open_async_target": "open_target",
+    "purge_async": "purge",
+    "settle_async": "settle",
     "task": "thread",
     "tasks": "threads",
 }
@@ -63,6 +89,7 @@ TEXTS = {
         "a function that opens a PyMySQL connection"
     ),
     "on asyncmy": "on PyMySQL",
+    "    Resolvers may be async; plain functions run in threads.\n": "",
 }
 """Phrases of docstrings that are others for threads."""
 
@@ -204,6 +231,34 @@ def edits_of_tree(source: Source) -> Iterator[Edit]:
                 yield Edit(*source.span(value), "False")
 
 
+def imports_of(module: str, names: set[str]) -> str:
+    """Import from a generated module, but from the async one what both kinds share."""
+    shared = names & SHARED[module]
+    own = {renamed(name) for name in names - shared}
+    parts = {module: shared, MODULES[module]: own}
+    return "\n".join(
+        f"from {name} import {', '.join(sorted(some))}" for name, some in parts.items() if some
+    )
+
+
+def edits_of_shared(source: Source) -> Iterator[Edit]:
+    """Import what both kinds share, rather than writing it again."""
+    module = "semel." + source.name.removesuffix(".py").replace("/", ".")
+    shared = SHARED.get(module, set())
+    tree = ast.parse(source.text)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    for node in imports:
+        if node.module in SHARED:
+            names = {each.name for each in node.names}
+            yield Edit(*source.span(node), imports_of(node.module, names))
+    for each in tree.body:
+        if isinstance(each, ast.ClassDef | ast.FunctionDef) and each.name in shared:
+            yield Edit(*source.lines(each))
+    if shared:
+        after = source.lines(imports[-1])[1]
+        yield Edit(after, after, imports_of(module, shared) + "\n")
+
+
 def around(source: Source, outer: ast.expr, inner: ast.expr) -> Iterator[Edit]:
     """Drop what is written around an expression."""
     yield Edit(source.span(outer)[0], source.span(inner)[0])
@@ -241,7 +296,8 @@ def generated(name: str) -> str:
 def for_threads(text: str, name: str) -> str:
     """Return async code as it reads for threads, laid out as ruff does it."""
     source = Source(name, text)
-    text = edited(source.text, [*edits_of_tree(source), *edits_of_words(source)])
+    edits = [*edits_of_shared(source), *edits_of_tree(source), *edits_of_words(source)]
+    text = edited(source.text, edits)
     target = str(PACKAGE / GENERATED[name])
     for command in (["check", "--fix-only"], ["format"]):
         text = subprocess.run(

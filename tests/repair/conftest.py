@@ -10,8 +10,9 @@ import pytest
 from engines.facade import KINDS, World
 from semel import Policy, Record
 from semel.core.records import ClaimRequest, Identity
-from semel.repair import AsyncReconciler, Reconciler
-from semel.repair.cases import Cases
+from semel.repair import AsyncReconciler, Reconciler, reconcile
+from semel.repair._sync import reconcile as sync_reconcile
+from semel.repair.reconcile import OpenCases
 
 OWNER = b"\x00the owner\xff\x00"
 HELD = Policy(abandoned="hold")
@@ -87,10 +88,16 @@ def memory_workshop(kind: str) -> Iterator[Workshop]:
 def clock(monkeypatch) -> Ticking:
     """Decides when an open case is tried again."""
     ticking = Ticking()
-    monkeypatch.setattr("semel.repair.casework.monotonic", ticking)
+    patch(monkeypatch, "monotonic", ticking)
     return ticking
 
 
+def patch(monkeypatch, name: str, value: Any) -> None:
+    """Replace a global of both kinds of reconciler."""
+    for module in (reconcile, sync_reconcile):
+        monkeypatch.setattr(module, name, value)
+
+
 @pytest.fixture
-def cases() -> Cases:
-    return Cases(max_tries=3, backoff=10.0)
+def cases() -> OpenCases:
+    return OpenCases(max_tries=3, backoff=10.0)

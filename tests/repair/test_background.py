@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
 import threading
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from engines.facade import until, wait_until
 from semel import State
 from semel.core.records import ClaimRequest, Identity
-from semel.repair import AsyncReconciler, Reconciler, Succeeded, aio, reconciler
+from semel.repair import AsyncReconciler, Reconciler, Succeeded
 from semel.stores.memory import AsyncMemoryStore
 from semel.stores.registry import open_async_store, open_store
 from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
@@ -77,7 +75,7 @@ def test_stopping_finishes_the_record_in_hand_and_no_other():
     assert resolver.entered.wait(PATIENCE)
     stopping = threading.Thread(target=made.stop)
     stopping.start()
-    wait_until(made._stopping.is_set)
+    wait_until(made._background.stopping.is_set)
     resolver.go_on.set()
     stopping.join(PATIENCE)
     assert not stopping.is_alive()
@@ -96,7 +94,7 @@ async def test_stopping_a_task_finishes_the_record_in_hand_and_no_other():
     made.start()
     await until(resolver.entered.is_set)
     stopping = asyncio.create_task(made.stop())
-    await until(made._stopping.is_set)
+    await until(made._background.stopping.is_set)
     resolver.go_on.set()
     await asyncio.wait_for(stopping, PATIENCE)
     assert resolver.asked == 1
@@ -187,9 +185,9 @@ async def test_a_run_of_a_task_that_fails_is_not_the_last(caplog):
 def test_starting_twice_is_starting_once_and_stopping_twice_is_harmless():
     made = Reconciler(open_store("memory://"), {})
     made.start()
-    first = made._running
+    first = made._background.running
     made.start()
-    assert made._running is first
+    assert made._background.running is first
     made.stop()
     made.stop()
     assert not first.is_alive()
@@ -200,9 +198,9 @@ def test_starting_twice_is_starting_once_and_stopping_twice_is_harmless():
 async def test_an_async_one_too():
     made = AsyncReconciler(open_async_store("memory://"), {})
     made.start()
-    first = made._running
+    first = made._background.running
     made.start()
-    assert made._running is first
+    assert made._background.running is first
     await made.stop()
     await made.stop()
     assert first.done()
@@ -233,46 +231,3 @@ async def test_resolvers_of_a_task_may_be_async_or_plain_or_give_an_awaitable():
     assert threads
     assert threads[0] is not threading.main_thread()
     await made.close()
-
-
-PLAIN = {
-    "AsyncIdempotency": "Idempotency",
-    "AsyncResolver": "Resolver",
-    "AsyncStore": "Store",
-    "run_async": "run",
-    "__aenter__": "__enter__",
-    "__aexit__": "__exit__",
-}
-
-
-class Plain(ast.NodeTransformer):
-    def visit_AsyncFunctionDef(self, node):
-        return self.visit_FunctionDef(ast.FunctionDef(**vars(node)))
-
-    def visit_FunctionDef(self, node):
-        node.name = PLAIN.get(node.name, node.name)
-        return self.generic_visit(node)
-
-    def visit_Await(self, node):
-        return self.visit(node.value)
-
-    def visit_AsyncWith(self, node):
-        return self.generic_visit(ast.With(**vars(node)))
-
-    def visit_Name(self, node):
-        return ast.Name(PLAIN.get(node.id, node.id), node.ctx)
-
-
-@pytest.mark.parametrize("name", ["run_once", "close", "__init__", "__enter__", "__exit__"])
-def test_the_two_reconcilers_are_twins(name):
-    def text(module):
-        tree = ast.parse(inspect.getsource(module))
-        kind = next(node for node in tree.body if isinstance(node, ast.ClassDef))
-        methods = [Plain().visit(node) for node in kind.body[1:]]
-        (method,) = (node for node in methods if node.name == name)
-        written = ast.unparse(method).replace("asyncio.", "threading.")
-        return written.replace("Task[None]", "Thread").replace(
-            "asynchronous=True", "asynchronous=False"
-        )
-
-    assert text(aio) == text(reconciler)

@@ -6,7 +6,7 @@ import pytest
 
 from contract.reference_store import DictStore
 from engines.facade import World, never, wait_until
-from repair.conftest import OWNER, Workshop
+from repair.conftest import OWNER, Workshop, patch
 from semel import (
     ConfigError,
     OutcomeUnknown,
@@ -30,7 +30,6 @@ from semel.repair import (
     Succeeded,
     Unknown,
     Unresolved,
-    casework,
 )
 from semel.testing import Refuse
 
@@ -140,7 +139,7 @@ def test_a_record_missing_from_the_index_is_found_by_reading_all(redis_url, redi
 
 
 def test_every_page_of_the_records_is_read(memory_workshop, monkeypatch):
-    monkeypatch.setattr(casework, "_PAGE", 2)
+    patch(monkeypatch, "PAGE", 2)
     for number in range(5):
         memory_workshop.abandon(str(number))
     reconciler = memory_workshop.reconciler({"orders": Asked(Succeeded(1))})
@@ -148,7 +147,7 @@ def test_every_page_of_the_records_is_read(memory_workshop, monkeypatch):
 
 
 def test_records_that_nobody_can_resolve_do_not_hide_the_others(memory_workshop, monkeypatch):
-    monkeypatch.setattr(casework, "BATCH", 2)
+    patch(monkeypatch, "BATCH", 2)
     for number in range(5):
         memory_workshop.abandon(str(number), scope="parcels")
     memory_workshop.abandon("last")
@@ -189,7 +188,7 @@ def test_a_case_is_tried_again_before_it_counts_as_old_again(memory_workshop, cl
     answers = [Unknown(), Succeeded("late")]
     reconciler = memory_workshop.reconciler({"orders": lambda _: answers.pop(0)}, backoff=1.0)
     memory_workshop.run(reconciler)
-    reconciler._casework._older_than = 600.0  # parked just now: no listing would show it
+    reconciler._reconciliation._older_than = 600.0  # parked just now: no listing would show it
     clock.now += 1.0
     assert memory_workshop.run(reconciler).resolved == 1
     assert memory_workshop.record(identity).state is State.SUCCEEDED
@@ -288,7 +287,7 @@ def test_a_case_that_a_person_decided_is_closed(given_up):
     assert workshop.store("adopt", identity, OWNER, 60.0) is not None
     assert workshop.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0)
     assert workshop.run(reconciler).waiting == 0
-    assert reconciler._casework._cases._open == {}
+    assert reconciler._reconciliation._cases._open == {}
 
 
 def test_a_case_whose_record_is_gone_is_closed(given_up):

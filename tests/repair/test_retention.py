@@ -17,9 +17,8 @@ from semel.repair import (
     health_async,
     purge,
     purge_async,
-    retention,
-    steps,
 )
+from semel.repair._sync import maintenance
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, FaultyStore
 
@@ -69,9 +68,9 @@ def test_a_purge_rests_as_long_as_its_batch_took_and_never_less_than_the_pause(
     monkeypatch, pause, took, rests
 ):
     clock = FakeClock()
-    monkeypatch.setattr(retention, "monotonic", clock)
+    monkeypatch.setattr(maintenance, "monotonic", clock)
     slept: list[float] = []
-    monkeypatch.setattr(steps.time, "sleep", slept.append)
+    monkeypatch.setattr(maintenance, "sleep", slept.append)
 
     class Slow(MemoryStore):
         """A store that needs its time for a batch."""

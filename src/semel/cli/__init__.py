@@ -22,7 +22,7 @@ from semel.cli.formatting import STATES
 from semel.core.keys import KeyGenerator
 from semel.core.layers import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
-from semel.repair.retention import BATCH, PAUSE
+from semel.repair.maintenance import BATCH, PAUSE
 
 OK, FOUND, USAGE = 0, 1, 2
 INTERRUPTED, PIPE_CLOSED = 130, 141

@@ -37,7 +37,6 @@ from semel.cli.opening import (
     deciding_store,
     found_settings,
     key_of,
-    listing_of,
     opened,
 )
 from semel.core.codec import omitted
@@ -50,7 +49,6 @@ from semel.repair import (
     AuditFile,
     Failed,
     GaveUp,
-    Reconciler,
     Report,
     Resolved,
     Succeeded,
@@ -60,6 +58,8 @@ from semel.repair import (
     purge,
     settle,
 )
+from semel.repair._sync.reconcile import Reconciliation
+from semel.repair.maintenance import store_of
 from semel.stores.base import Diagnosing, Migrating, Scannable
 from semel.sync import Idempotency
 
@@ -77,7 +77,7 @@ def list_records(options: Namespace) -> int:
 
 
 def _all(engine: Idempotency, options: Namespace) -> Iterator[Record]:
-    store, cursor = listing_of(engine), None
+    store, cursor = store_of(engine), None
     stored = None if options.state is None else STATES[options.state]
     limit = min(PAGE, options.limit + 1)
     while True:
@@ -95,7 +95,7 @@ def _all(engine: Idempotency, options: Namespace) -> Iterator[Record]:
 def stuck(options: Namespace) -> int:
     """List abandoned attempts; the exit code says whether there are any."""
     with opened(options) as engine:
-        found = listing_of(engine).stuck(older_than=options.older_than, limit=options.limit)
+        found = store_of(engine).stuck(older_than=options.older_than, limit=options.limit)
         if found or options.json:
             _print(engine, found, options)
         else:
@@ -122,7 +122,7 @@ def show(options: Namespace) -> int:
 def counts(options: Namespace) -> int:
     """Count the records by state."""
     with opened(options) as engine:
-        counted = asdict(listing_of(engine).counts())
+        counted = asdict(store_of(engine).counts())
     if options.json:
         print(as_json(counted))
     else:
@@ -265,7 +265,7 @@ def reconcile(options: Namespace) -> int:
     """Let resolvers say what became of stuck records, once or again and again."""
     resolvers = _imported(options.resolvers)
     with opened(options) as engine:
-        reconciler = Reconciler(
+        reconciliation = Reconciliation(
             engine,
             resolvers,
             older_than=options.older_than,
@@ -275,7 +275,7 @@ def reconcile(options: Namespace) -> int:
         )
 
         def once(stopped: Callable[[], bool]) -> int:
-            return _told(reconciler._look(stopped, full=options.full))
+            return _reported(reconciliation.run(full=options.full, stopped=stopped))
 
         return _repeated(once, options.every)
 
@@ -292,7 +292,7 @@ def migrate(options: Namespace) -> int:
     return 0
 
 
-def _told(report: Report) -> int:
+def _reported(report: Report) -> int:
     unresolved = sum(isinstance(each, Unresolved) for each in report.decisions)
     gave_up = sum(isinstance(each, GaveUp) for each in report.decisions)
     print(

@@ -11,14 +11,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec import UNSET
 
 from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
-from semel.repair.places import refuse_memory, refuse_what_can_only_be_empty
-from semel.stores.base import Creating, Scannable, Store
+from semel.repair.maintenance import reject_empty_stores, reject_memory, store_of
+from semel.stores.base import Creating, Store
 from semel.stores.registry import open_store
 from semel.sync import Idempotency
 
@@ -40,7 +39,7 @@ def opened(options: Namespace) -> Iterator[Idempotency]:
     """Give the engine, and close it afterwards."""
     settings = found_settings(options)
     with configured(options), _naming_the_file(options):
-        refuse_what_can_only_be_empty(settings)
+        reject_empty_stores(settings)
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
@@ -57,7 +56,7 @@ def deciding_store(options: Namespace, *, create: bool) -> Store:
     settings = found_settings(options)
     url = settings.url if settings.behind is None else settings.behind
     with configured(options), _naming_the_file(options):
-        refuse_memory(str(url))
+        reject_memory(str(url))
         store = open_store(str(url), prefix=settings.prefix)
     if not create:
         _create_nothing(store)
@@ -115,7 +114,7 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
             "--digest takes a whole key_digest, which is 32 hexadecimal digits; leave out --digest "
             "to give the key itself"
         )
-    store, cursor = listing_of(engine), None
+    store, cursor = store_of(engine), None
     while True:
         page = store.scan(scope=options.scope, limit=PAGE, cursor=cursor)
         for record in page.records:
@@ -124,10 +123,3 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
         cursor = page.cursor
         if cursor is None:
             return None
-
-
-def listing_of(engine: Idempotency) -> Any:
-    """Give the engine's store, if it can list its records."""
-    if not isinstance(engine._store, Scannable):
-        raise ConfigError(f"{type(engine._store).__name__} cannot list its records")
-    return engine._store

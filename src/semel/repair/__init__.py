@@ -1,13 +1,12 @@
-"""Repair and retention: what became of abandoned attempts, and room for new records.
+"""Repair and retention: what became of abandoned attempts, and space for new records.
 
-outcomes      what a resolver may say           decisions   the events of it
-reconciler    finds and resolves, in a thread   aio         the same in a task
-settling      a person decides                  audit       who decided what
-health        what is stuck, and since when     retention   purging in small batches
+reconcile     finds what is stuck and asks its resolver     resolve       decides on one record
+maintenance   health and purging of a whole store           decisions     what is decided, and audit
 """
 
-from semel.repair.aio import AsyncReconciler
-from semel.repair.casework import Report
+from semel.repair._sync.maintenance import health, purge
+from semel.repair._sync.reconcile import Reconciler
+from semel.repair._sync.resolve import settle
 from semel.repair.decisions import (
     AsyncResolver,
     Audit,
@@ -25,10 +24,9 @@ from semel.repair.decisions import (
     Unresolved,
     log_audit,
 )
-from semel.repair.health import Health, health, health_async
-from semel.repair.reconciler import Reconciler
-from semel.repair.retention import purge, purge_async
-from semel.repair.settling import settle, settle_async
+from semel.repair.maintenance import Health, health_async, purge_async
+from semel.repair.reconcile import AsyncReconciler, Report
+from semel.repair.resolve import settle_async
 
 __all__ = [
     "AsyncReconciler",

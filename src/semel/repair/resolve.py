@@ -1,7 +1,7 @@
-"""Where a decision is written: adopt the record, decide, write the outcome, tell everybody.
+"""Decides what became of one record: adopt it, write the outcome, report the decision.
 
-This module is generators, see `steps`. Whoever decides first becomes the record's owner, so that
-of a revived owner and a resolver, or of two resolvers, one wins and the other is refused.
+The first one to decide becomes the record's owner: of a revived owner and a resolver, or of two
+resolvers, one wins and the other is rejected. `settle` is for a person who decides by hand.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import socket
 from typing import Any, assert_never
 
 from semel import events
+from semel.aio import AsyncIdempotency
 from semel.core.codec import encode_failure, omitted
 from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record
 from semel.core.results import keep
-from semel.engine.setup import Setup
-from semel.errors import ConfigError, ValueRejected
+from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
 from semel.repair.decisions import (
     Audit,
     Decision,
@@ -29,7 +29,6 @@ from semel.repair.decisions import (
     Verdict,
     log_audit,
 )
-from semel.repair.steps import Ask, Steps, ask
 from semel.stores.base import Repairing, Scannable
 
 logger = logging.getLogger(__name__)
@@ -38,12 +37,12 @@ LEASE = 60.0
 """Seconds that a resolver has; after that the record counts as abandoned again."""
 
 
-class Desk:
+class AsyncDecider:
     """Decides on the records of one engine, under one name."""
 
     def __init__(
         self,
-        engine: Setup[Any],
+        engine: AsyncIdempotency,
         *,
         name: str | None = None,
         lease: Duration = LEASE,
@@ -67,24 +66,18 @@ class Desk:
         """The engine's store; another one after a fork."""
         return self._engine._store
 
-    @property
-    def by(self) -> str:
-        """Who decides here."""
-        place = f"{socket.gethostname()}:{os.getpid()}"
-        return place if self._name is None else f"{self._name}@{place}"
-
-    def adopt(self, identity: Identity) -> Steps[Record | None]:
+    async def adopt(self, identity: Identity) -> Record | None:
         """Become the owner of an abandoned attempt; None = there is nothing to decide any more."""
-        record: Record | None = yield ask(
-            self.store.adopt, identity, self._engine._owners.next(), self._lease
+        record: Record | None = await self.store.adopt(
+            identity, self._engine._owners.next(), self._lease
         )
         return record
 
-    def give_back(self, record: Record, abandoned_for: float) -> Steps[bool]:
-        """Leave an adopted attempt abandoned, as it has been for so long; False as in `write`."""
+    async def give_back(self, record: Record, abandoned_for: float) -> bool:
+        """Leave an adopted attempt abandoned, as it has been for this time; False as in `write`."""
         # At least 0: what is given back is no longer ours.
         lease = -max(0.0, abandoned_for)
-        stored: bool = yield ask(self.store.renew, record.identity, record.owner, lease)
+        stored: bool = await self.store.renew(record.identity, record.owner, lease)
         return stored
 
     def knows_ttl(self, record: Record, resolution: Succeeded | Failed) -> bool:
@@ -103,23 +96,22 @@ class Desk:
             engine_policy is not None and engine_policy.abandoned == "hold"
         )
 
-    def write(
+    async def write(
         self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
-    ) -> Steps[bool]:
+    ) -> bool:
         """Write the outcome of an adopted attempt; False = somebody else owns it by now.
 
         With `may_omit`, a success whose value the store can never take is written without it.
         """
         stored: bool
         try:
-            stored = yield self._writing(record, resolution)
+            stored = await self._write(record, resolution)
         except ValueRejected as rejected:
             if not (may_omit and isinstance(resolution, Succeeded)):
-                yield from self.give_back(record, 0.0)  # else it would be ours until the lease ends
+                await self.give_back(record, 0.0)  # else it would be ours until the lease ends
                 raise
             self._omitted(record, f"the store refused it: {rejected}")
-            stored = yield ask(
-                self.store.complete,
+            stored = await self.store.complete(
                 record.identity,
                 record.owner,
                 omitted("the store refused it"),
@@ -127,33 +119,32 @@ class Desk:
             )
         return stored
 
-    def _omitted(self, record: Record, reason: str) -> None:
-        self._engine._announce(
-            events.ResultOmitted(identity=record.identity, number=record.number, reason=reason)
-        )
-
-    def _writing(self, record: Record, resolution: Succeeded | Failed) -> Ask:
+    async def _write(self, record: Record, resolution: Succeeded | Failed) -> Any:
         rules = self._engine._rules(record.scope)
         store, identity, owner = self.store, record.identity, record.owner
+        ttl = self._ttl_of(record, resolution)
         match resolution:
             case Succeeded(value):
                 kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
                 if kept.problem is not None:
                     self._omitted(record, kept.problem)
-                ttl = self._ttl_of(record, resolution)
-                return ask(store.complete, identity, owner, kept.encoded, ttl)
+                return await store.complete(identity, owner, kept.encoded, ttl)
             case Failed(error, retryable):
-                return ask(
-                    store.fail,
+                return await store.fail(
                     identity,
                     owner,
                     encode_failure(ResolvedFailure(error)),
                     retryable=retryable,
                     keep_fingerprint=True,
-                    ttl=self._ttl_of(record, resolution),
+                    ttl=ttl,
                 )
             case _:
                 assert_never(resolution)
+
+    def _omitted(self, record: Record, reason: str) -> None:
+        self._engine._announce(
+            events.ResultOmitted(identity=record.identity, number=record.number, reason=reason)
+        )
 
     def _ttl_of(self, record: Record, resolution: Succeeded | Failed) -> float:
         if self._ttl is not None:
@@ -162,8 +153,10 @@ class Desk:
         retryable = isinstance(resolution, Failed) and resolution.retryable
         return rules.failed_ttl if retryable else rules.ttl
 
+    # --- reports ---------------------------------------------------------------------------------
+
     def decision(self, record: Record, resolution: Succeeded | Failed, *, stored: bool) -> Decision:
-        """Make the event that tells what became of a record."""
+        """Make the event that says what became of a record."""
         verdict: Verdict = "succeeded"
         if isinstance(resolution, Failed):
             verdict = "retryable" if resolution.retryable else "failed"
@@ -174,17 +167,18 @@ class Desk:
 
     def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
         """Make a decision on a record, with who and when."""
+        process = f"{socket.gethostname()}:{os.getpid()}"
         return kind(
             identity=record.identity,
             number=record.number,
             fence=record.fence,
-            by=self.by,
+            by=process if self._name is None else f"{self._name}@{process}",
             at=record.now,
             **details,
         )
 
-    def tell(self, decision: Decision) -> None:
-        """Tell the hooks and the audit trail; neither can undo what is stored."""
+    def report(self, decision: Decision) -> None:
+        """Notify the hooks and the audit trail; neither can undo what is stored."""
         self._engine._announce(decision)
         try:
             self._audit(decision)
@@ -192,7 +186,62 @@ class Desk:
             logger.exception("a decision could not be written to the audit trail: %s", decision)
 
     def store_failed(self, identity: Identity, error: Exception) -> None:
-        """Tell that a record could not be looked into."""
+        """Report that a record could not be looked into."""
         self._engine._announce(
             events.StoreFailed(identity=identity, verb="adopt", error=str(error))
         )
+
+
+async def settle_async(
+    idempotency: AsyncIdempotency,
+    key: str,
+    resolution: Succeeded | Failed,
+    *,
+    scope: str = "default",
+    ttl: Duration | None = None,
+    name: str | None = None,
+    audit: Audit | None = None,
+) -> Decision | None:
+    """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
+
+    `idempotency` is the engine, and `resolution` what was found out: `Succeeded(value)` or
+    `Failed(error)`. `name` and `audit` say who decides, and where that is written. The outcome is
+    kept for `ttl`, or as long as the engine's policy of the scope says; the decision says until
+    when. A held attempt whose policy the engine does not know needs `ttl`.
+
+    Examples:
+        >>> outcome = Succeeded("ch_42")
+        >>> made = await settle_async(idem, "order:42", outcome, scope="payments", ttl=3 * 86400)
+        >>> made is None
+        True
+    """
+    if not isinstance(resolution, Succeeded | Failed):
+        raise ConfigError(
+            f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
+        )
+    decider = AsyncDecider(idempotency, name=name, ttl=ttl, audit=audit)
+    identity = idempotency._identity(key, scope)
+    try:
+        return await _decide_by_hand(decider, identity, resolution)
+    except IdempotencyError as error:
+        raise_about(error, identity)
+
+
+async def _decide_by_hand(
+    decider: AsyncDecider, identity: Identity, resolution: Succeeded | Failed
+) -> Decision | None:
+    found: Record | None = await decider.store.get(identity)
+    if found is not None and found.abandoned and not decider.knows_ttl(found, resolution):
+        raise ConfigError(
+            "the attempt is held, and neither the settings nor the engine name its scope "
+            f"{identity.scope!r}: its outcome might be forgotten too early, and its effect be "
+            "repeated. Pass ttl (--ttl) with the value of the policy in the program, or name the "
+            "scope in the settings"
+        )
+    record = await decider.adopt(identity)
+    if record is None:
+        return None
+    stored = await decider.write(record, resolution)
+    decision = decider.decision(record, resolution, stored=stored)
+    decider.report(decision)
+    return decision

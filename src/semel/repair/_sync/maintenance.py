@@ -1,0 +1,106 @@
+# Generated from repair/maintenance.py by `make generate`: change that file instead.
+"""Looks after a whole store: how it is doing (`health`), and removing expired records (`purge`).
+
+The target of both is what a caller has at hand: an engine, a store, a URL, or None for the
+settings. What is opened here is closed here. A store that can only be empty, because it belongs to
+this process or because opening it would create it, is rejected by its URL: it would look healthy.
+
+How long a record is kept is its policy's ttl. A store treats an expired record as absent whether
+or not it was removed; purging only frees the space. Redis and Valkey do that by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from semel.core.policy import Duration, seconds
+from semel.engine.colours.threads import sleep
+from semel.repair.maintenance import (
+    Health,
+    check_target,
+    store_of,
+)
+from semel.stores.urls import whole_number
+from semel.sync import Idempotency
+
+ALERT_AFTER = 300.0
+"""Seconds after which an abandoned attempt is worth waking somebody."""
+
+BATCH = 50
+"""Records of one transaction: so few that a claim behind it waits for about one more commit."""
+PAUSE = 0.01
+"""Seconds between two batches, for everybody else."""
+
+
+def health(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
+    """Look at the store of a `place`: an engine, a store or a URL (None: from the settings).
+
+    The answer has an alert when something has been stuck for `alert_after` seconds.
+
+    Examples:
+        >>> found = health(idem)
+        >>> found.alert
+        False
+    """
+    longest = seconds("alert_after", alert_after, zero=True)
+    with open_target(place) as store:
+        counts = store.counts()
+        stuck = store.stuck(limit=1)
+    oldest = max((record.now - record.lease_until for record in stuck), default=None)
+    return Health(counts, oldest, oldest is not None and oldest >= longest)
+
+
+def purge(
+    place: Any,
+    *,
+    batch: int = BATCH,
+    pause: Duration = PAUSE,
+    abandoned_after: Duration | None = None,
+    max_seconds: Duration | None = None,
+) -> int:
+    """Remove expired records, `batch` at a time; returns how many were removed.
+
+    `place` is an engine, a store or a URL; None: what the settings say. With `abandoned_after`,
+    also attempts abandoned that long ago which nobody holds. Live and held records are never
+    removed. After each batch it rests for `pause`, or for as long as the batch took if that is
+    longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
+    after `max_seconds`.
+
+    Examples:
+        >>> purge(idem)
+        0
+    """
+    with open_target(place) as store:
+        limit = whole_number("batch", batch)
+        after = None if abandoned_after is None else seconds("abandoned_after", abandoned_after)
+        least = seconds("pause", pause, zero=True)
+        end = None if max_seconds is None else monotonic() + seconds("max_seconds", max_seconds)
+        removed = 0
+        while True:
+            began = monotonic()
+            gone: int = store.purge(limit=limit, abandoned_after=after)
+            took = monotonic() - began
+            removed += gone
+            # A store that answers slowly is busy: it is left alone for at least half of the time.
+            rest = 0.0 if least == 0 else max(least, took)
+            # A batch that is not full was the last one: what expires meanwhile waits for the next.
+            if gone < limit or (end is not None and monotonic() + rest > end):
+                return removed
+            sleep(rest)
+
+
+# --- targets -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_target(target: Any) -> Iterator[Any]:
+    """Return the store of a target; it lists its records."""
+    check_target(target)
+    if target is None or isinstance(target, str):
+        with Idempotency(target) as engine:
+            yield store_of(engine)
+    else:
+        yield store_of(target)

@@ -1,0 +1,309 @@
+# Generated from repair/reconcile.py by `make generate`: change that file instead.
+"""The reconciler: finds abandoned attempts, asks their resolvers, and writes what they say.
+
+A record whose scope has no resolver is reported and never touched. What is left open between two
+runs is remembered in memory alone: a restarted reconciler tries everything anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Self, TypeVar
+
+from semel.core.policy import Duration, seconds
+from semel.core.records import Identity, Record, State
+from semel.errors import StoreError
+from semel.repair._sync.resolve import LEASE, Decider
+from semel.repair.background import Background, consult
+from semel.repair.decisions import (
+    Audit,
+    Decision,
+    Failed,
+    GaveUp,
+    Resolution,
+    Resolver,
+    ResolverFailed,
+    Succeeded,
+    Unknown,
+    Unresolved,
+)
+from semel.repair.maintenance import check_target
+from semel.repair.reconcile import OpenCases, Report, Unanswered, checked_resolvers
+from semel.stores.base import Store
+from semel.stores.urls import whole_number
+from semel.sync import Idempotency
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100
+"""Records of one run that are looked into at least, if there are so many."""
+
+PAGE = 500
+"""Records that a full run reads at a time."""
+
+
+class Reconciler:
+    """Finds abandoned attempts and lets the resolver of their scope say what became of them.
+
+    Use it with `with` to run on a thread every `every` seconds, or call `run_once()` from a
+    job of your own. Any number of reconcilers may work on one store.
+
+    `idempotency` is an engine, a store object or a URL (None: from the settings), and `resolvers`
+    has a function for each scope. An attempt is looked at when it has been abandoned for
+    `older_than` seconds. After an unknown outcome it is asked again, first after `backoff` seconds,
+    `max_tries` times in all. A resolver has `lease` seconds. `name` and `audit` say who decides,
+    and where that is written.
+
+    Examples:
+        >>> reconciler = Reconciler(idem, {"payments": lambda record: Succeeded("ch_42")})
+        >>> report = reconciler.run_once()
+        >>> report.resolved
+        0
+    """
+
+    def __init__(
+        self,
+        idempotency: Idempotency | Store | str | None,
+        resolvers: Mapping[str, Resolver],
+        *,
+        older_than: Duration = 600.0,
+        every: Duration = 60.0,
+        max_tries: int = 5,
+        backoff: Duration = 60.0,
+        lease: Duration = LEASE,
+        name: str | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        self._background = Background(seconds("every", every))
+        self._own: Idempotency | None = None
+        if isinstance(idempotency, Idempotency):
+            engine = idempotency
+        else:
+            check_target(idempotency)
+            engine = self._own = Idempotency(idempotency)
+        self._reconciliation = Reconciliation(
+            engine,
+            resolvers,
+            older_than=older_than,
+            max_tries=max_tries,
+            backoff=backoff,
+            lease=lease,
+            name=name,
+            audit=audit,
+        )
+        self._stops = 0
+
+    def run_once(self, *, full: bool = False) -> Report:
+        """Look once; `full` reads every running record instead of asking what is stuck."""
+        stops = self._stops
+        return self._run(lambda: self._stops != stops, full=full)
+
+    def start(self) -> None:
+        """Look now, and again and again, on a thread of its own."""
+        self._background.start(self._run)
+
+    def stop(self) -> None:
+        """Look no more; only the record that is being resolved is finished first.
+
+        That holds for a `run_once()` in progress too; a later one looks again.
+        """
+        self._stops += 1
+        self._background.stop()
+
+    def close(self) -> None:
+        """Stop, and close what was opened here."""
+        self.stop()
+        if self._own is not None:
+            self._own.close()
+
+    def _run(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
+        with self._background.one_at_a_time:
+            return self._reconciliation.run(full=full, stopped=stopped)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Reconciliation:
+    """The work of a reconciler, run by run."""
+
+    def __init__(
+        self,
+        engine: Idempotency,
+        resolvers: Mapping[str, Resolver],
+        *,
+        older_than: Duration,
+        max_tries: int,
+        backoff: Duration = 60.0,
+        lease: Duration = LEASE,
+        name: str | None,
+        audit: Audit | None,
+    ) -> None:
+        self._decider = Decider(engine, name=name, lease=lease, audit=audit)
+        self._resolvers = checked_resolvers(resolvers, asynchronous=False)
+        self._older_than = seconds("older_than", older_than, zero=True)
+        self._warned: set[str] = set()
+        self._cases = OpenCases(whole_number("max_tries", max_tries), seconds("backoff", backoff))
+
+    def run(self, *, full: bool, stopped: Callable[[], bool]) -> Report:
+        """Look into what is stuck, and into what was left open before.
+
+        Once `stopped`, the record that is being looked into is the last one.
+        """
+        again = self._cases.due(monotonic())
+        found = self._scan(stopped) if full else self._list()
+        errors = self._close_what_was_decided(found, stopped)
+        decisions = self._report_without_resolver(found)
+        moved_on = 0
+        due = [self._cases.open(record).identity for record in found if self._is_ready(record)]
+        for identity in dict.fromkeys([*again, *due]):
+            if stopped():
+                break
+            made = self._tolerant(self._look_into, identity)
+            if made is None:
+                errors += 1
+            elif not made:
+                moved_on += 1
+            else:
+                decisions += made
+        return Report(
+            decisions=tuple(decisions),
+            moved_on=moved_on,
+            errors=errors,
+            waiting=len(self._cases.waiting()),
+        )
+
+    def _tolerant(self, step: Callable[[Identity], T], identity: Identity) -> T | None:
+        """Let a store that fails for one record leave the others alone; None = it failed."""
+        try:
+            return step(identity)
+        except StoreError as error:
+            self._decider.store_failed(identity, error)
+            return None
+
+    # --- finding ---------------------------------------------------------------------------------
+
+    def _list(self) -> list[Record]:
+        """Ask the store what is stuck; records that are not to be tried must not hide others."""
+        limit = BATCH
+        while True:
+            found: list[Record] = self._decider.store.stuck(
+                older_than=self._older_than, limit=limit
+            )
+            if len(found) < limit or sum(map(self._is_ready, found)) >= BATCH:
+                return found
+            limit *= 2
+
+    def _scan(self, stopped: Callable[[], bool]) -> list[Record]:
+        """Read every running record: an index of a store is a hint, and hints get lost."""
+        found: list[Record] = []
+        cursor = None
+        while True:
+            page = self._decider.store.scan(state=State.PROCESSING, limit=PAGE, cursor=cursor)
+            found += [record for record in page.records if self._is_stuck(record)]
+            cursor = page.cursor
+            if cursor is None or stopped():
+                return found
+
+    def _is_stuck(self, record: Record) -> bool:
+        return record.lease_until is not None and (
+            record.now - record.lease_until >= self._older_than
+        )
+
+    def _is_ready(self, record: Record) -> bool:
+        return record.scope in self._resolvers and self._cases.is_ready(record, monotonic())
+
+    def _report_without_resolver(self, found: list[Record]) -> list[Decision]:
+        """Report once each record whose scope has no resolver."""
+        decisions: list[Decision] = []
+        for record in found:
+            if record.scope not in self._resolvers and self._cases.is_ready(record, monotonic()):
+                self._cases.leave(record)
+                reason = "no resolver is registered for its scope"
+                decisions.append(self._decider.made(Unresolved, record, reason=reason, tries=0))
+                self._decider.report(decisions[-1])
+        return decisions
+
+    def _close_what_was_decided(self, found: list[Record], stopped: Callable[[], bool]) -> int:
+        """Forget cases that somebody else has decided; returns how many could not be looked at."""
+        errors = 0
+        listed = {record.identity for record in found}
+        for identity in self._cases.waiting():
+            if stopped():
+                break
+            if identity not in listed:
+                over = self._tolerant(self._close_if_over, identity)
+                errors += over is None
+        return errors
+
+    def _close_if_over(self, identity: Identity) -> bool:
+        record = self._decider.store.get(identity)
+        over = self._cases.is_over(record)
+        if over:
+            self._cases.close(identity)
+        return over
+
+    # --- deciding --------------------------------------------------------------------------------
+
+    def _look_into(self, identity: Identity) -> list[Decision]:
+        """Resolve one record; no decisions = there was nothing to decide any more."""
+        sent = monotonic()
+        record = self._decider.adopt(identity)
+        if record is None:  # somebody else has it, perhaps only for a while
+            self._close_if_over(identity)
+            return []
+        resolution = self._consult(record)
+        if isinstance(resolution, Unknown):
+            age = record.now - self._cases.open(record).abandoned_at + monotonic() - sent
+            if not self._decider.give_back(record, age):
+                self._close_if_over(identity)
+                return []
+            made = self._leave_open(record, resolution)
+        else:
+            self._warn_of_ttl(record, resolution)
+            stored = self._decider.write(record, resolution, may_omit=True)
+            self._cases.close(identity)
+            made = [self._decider.decision(record, resolution, stored=stored)]
+        for decision in made:
+            self._decider.report(decision)
+        return made
+
+    def _consult(self, record: Record) -> Resolution:
+        """Ask the resolver; one that fails does not know."""
+        try:
+            answer = consult(self._resolvers[record.scope], record)
+        except Exception as error:
+            logger.exception("the resolver of %s failed", record.scope)
+            return Unanswered(type(error).__name__)
+        if isinstance(answer, Succeeded | Failed | Unknown):
+            return answer
+        return Unanswered(f"the resolver gave {type(answer).__name__}, which is no resolution")
+
+    def _leave_open(self, record: Record, unknown: Unknown) -> list[Decision]:
+        tries, last = self._cases.tried(record, monotonic())
+        kind = ResolverFailed if isinstance(unknown, Unanswered) else Unresolved
+        made = [self._decider.made(kind, record, reason=unknown.reason, tries=tries)]
+        if last:
+            made.append(self._decider.made(GaveUp, record, tries=tries))
+        return made
+
+    def _warn_of_ttl(self, record: Record, resolution: Succeeded | Failed) -> None:
+        if record.scope not in self._warned and not self._decider.knows_ttl(record, resolution):
+            self._warned.add(record.scope)
+            logger.warning(
+                "outcomes of held attempts of scope %s are kept for the default ttl, because "
+                "neither the settings nor the engine name the scope. If the policy in the program "
+                "keeps them longer, their effects can be repeated",
+                record.scope,
+            )
+
+
+# --- what is left open between two runs ----------------------------------------------------------

@@ -1,0 +1,246 @@
+# Generated from repair/resolve.py by `make generate`: change that file instead.
+"""Decides what became of one record: adopt it, write the outcome, report the decision.
+
+The first one to decide becomes the record's owner: of a revived owner and a resolver, or of two
+resolvers, one wins and the other is rejected. `settle` is for a person who decides by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any, assert_never
+
+from semel import events
+from semel.core.codec import encode_failure, omitted
+from semel.core.policy import Duration, seconds
+from semel.core.records import Identity, Record
+from semel.core.results import keep
+from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
+from semel.repair.decisions import (
+    Audit,
+    Decision,
+    Failed,
+    Overtaken,
+    Resolved,
+    ResolvedFailure,
+    Succeeded,
+    Verdict,
+    log_audit,
+)
+from semel.stores.base import Repairing, Scannable
+from semel.sync import Idempotency
+
+logger = logging.getLogger(__name__)
+
+LEASE = 60.0
+"""Seconds that a resolver has; after that the record counts as abandoned again."""
+
+
+class Decider:
+    """Decides on the records of one engine, under one name."""
+
+    def __init__(
+        self,
+        engine: Idempotency,
+        *,
+        name: str | None = None,
+        lease: Duration = LEASE,
+        ttl: Duration | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        if not isinstance(engine._store, Repairing) or not isinstance(engine._store, Scannable):
+            raise ConfigError(
+                f"{type(engine._store).__name__} cannot list and adopt abandoned records"
+            )
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise ConfigError(f"name must tell who decides; got {name!r}")
+        self._engine = engine
+        self._name = name
+        self._lease = seconds("lease", lease)
+        self._ttl = None if ttl is None else seconds("ttl", ttl)
+        self._audit = log_audit if audit is None else audit
+
+    @property
+    def store(self) -> Any:
+        """The engine's store; another one after a fork."""
+        return self._engine._store
+
+    def adopt(self, identity: Identity) -> Record | None:
+        """Become the owner of an abandoned attempt; None = there is nothing to decide any more."""
+        record: Record | None = self.store.adopt(identity, self._engine._owners.next(), self._lease)
+        return record
+
+    def give_back(self, record: Record, abandoned_for: float) -> bool:
+        """Leave an adopted attempt abandoned, as it has been for this time; False as in `write`."""
+        # At least 0: what is given back is no longer ours.
+        lease = -max(0.0, abandoned_for)
+        stored: bool = self.store.renew(record.identity, record.owner, lease)
+        return stored
+
+    def knows_ttl(self, record: Record, resolution: Succeeded | Failed) -> bool:
+        """Tell whether it is known how long the outcome of an attempt has to be kept.
+
+        The policy of a held attempt may be written in a program that this engine knows nothing of,
+        and forgotten too early its effect happens twice. Known are a ttl that was given, and the
+        policies of an engine that names the scope, or that itself holds every attempt.
+        """
+        if self._ttl is not None or not record.hold:
+            return True
+        if isinstance(resolution, Failed) and resolution.retryable:
+            return True  # it may run again anyway
+        engine_policy = self._engine._levels[0]
+        return record.scope in self._engine._scopes or (
+            engine_policy is not None and engine_policy.abandoned == "hold"
+        )
+
+    def write(
+        self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
+    ) -> bool:
+        """Write the outcome of an adopted attempt; False = somebody else owns it by now.
+
+        With `may_omit`, a success whose value the store can never take is written without it.
+        """
+        stored: bool
+        try:
+            stored = self._write(record, resolution)
+        except ValueRejected as rejected:
+            if not (may_omit and isinstance(resolution, Succeeded)):
+                self.give_back(record, 0.0)  # else it would be ours until the lease ends
+                raise
+            self._omitted(record, f"the store refused it: {rejected}")
+            stored = self.store.complete(
+                record.identity,
+                record.owner,
+                omitted("the store refused it"),
+                self._ttl_of(record, resolution),
+            )
+        return stored
+
+    def _write(self, record: Record, resolution: Succeeded | Failed) -> Any:
+        rules = self._engine._rules(record.scope)
+        store, identity, owner = self.store, record.identity, record.owner
+        ttl = self._ttl_of(record, resolution)
+        match resolution:
+            case Succeeded(value):
+                kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+                if kept.problem is not None:
+                    self._omitted(record, kept.problem)
+                return store.complete(identity, owner, kept.encoded, ttl)
+            case Failed(error, retryable):
+                return store.fail(
+                    identity,
+                    owner,
+                    encode_failure(ResolvedFailure(error)),
+                    retryable=retryable,
+                    keep_fingerprint=True,
+                    ttl=ttl,
+                )
+            case _:
+                assert_never(resolution)
+
+    def _omitted(self, record: Record, reason: str) -> None:
+        self._engine._announce(
+            events.ResultOmitted(identity=record.identity, number=record.number, reason=reason)
+        )
+
+    def _ttl_of(self, record: Record, resolution: Succeeded | Failed) -> float:
+        if self._ttl is not None:
+            return self._ttl
+        rules = self._engine._rules(record.scope)
+        retryable = isinstance(resolution, Failed) and resolution.retryable
+        return rules.failed_ttl if retryable else rules.ttl
+
+    # --- reports ---------------------------------------------------------------------------------
+
+    def decision(self, record: Record, resolution: Succeeded | Failed, *, stored: bool) -> Decision:
+        """Make the event that says what became of a record."""
+        verdict: Verdict = "succeeded"
+        if isinstance(resolution, Failed):
+            verdict = "retryable" if resolution.retryable else "failed"
+        if not stored:
+            return self.made(Overtaken, record, verdict=verdict)
+        kept_until = record.now + self._ttl_of(record, resolution)
+        return self.made(Resolved, record, verdict=verdict, kept_until=kept_until)
+
+    def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
+        """Make a decision on a record, with who and when."""
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        return kind(
+            identity=record.identity,
+            number=record.number,
+            fence=record.fence,
+            by=process if self._name is None else f"{self._name}@{process}",
+            at=record.now,
+            **details,
+        )
+
+    def report(self, decision: Decision) -> None:
+        """Notify the hooks and the audit trail; neither can undo what is stored."""
+        self._engine._announce(decision)
+        try:
+            self._audit(decision)
+        except Exception:
+            logger.exception("a decision could not be written to the audit trail: %s", decision)
+
+    def store_failed(self, identity: Identity, error: Exception) -> None:
+        """Report that a record could not be looked into."""
+        self._engine._announce(
+            events.StoreFailed(identity=identity, verb="adopt", error=str(error))
+        )
+
+
+def settle(
+    idempotency: Idempotency,
+    key: str,
+    resolution: Succeeded | Failed,
+    *,
+    scope: str = "default",
+    ttl: Duration | None = None,
+    name: str | None = None,
+    audit: Audit | None = None,
+) -> Decision | None:
+    """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
+
+    `idempotency` is the engine, and `resolution` what was found out: `Succeeded(value)` or
+    `Failed(error)`. `name` and `audit` say who decides, and where that is written. The outcome is
+    kept for `ttl`, or as long as the engine's policy of the scope says; the decision says until
+    when. A held attempt whose policy the engine does not know needs `ttl`.
+
+    Examples:
+        >>> outcome = Succeeded("ch_42")
+        >>> made = settle(idem, "order:42", outcome, scope="payments", ttl=3 * 86400)
+        >>> made is None
+        True
+    """
+    if not isinstance(resolution, Succeeded | Failed):
+        raise ConfigError(
+            f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
+        )
+    decider = Decider(idempotency, name=name, ttl=ttl, audit=audit)
+    identity = idempotency._identity(key, scope)
+    try:
+        return _decide_by_hand(decider, identity, resolution)
+    except IdempotencyError as error:
+        raise_about(error, identity)
+
+
+def _decide_by_hand(
+    decider: Decider, identity: Identity, resolution: Succeeded | Failed
+) -> Decision | None:
+    found: Record | None = decider.store.get(identity)
+    if found is not None and found.abandoned and not decider.knows_ttl(found, resolution):
+        raise ConfigError(
+            "the attempt is held, and neither the settings nor the engine name its scope "
+            f"{identity.scope!r}: its outcome might be forgotten too early, and its effect be "
+            "repeated. Pass ttl (--ttl) with the value of the policy in the program, or name the "
+            "scope in the settings"
+        )
+    record = decider.adopt(identity)
+    if record is None:
+        return None
+    stored = decider.write(record, resolution)
+    decision = decider.decision(record, resolution, stored=stored)
+    decider.report(decision)
+    return decision

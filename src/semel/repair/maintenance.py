@@ -1,0 +1,163 @@
+"""Looks after a whole store: how it is doing (`health`), and removing expired records (`purge`).
+
+The target of both is what a caller has at hand: an engine, a store, a URL, or None for the
+settings. What is opened here is closed here. A store that can only be empty, because it belongs to
+this process or because opening it would create it, is rejected by its URL: it would look healthy.
+
+How long a record is kept is its policy's ttl. A store treats an expired record as absent whether
+or not it was removed; purging only frees the space. Redis and Valkey do that by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from msgspec import Struct
+
+from semel.aio import AsyncIdempotency
+from semel.core.policy import Duration, seconds
+from semel.core.settings import Settings, load_settings
+from semel.engine.colours.tasks import sleep
+from semel.engine.setup import Setup
+from semel.errors import ConfigError
+from semel.stores.base import Counts, Scannable
+from semel.stores.urls import split_url, whole_number
+
+ALERT_AFTER = 300.0
+"""Seconds after which an abandoned attempt is worth waking somebody."""
+
+BATCH = 50
+"""Records of one transaction: so few that a claim behind it waits for about one more commit."""
+PAUSE = 0.01
+"""Seconds between two batches, for everybody else."""
+
+
+class Health(Struct, frozen=True):
+    """What a monitor wants to know."""
+
+    counts: Counts
+    oldest: float | None
+    """Seconds since the oldest abandoned attempt was abandoned; None = nothing is stuck.
+
+    Resolvers that found nothing out do not make it younger.
+    """
+    alert: bool
+    """Something has been stuck for too long."""
+
+
+async def health_async(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
+    """Look at the store of a `place`: an engine, a store or a URL (None: from the settings).
+
+    The answer has an alert when something has been stuck for `alert_after` seconds.
+
+    Examples:
+        >>> found = await health_async(idem)
+        >>> found.alert
+        False
+    """
+    longest = seconds("alert_after", alert_after, zero=True)
+    async with open_async_target(place) as store:
+        counts = await store.counts()
+        stuck = await store.stuck(limit=1)
+    oldest = max((record.now - record.lease_until for record in stuck), default=None)
+    return Health(counts, oldest, oldest is not None and oldest >= longest)
+
+
+async def purge_async(
+    place: Any,
+    *,
+    batch: int = BATCH,
+    pause: Duration = PAUSE,
+    abandoned_after: Duration | None = None,
+    max_seconds: Duration | None = None,
+) -> int:
+    """Remove expired records, `batch` at a time; returns how many were removed.
+
+    `place` is an engine, a store or a URL; None: what the settings say. With `abandoned_after`,
+    also attempts abandoned that long ago which nobody holds. Live and held records are never
+    removed. After each batch it rests for `pause`, or for as long as the batch took if that is
+    longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
+    after `max_seconds`.
+
+    Examples:
+        >>> await purge_async(idem)
+        0
+    """
+    async with open_async_target(place) as store:
+        limit = whole_number("batch", batch)
+        after = None if abandoned_after is None else seconds("abandoned_after", abandoned_after)
+        least = seconds("pause", pause, zero=True)
+        end = None if max_seconds is None else monotonic() + seconds("max_seconds", max_seconds)
+        removed = 0
+        while True:
+            began = monotonic()
+            gone: int = await store.purge(limit=limit, abandoned_after=after)
+            took = monotonic() - began
+            removed += gone
+            # A store that answers slowly is busy: it is left alone for at least half of the time.
+            rest = 0.0 if least == 0 else max(least, took)
+            # A batch that is not full was the last one: what expires meanwhile waits for the next.
+            if gone < limit or (end is not None and monotonic() + rest > end):
+                return removed
+            await sleep(rest)
+
+
+# --- targets -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_async_target(target: Any) -> AsyncIterator[Any]:
+    """Return the store of a target; it lists its records."""
+    check_target(target)
+    if target is None or isinstance(target, str):
+        async with AsyncIdempotency(target) as engine:
+            yield store_of(engine)
+    else:
+        yield store_of(target)
+
+
+def store_of(target: Any) -> Any:
+    """Return the store of an engine, or the store itself, if it lists its records."""
+    store = target._store if isinstance(target, Setup) else target
+    if not isinstance(store, Scannable):
+        raise ConfigError(f"{type(store).__name__} cannot list its records")
+    return store
+
+
+def check_target(target: Any) -> None:
+    """Reject a URL, or one of the settings, behind which nothing can be; objects are taken."""
+    if isinstance(target, str):
+        reject_empty_stores(load_settings(url=target))
+    elif target is None:
+        reject_empty_stores(load_settings())
+
+
+def reject_empty_stores(settings: Settings) -> None:
+    """Reject what an engine of these settings would find empty whatever others have written."""
+    for url in (settings.url, settings.behind):
+        if url is not None:
+            reject_memory(url)
+            if url.startswith("sqlite:///"):
+                reject_missing_file(Path(split_url(url)[0][1:]))
+
+
+def reject_memory(url: str) -> None:
+    """Reject a store that no other process can have written to."""
+    if url.startswith("memory:"):
+        raise ConfigError(
+            "memory:// is of one process: nothing of another's can be seen. In the same process, "
+            "give its engine or its store"
+        )
+
+
+def reject_missing_file(path: Path) -> None:
+    """Reject an SQLite file that opening would create."""
+    if not path.exists():
+        raise ConfigError(
+            f"there is no SQLite database {path.absolute()}: is the path right? The first call "
+            "of a program makes it, or semel migrate"
+        )
