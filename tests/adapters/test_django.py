@@ -37,7 +37,7 @@ from django.views.decorators.csrf import csrf_protect
 from semel import AsyncIdempotency, ConfigError, Idempotency, Policy, current_attempt
 from semel.adapters import wsgi
 from semel.adapters.django import IdempotencyMiddleware, Idempotent, close, exempt, idempotent
-from semel.adapters.django.engines import ENGINES
+from semel.adapters.django.settings import ENGINES
 from semel.core.records import State
 from semel.http import Route
 

@@ -31,7 +31,7 @@ PROJECT = Path(__file__).parents[2]
 SHOWN = re.compile(r"^::: (semel\.[\w.]+)$", re.MULTILINE)
 NAMED = re.compile(r"`([\w.]+)`")
 
-OPTIONS = {"semel.http.options.Choices", "semel.adapters.grpc.options.Choices"}
+OPTIONS = {"semel.http.options.Choices", "semel.adapters.grpc.rules.Choices"}
 """Options of the web integrations: their pages explain each one in a table."""
 
 MADE_BY_US = {"semel.sync.Once"}

@@ -18,7 +18,7 @@ from adapters.rpc.shop import PAY, SERVICE, Server, Shop, finished
 from engines.facade import PATIENCE, Driven, World, wait_until
 from semel import Idempotency
 from semel.adapters.grpc import AsyncIdempotencyClientInterceptor, IdempotencyClientInterceptor
-from semel.adapters.grpc.retrying import Retrying
+from semel.adapters.grpc.client import Retrying
 from semel.events import RejectedBusy
 from semel.testing import FakeClock
 
@@ -188,7 +188,7 @@ def test_a_pause_beyond_the_deadline_is_not_begun(caller, stubborn):
 
 def test_the_deadline_is_that_of_the_whole_call(monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr("semel.adapters.grpc.retrying.monotonic", clock)
+    monkeypatch.setattr("semel.adapters.grpc.client.monotonic", clock)
     call = Retrying().begin(PAY, None, 50.0)
     assert call.timeout == 50.0
     clock.advance(20.0)

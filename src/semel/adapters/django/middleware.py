@@ -21,12 +21,10 @@ from typing import Any, Unpack
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.urls import Resolver404, resolve
 
-from semel.adapters.django import aio_running, running
-from semel.adapters.django.bodies import Body, is_protected
-from semel.adapters.django.doors import AsyncDjangoIntegration, DjangoIntegration
-from semel.adapters.django.engines import ENGINES
-from semel.adapters.django.responses import response_of
-from semel.adapters.django.running import Claim
+from semel.adapters.django import running
+from semel.adapters.django.bodies import Body, is_protected, response_of
+from semel.adapters.django.running import AsyncDjangoIntegration, Claim, DjangoIntegration
+from semel.adapters.django.settings import ENGINES
 from semel.adapters.django.views import is_left_alone
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
@@ -113,7 +111,7 @@ class IdempotencyMiddleware:
             return begun
         run = partial(self.get_response, request)
         limit = begun.rules.max_response
-        response = await aio_running.passed(begun.claim, limit, request, run)
+        response = await running.apassed(begun.claim, limit, request, run)
         return self._passed(begun, request, response)
 
     def _begun(self, integration: Any, request: Any) -> Any:

@@ -1,20 +1,32 @@
-"""One protected request on a thread.
+"""One protected request: claimed, run, and its response recorded; on threads and on asyncio.
 
-Twin of `semel.adapters.django.aio_running`: the same names in the same order, without the awaiting.
-Only `_recorded` goes a way of its own: here the server reads what is too large to be kept as it
-sends it, and there the request's own task does, for a client who leaves would cancel the server's.
+`passed` and `protected` are for threads, `apassed` and `aprotected` for asyncio. They differ in
+what is too large to be stored: on threads the server reads it as it sends it; on asyncio the
+request's own task does, because a client that disconnects cancels the server's.
+
+A client that disconnects ends neither a view nor its save.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import transaction
+
+from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.django.bodies import Body
-from semel.adapters.django.doors import open_transactions
-from semel.adapters.django.responses import (
+from semel.adapters.django.atomic import open_transactions, refuse_transactions, when_ended
+from semel.adapters.django.bodies import (
+    Body,
+    aread,
+    inner,
+    is_asgi,
     lines_of,
     mark_unprotected,
     read,
@@ -24,12 +36,110 @@ from semel.adapters.django.responses import (
     send_instead,
     told_by,
 )
-from semel.adapters.django.uncancelled import uncancelled
 from semel.adapters.integration import Exchange, Integration
-from semel.adapters.streaming import StreamedAnswer
-from semel.http.messages import Answer
-from semel.http.rules import RouteRules
+from semel.adapters.streaming import Background, Flow, StreamedAnswer
+from semel.core.decide import Undone
+from semel.engine.setup import Call
+from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.rules import BODY, RouteRules, Waiting
 from semel.http.storing import is_event_stream
+
+_BACKGROUND: Final = Background()
+
+
+class DjangoExchange(Exchange):
+    """One request that runs, whose end is recorded when the transactions around it have ended."""
+
+    def answered(
+        self, status: int, lines: Iterable[HeaderLine], body: bytes | None
+    ) -> Answer | None:
+        """Record an answer; one that was to be stored has failed if it is rolled back."""
+        lines = [*lines]
+        answered = partial(super().answered, status, lines, body)
+        instead: Answer | None = self._settle(
+            answered, partial(self._rolled_back, status, lines, answered)
+        )
+        return instead
+
+    def unprotected(self) -> None:
+        """Free the key."""
+        unprotected = super().unprotected
+        self._settle(unprotected, lambda _: unprotected())
+
+    def raised(self, error: BaseException) -> None:
+        """Record that the view raised."""
+        raised = partial(super().raised, error)
+        self._settle(raised, lambda _: raised())
+
+    def _rolled_back(
+        self, status: int, lines: list[HeaderLine], answered: Callable[[], Any], in_doubt: bool
+    ) -> None:
+        # What a view raises rolls back its rows by itself, and is its answer all the same.
+        if self.raises or self.rules.decide(status, lines) != "store":
+            answered()
+            return
+        told = "the transaction around the view was rolled back"
+        error: Exception = transaction.TransactionManagementError(told)
+        if in_doubt and self.rules.policy.hold:
+            # Nothing that the policy says of database errors: these rows may be committed.
+            error = Undone("nobody knows whether the transaction was committed", "unknown")
+        super().raised(error)
+
+    def _settle(self, committed: Callable[[], Any], rolled_back: Callable[[bool], Any]) -> Any:
+        instead = when_ended(committed, rolled_back)
+        self._leave()  # Also where the end comes later: what runs until then is not the view.
+        return instead
+
+
+class DjangoIntegration(Integration):
+    """The integration of views on threads; the application's functions may be async."""
+
+    exchange = DjangoExchange
+
+    def before_claim(self) -> None:
+        """Refuse what would wait for itself."""
+        refuse_transactions(self.engine)
+
+    def awaited(self, given: Any) -> Any:
+        """Give what an async function of the application gives: one setting serves both servers."""
+        return async_to_sync(partial(_itself, given))()
+
+
+async def _itself(given: Awaitable[Any]) -> Any:
+    return await given
+
+
+class AsyncDjangoIntegration(AsyncIntegration):
+    """The integration of async views; the application's plain functions may ask the database."""
+
+    def before_claim(self) -> None:
+        """Refuse what would wait for itself."""
+        refuse_transactions(self.engine)
+
+    async def called(
+        self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
+    ) -> Call | None:
+        """Prepare the call of a request, on a thread where the application has a part in it."""
+        chosen = rules.choices
+        if chosen.tenant is None and chosen.key is None and not callable(chosen.payload):
+            return await super().called(rules, request, read)
+        step, waiting, given = sync_to_async(_step), rules.ask(request), None
+        while True:
+            ended, need = await step(waiting, given)
+            if ended:
+                return None if need is None else Call(need.identity, need.fingerprint, rules.policy)
+            given = await read() if need is BODY else await self.awaited(need)
+
+
+def _step(waiting: Waiting, given: Any) -> tuple[bool, Any]:
+    """Go on with a request; a StopIteration cannot leave a thread."""
+    try:
+        return False, waiting.send(given)
+    except StopIteration as end:
+        return True, end.value
+
+
+# --- on threads ----------------------------------------------------------------------------------
 
 
 class Claim:
@@ -68,12 +178,12 @@ def protected(
         return view()
     if isinstance(begun, Answer):
         return response_of(begun)
-    return uncancelled(request, partial(_run, Claim(begun), request, view))
+    return _run_to_end(request, partial(_run, Claim(begun), request, view))
 
 
 def passed(claim: Claim, request: Any, get_response: Callable[[], Any]) -> Any:
     """Let a request pass whose key `process_view` claims on the way, and save its answer."""
-    return uncancelled(request, partial(_run, claim, request, get_response))
+    return _run_to_end(request, partial(_run, claim, request, get_response))
 
 
 def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
@@ -130,3 +240,143 @@ def _recorded(exchange: Exchange, response: Any) -> Any:
         raise
     instead = exchange.answered(*told)
     return response if instead is None else response_of(instead)
+
+
+def _run_to_end(request: Any, run: Callable[[], Any]) -> Any:
+    """Run a request on this thread; on a server for asyncio its cancellation does not end it.
+
+    Django cancels a request whose client disconnects. A thread cannot be cancelled, but what it
+    waits for on the loop is: below a middleware without asyncio that is the view itself, which
+    would go on while its record has ended.
+    """
+    if not is_asgi(inner(request)) or _runs_a_loop():
+        return run()
+    return async_to_sync(_in_background)(run)
+
+
+def _runs_a_loop() -> bool:
+    """Tell whether this thread is a loop's own: what holds up the loop, nobody cancels there."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _in_background(run: Callable[[], Any]) -> Any:
+    # What waits here is cancelled; the task that runs on the thread, which waits for it, is not.
+    task = _BACKGROUND.begin(sync_to_async(run)())
+    task.add_done_callback(_BACKGROUND.end)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        _BACKGROUND.leave(task)
+        await asyncio.wait((task,))
+        with suppress(Exception):  # it is recorded, and nobody is left to be notified
+            # Nobody sends it: what is left of a large one is read now, not by the collector.
+            await sync_to_async(task.result().close)()
+        raise
+
+
+# --- on asyncio ----------------------------------------------------------------------------------
+#
+# Under WSGI an async view has a loop for its request alone: there the engine for threads is used.
+
+
+async def aprotected(
+    integration: AsyncIntegration | Integration,
+    rules: RouteRules,
+    request: Any,
+    view: Callable[[], Awaitable[Any]],
+) -> Any:
+    """Answer one request: by the view, or by what is known of its key."""
+    body = Body(request, rules.max_body)
+    begun: AsyncExchange | Exchange | Answer | None
+    if isinstance(integration, Integration):
+        # On the request's own thread, where functions of the application may ask the database.
+        begun = await sync_to_async(integration.begin)(rules, body.request, body.read)
+    else:
+        begun = await integration.begin(rules, body.request, _awaited(body.read))
+    if begun is None:
+        return await view()
+    if isinstance(begun, Answer):
+        return response_of(begun)
+    # Django cancels a request whose client goes away; the view and its save run on.
+    flow = Flow(rules.max_response)
+    return await flow.answer(_BACKGROUND, _arun(Claim(begun), request, view, flow))
+
+
+async def apassed(
+    claim: Claim, limit: int, request: Any, get_response: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Let a request pass whose key `process_view` claims on the way, and save its answer."""
+    flow = Flow(limit)
+    return await flow.answer(_BACKGROUND, _arun(claim, request, get_response, flow))
+
+
+async def _arun(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], flow: Flow) -> Any:
+    claim.enter(request)
+    try:
+        try:
+            response = await _arendered(await view(), request)
+        except Exception as error:
+            if claim.exchange is not None:
+                await _arefused(claim.exchange, request, error)
+            raise
+        if claim.exchange is not None:
+            return await _arecorded(claim.exchange, response, flow)
+    except BaseException as error:
+        if claim.exchange is not None and not claim.exchange.ended:
+            await _ended(claim.exchange.raised(error))
+        raise
+    # A replay is what was stored, whatever the layers inside have made of it since.
+    return response if claim.answer is None else response_of(claim.answer)
+
+
+async def _arefused(exchange: AsyncExchange | Exchange, request: Any, error: Exception) -> None:
+    """Record an answer that was raised; it goes on its way as an error."""
+    told = await sync_to_async(told_by)(error, request, exchange.rules)
+    if told is not None:
+        exchange.raises = True
+        instead = await _ended(exchange.answered(*told))
+        if instead is not None:
+            send_for_error(error, request, response_of(instead))
+
+
+async def _arecorded(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:
+    """Save a response; a stream is read before, to its end."""
+    rules = exchange.rules
+    response.headers.pop(rules.choices.replayed_header, None)
+    if is_event_stream(lines_of(response)):
+        await _ended(exchange.unprotected())
+        mark_unprotected(response)
+        return response
+    # A loop for one request alone ends before its answer is sent.
+    lasting = isinstance(exchange, AsyncExchange)
+    try:
+        told = await aread(response, rules.max_response, flow if lasting else None)
+    except BaseException:
+        if not flow.is_open:
+            await sync_to_async(response.close)()
+        raise
+    instead = await _ended(exchange.answered(*told))
+    return response if instead is None else response_of(instead)
+
+
+async def _arendered(response: Any, request: Any) -> Any:
+    """Render on a thread, where templates may ask the database; most responses are whole."""
+    if getattr(response, "is_rendered", True):
+        return rendered(response, request)
+    return await sync_to_async(rendered)(response, request)
+
+
+async def _ended(given: Any) -> Any:
+    """Await what has to be awaited; an integration for threads has done its work already."""
+    return await given if inspect.isawaitable(given) else given
+
+
+def _awaited(read: Callable[[], bytes]) -> Callable[[], Awaitable[bytes]]:
+    async def reading() -> bytes:
+        return read()
+
+    return reading

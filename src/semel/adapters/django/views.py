@@ -15,11 +15,10 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from semel.adapters.aio_integration import AsyncIntegration
-from semel.adapters.django import aio_running, atomic, running
+from semel.adapters.django import atomic, running
 from semel.adapters.django.bodies import inner, is_asgi, is_protected
-from semel.adapters.django.doors import AsyncDjangoIntegration, DjangoIntegration
-from semel.adapters.django.engines import ENGINES
-from semel.adapters.django.settings import configured
+from semel.adapters.django.running import AsyncDjangoIntegration, DjangoIntegration
+from semel.adapters.django.settings import ENGINES, configured
 from semel.adapters.integration import Integration
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
@@ -119,7 +118,7 @@ class Idempotent:
             rules = self._rules(integration)
             if not _concerns(rules, request, name):
                 return await run()
-            return await aio_running.protected(integration, rules, request, run)
+            return await running.aprotected(integration, rules, request, run)
 
         return cast("F", protected)
 

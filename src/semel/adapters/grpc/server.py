@@ -13,16 +13,18 @@ from typing import Any, NoReturn, Unpack
 
 import grpc
 
-from semel.adapters.grpc.methods import MethodBooks
-from semel.adapters.grpc.options import CallView, InterceptorOptions
-from semel.adapters.grpc.registering import CheckingServer, is_streaming
-from semel.adapters.grpc.rulebook import (
+from semel.adapters.grpc.rules import (
     REPLAYED,
     STATUS,
     Abort,
+    CallView,
+    CheckingServer,
+    InterceptorOptions,
     MethodBook,
+    MethodBooks,
     Received,
     Sent,
+    is_streaming,
     without_marker,
 )
 from semel.adapters.grpc.storing import code_of
