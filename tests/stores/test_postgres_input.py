@@ -29,7 +29,7 @@ from semel.stores.sql.postgres import (
 )
 from semel.stores.sql.postgres.patience import MOST_REPEATS, Patience
 from semel.stores.sql.postgres.settings import part, settings
-from semel.stores.sql.postgres.verbs import MOST_SENDINGS
+from semel.stores.sql.verbs import ROUNDS
 from stores.postgres_given import driven, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity
 
@@ -303,7 +303,7 @@ def test_a_row_that_never_stands_still_ends_in_an_error(postgres_url, verb):
     ours = PutRequest(Identity("s", "k"), b"owner-------", RESULT, 60.0)
     steps = getattr(verbs, verb)(ask("k") if verb == "claim" else ours).start()
     next(steps)
-    for _ in range(MOST_SENDINGS - 1):
+    for _ in range(ROUNDS - 1):
         steps.send(Reply([], 0))
     with pytest.raises(StoreUnavailable, match="changed by others"):
         steps.send(Reply([], 0))

@@ -345,7 +345,7 @@ def statements_of(server, work):
     return [line for line in lines if "execute" in line or "statement:" in line]
 
 
-def test_every_verb_is_one_statement():
+def test_every_verb_is_one_statement_but_what_takes_an_attempt_over():
     with postgres_server("log_statement=all", "log_error_verbosity=terse") as server:
         store = PostgresStore(server.fresh_database())
         store.counts()
@@ -354,7 +354,14 @@ def test_every_verb_is_one_statement():
             lambda: store.claim(ask("k", b"first-------")),
             lambda: store.claim(ask("k", b"second------")),
             lambda: store.renew(key, b"first-------", 0.0),
+        ):
+            assert len(statements_of(server, work)) == 1
+        for work in (
+            lambda: store.claim(ask("k", b"second------", lease=0.0)),
             lambda: store.adopt(key, b"third-------", 30.0),
+        ):
+            assert len(statements_of(server, work)) == 2, "read and judged, then swapped"
+        for work in (
             lambda: store.complete(key, b"third-------", RESULT, 60.0),
             lambda: store.claim(ask("k", b"second------")),
             lambda: store.get(key),

@@ -1,9 +1,26 @@
-"""What each verb does on a SQL table: read the row, let `judge` decide, write the row.
+"""What each verb does on a SQL table, in every dialect: the rules are those of `semel.core.judge`.
 
 The verbs are generators: they yield statements and receive replies, so that one text serves
-threads and asyncio, and every dialect. They do no I/O. Each writes with one statement, its last,
-so that a verb that fails leaves nothing behind in a transaction it shares with others. (What many
-insert together is looked at once more; whoever asks again is told that it is his own.)
+threads and asyncio. They do no I/O. Each writes with one statement, its last, so that a verb that
+fails leaves nothing behind in a transaction it shares with others. (What many insert together is
+looked at once more; a caller that asks again learns that the record is its own.)
+
+`SwapVerbs`, for servers that many programs write to, needs no transaction and holds no lock while
+it judges, at any isolation level. SQL knows three things of a record:
+
+- insert if absent: `claim` and `put` insert first, and read in the same round trip. Reading first
+  and inserting then would race two callers of a new key.
+- compare and swap: what `judge` wants to change is written against the row that was judged. Time
+  only moves on meanwhile: what was abandoned or expired when it was read still is. A row that has
+  changed is judged again.
+- owned and running: `renew`, `complete` and `fail` name their owner and need no look first. One
+  that changes nothing is looked at, to tell a command that was sent twice from one that is refused.
+
+Sent twice because its answer was lost, each statement does no more than it did once. A first
+execution and a replay cost one round trip to claim, and a first execution one to complete.
+
+`Verbs` is for a database with one writer at a time: in its transaction, a row that was read cannot
+have changed when it is written.
 """
 
 from __future__ import annotations
@@ -14,6 +31,7 @@ from functools import partial, wraps
 from typing import (
     TYPE_CHECKING,
     Any,
+    Final,
     Generic,
     NamedTuple,
     ParamSpec,
@@ -27,6 +45,8 @@ from msgspec import Struct
 from semel.core import judge
 from semel.core.records import (
     AdoptRequest,
+    Claim,
+    Claimed,
     ClaimRequest,
     CompleteRequest,
     FailRequest,
@@ -39,9 +59,9 @@ from semel.core.records import (
     State,
     TouchRequest,
 )
-from semel.errors import ConfigError, RecordUnreadable
+from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.sql.rows import Row
+from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
 
 if TYPE_CHECKING:  # transactions need the verbs, and `import semel` need not wait for batches
     from semel.stores.batching import Alone
@@ -137,6 +157,202 @@ def own_values_of_mark(columns: OwnColumns, mark: PutRequest) -> dict[str, Any]:
         return own_values(columns, ClaimRequest(mark.identity, mark.owner, None, 0.0, mark.ttl))
     except ConfigError:
         return {}
+
+
+class SwapTable(Protocol):
+    """The statements of one dialect that `SwapVerbs` sends.
+
+    Those that read answer with the columns of `rows`, the server's time, what the dialect adds,
+    and last whether this very statement made the row.
+    """
+
+    name: str
+
+    def read(self, identity: Identity) -> Statement:
+        """Read the row."""
+        ...
+
+    def claim(self, ask: ClaimRequest) -> Statement:
+        """Insert the first claim unless there is a row; either way, read what is there."""
+        ...
+
+    def put(self, ask: PutRequest) -> Statement:
+        """Insert the mark unless there is a row; either way, read what is there."""
+        ...
+
+    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
+        """Write `record` over the row, if it is still the one that was read as `stored`."""
+        ...
+
+    def filled(self, ask: ClaimRequest) -> dict[str, Any]:
+        """Return the application's own columns, as this claim fills them."""
+        ...
+
+    def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
+        """Return the same columns for a mark; none, if their functions cannot."""
+        ...
+
+    def renew(self, ask: RenewRequest) -> Statement:
+        """Extend the lease of a running owner."""
+        ...
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner."""
+        ...
+
+    def fail(self, ask: FailRequest) -> Statement:
+        """Store the failure of a running owner."""
+        ...
+
+    def touch(self, ask: TouchRequest) -> Statement:
+        """Keep a finished record for `ttl` from now."""
+        ...
+
+    def delete(self, identity: Identity) -> Statement:
+        """Remove the record; an expired one is absent already and left to the purge."""
+        ...
+
+
+ROUNDS: Final = 20
+"""How often a row may change between a look at it and the write, before a verb gives up."""
+
+
+_OWNER, _NUMBER, _FENCE = map(COLUMNS.index, ("owner", "number", "fence"))
+
+
+class SwapVerbs:
+    """The verbs on one record: insert first, judge what was there, swap."""
+
+    def __init__(self, table: SwapTable) -> None:
+        self._table = table
+
+    @operation(peek=False)
+    def claim(self, ask: ClaimRequest) -> Verb[Claim]:
+        """Ask to run the operation."""
+        insert = self._table.claim(ask)
+        for _ in range(ROUNDS):
+            for row in (yield insert).rows:  # none: another one was made, or removed, meanwhile
+                if row[-1] and row[_OWNER] == ask.owner:
+                    return Claimed(row[_NUMBER], row[_FENCE])
+                stored = record_of(row, ask.identity)
+                answer, record = judge.claim(stored, ask, stored.now)
+                if record is not None:
+                    own = {} if stored.owner == ask.owner else self._table.filled(ask)
+                    write: Statement | None = self._table.swap(stored, record, own)
+                else:
+                    write = self._note_of_waiter(ask, answer, row)
+                if write is None or (yield write).changed:
+                    return answer
+        raise self._restless(ask.identity)
+
+    def _note_of_waiter(
+        self,
+        ask: ClaimRequest,  # noqa: ARG002 - for dialects that note it, as the next ones
+        answer: Claim,  # noqa: ARG002
+        row: Row,  # noqa: ARG002
+    ) -> Statement | None:
+        """Write in a running record that somebody waits for its end; None = nothing to write."""
+        return None
+
+    @operation(peek=False)
+    def put(self, ask: PutRequest) -> Verb[bool]:
+        """Mark as done without running."""
+        insert = self._table.put(ask)
+        for _ in range(ROUNDS):
+            for row in (yield insert).rows:  # none: another one was made, or removed, meanwhile
+                if row[-1] and row[_OWNER] == ask.owner:
+                    return True
+                stored = record_of(row, ask.identity)
+                record = judge.put(stored, ask, stored.now)
+                if record is None or record is stored:
+                    return record is not None
+                own = self._table.filled_by_mark(ask)
+                if (yield self._table.swap(stored, record, own)).changed:
+                    return True
+        raise self._restless(ask.identity)
+
+    @operation(peek=False)
+    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
+        """Give an abandoned attempt to a resolver."""
+        for _ in range(ROUNDS):
+            stored = yield from self._read(ask.identity)
+            record = None if stored is None else judge.adopt(stored, ask, stored.now)
+            if stored is None or record is None:
+                return None
+            if (yield self._table.swap(stored, record, {})).changed:
+                return record
+        raise self._restless(ask.identity)
+
+    @operation(peek=False)
+    def renew(self, ask: RenewRequest) -> Verb[bool]:
+        """Extend the owner's lease from now."""
+        reply = yield self._table.renew(ask)
+        return reply.changed > 0
+
+    @operation(peek=False)
+    def complete(self, ask: CompleteRequest) -> Verb[bool]:
+        """Store the owner's success."""
+        if (yield self._table.complete(ask)).changed:
+            return True
+        stored = yield from self._read(ask.identity)
+        return stored is not None and judge.complete(stored, ask, stored.now) is stored
+
+    @operation(peek=False)
+    def fail(self, ask: FailRequest) -> Verb[bool]:
+        """Store the owner's failure."""
+        if (yield self._table.fail(ask)).changed:
+            return True
+        stored = yield from self._read(ask.identity)
+        if stored is None:
+            return False
+        ended = judge.fail(
+            stored,
+            ask.owner,
+            ask.error,
+            retryable=ask.retryable,
+            keep_fingerprint=ask.keep_fingerprint,
+            ttl=ask.ttl,
+            ran=ask.ran,
+            now=stored.now,
+        )
+        return ended is stored
+
+    @operation(peek=False)
+    def get(self, ask: GetRequest) -> Verb[Record | None]:
+        """Read the record; expired is absent."""
+        stored = yield from self._read(ask.identity)
+        return None if stored is None else judge.present(stored, stored.now)
+
+    @operation(peek=False)
+    def touch(self, ask: TouchRequest) -> Verb[bool]:
+        """Keep a finished record for `ttl` from now."""
+        reply = yield self._table.touch(ask)
+        return reply.changed > 0
+
+    @operation(peek=False)
+    def forget(self, ask: ForgetRequest) -> Verb[bool]:
+        """Remove the record, whatever its state."""
+        reply = yield self._table.delete(ask.identity)
+        return reply.changed > 0
+
+    def _read(self, identity: Identity) -> Verb[Record | None]:
+        reply = yield self._table.read(identity)
+        return record_of(reply.rows[0], identity) if reply.rows else None
+
+    def _restless(self, identity: Identity) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the record of {identity.scope!r} / {identity.key!r} in {self._table.name} was "
+            f"changed by others each of the {ROUNDS} times that it was judged (or its key is in a "
+            "row that is not semel's); try again"
+        )
+
+
+def record_of(row: Row, identity: Identity) -> Record:
+    """Read the row that was found under the digest of an identity, with the time that follows."""
+    record = to_record(row[: len(COLUMNS)], seconds(row[len(COLUMNS)]))
+    if record.identity != identity:
+        raise StoreError("the digest of this key is taken by another key")
+    return record
 
 
 class Table(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from semel.core.records import Identity
 from semel.stores.sql.postgres.schema import Schema
@@ -28,7 +28,8 @@ def records(store: PostgresStore | AsyncPostgresStore, table: str | None) -> Pos
     if table is None:
         return PostgresRecords(verbs, store._schema.table)
     schema = Schema(table, store._schema._schema, partitions=None, autocreate=False)
-    return PostgresRecords(PostgresVerbs(schema.table, verbs._prefix, verbs._columns), schema.table)
+    own = verbs._table
+    return PostgresRecords(PostgresVerbs(schema.table, own.prefix, own.columns), schema.table)
 
 
 class PostgresRecords:
@@ -58,14 +59,11 @@ class PostgresRecords:
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
         """Take the lock of the record; the end of the transaction, or undoing, gives it back."""
-        number = int.from_bytes(self._digest(identity).bytes[:8], "big", signed=True)
+        number = int.from_bytes(self.verbs.short_digest(identity)[:8], "big", signed=True)
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
         self.has_lock = bool(reply.rows[0][0])
         return self.has_lock
 
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
         """Mark the attempt."""
-        yield Statement(self._hold, (held, self._digest(identity), owner), writes=True)
-
-    def _digest(self, identity: Identity) -> Any:
-        return self.verbs._named(identity)["digest"]
+        yield Statement(self._hold, (held, self.verbs.digest(identity), owner), writes=True)

@@ -1,42 +1,199 @@
-"""The statements of PostgreSQL: one for each verb, so that a verb is one round trip.
+"""The statements of PostgreSQL, and the values they get.
 
-This module writes SQL. It runs none. The law is `semel.core.judge`; a statement decides only
-whether a write may happen, on the row as it is at that moment, and `verbs` judges the rest.
+This module writes SQL. It runs none. The rules are those of `semel.core.judge`; a statement knows
+of a record only whether it is there, whether it is still the one that was judged, and whether its
+owner runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+from uuid import UUID
 
-from semel.core.records import SUPERSEDED_LIMIT, State
+from semel.core.records import (
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    FailRequest,
+    Identity,
+    PutRequest,
+    Record,
+    RenewRequest,
+    State,
+    TouchRequest,
+)
+from semel.errors import ValueRejected
 from semel.stores.sql.postgres.words import (
-    CLAIMABLE,
-    DIFFER,
     GONE,
     LIVE,
-    NEXT_FENCE,
     NOW,
     OWN,
-    PUTTABLE,
     RUNNING,
     SEEN,
     THIS,
+    TIMES,
     WAKE,
     WAKE_WITH_OUTCOME,
     Query,
     after,
     micros,
+    moment,
 )
-from semel.stores.sql.rows import FORMAT
+from semel.stores.sql.rows import COLUMNS, FORMAT, to_row
+from semel.stores.sql.verbs import OwnColumns, Statement, own_values, own_values_of_mark
+
+MOST_BYTES: Final = (1 << 30) - (1 << 16)
+"""Of one result. PostgreSQL takes no message of a gigabyte: it hangs up without a word."""
+
+DIGESTS_KEPT: Final = 256
+"""A claim is soon followed by a complete of the same identity."""
+
+_FIRST_CLAIM: Final = {"state": int(State.PROCESSING), "data": None, "codec": None, "ttl": None}
+_MARK: Final = {"state": int(State.SUCCEEDED), "fingerprint": None, "hold": False, "lease": None}
+_SUCCESS: Final = {
+    "state": int(State.SUCCEEDED),
+    "retryable": False,
+    "keep_fingerprint": True,
+    "ran": True,
+}
+_COMPARED: Final = ("fence", "status", "lease_until", "expire_at")
+
+
+class PostgresTable:
+    """One table of records, seen by the store of one prefix."""
+
+    def __init__(self, name: str, prefix: str, columns: OwnColumns) -> None:
+        """`columns` are the application's own, filled by a claim."""
+        self.name = name
+        self.prefix = prefix
+        self.columns = columns
+        self.digest = lru_cache(maxsize=DIGESTS_KEPT)(self._digest)
+        self._salt = f"{len(prefix)}:{prefix}:".encode()
+        self.statements = Statements(name, tuple(columns))
+
+    def read(self, identity: Identity) -> Statement:
+        """Read the row."""
+        return self.statements.get.fill(self.named(identity))
+
+    def claim(self, ask: ClaimRequest) -> Statement:
+        """Insert the first claim unless there is a row; either way, read what is there."""
+        values = self.named(ask.identity)
+        values.update(_FIRST_CLAIM)
+        values["owner"] = ask.owner
+        values["fingerprint"] = ask.fingerprint
+        values["lease"] = ask.lease
+        values["hold"] = ask.hold
+        for name, value in own_values(self.columns, ask).items():
+            values[f"own_{name}"] = value
+        return self.statements.insert.fill(values)
+
+    def put(self, ask: PutRequest) -> Statement:
+        """Insert the mark unless there is a row; either way, read what is there."""
+        check_size(len(ask.result.data))
+        own = self.filled_by_mark(ask)
+        values = self.named(ask.identity) | _MARK
+        values["owner"] = ask.owner
+        values["data"] = ask.result.data
+        values["codec"] = ask.result.codec
+        values["ttl"] = ask.ttl
+        values |= {f"own_{name}": value for name, value in own.items()}
+        return (self.statements.insert if own else self.statements.insert_plain).fill(values)
+
+    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
+        """Write `record` over the row, if it is still the one that was read as `stored`."""
+        was = dict(zip(COLUMNS, to_row(stored), strict=True))
+        values = self.named(record.identity) | dict(zip(COLUMNS, to_row(record), strict=True))
+        values["superseded"] = list(record.superseded)  # an array here
+        values |= {f"was_{name}": was[name] for name in _COMPARED}
+        values |= {f"own_{name}": value for name, value in own.items()}
+        return (self.statements.swap if own else self.statements.swap_plain).fill(values)
+
+    def filled(self, ask: ClaimRequest) -> dict[str, Any]:
+        """Return the application's own columns, as this claim fills them."""
+        return own_values(self.columns, ask)
+
+    def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
+        """Return the same columns for a mark; none, if their functions cannot."""
+        return own_values_of_mark(self.columns, ask)
+
+    def renew(self, ask: RenewRequest) -> Statement:
+        """Extend the lease of a running owner, or end it and wake those who wait."""
+        write = self.statements.renew if ask.lease > 0 else self.statements.park
+        return write(**self.named(ask.identity), owner=ask.owner, lease=ask.lease)
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner."""
+        values = self._ending(ask.identity, ask.owner, ask.result, ask.ttl)
+        values.update(_SUCCESS)
+        return self.statements.end.fill(values)
+
+    def fail(self, ask: FailRequest) -> Statement:
+        """Store the failure of a running owner."""
+        values = self._ending(ask.identity, ask.owner, ask.error, ask.ttl)
+        values["state"] = int(State.FAILED)
+        values["retryable"] = ask.retryable
+        values["keep_fingerprint"] = ask.keep_fingerprint
+        values["ran"] = ask.ran
+        return self.statements.end.fill(values)
+
+    def _ending(
+        self, identity: Identity, owner: bytes, outcome: Encoded, ttl: float
+    ) -> dict[str, Any]:
+        check_size(len(outcome.data))
+        values = self.named(identity)
+        values["owner"] = owner
+        values["data"] = outcome.data
+        values["codec"] = outcome.codec
+        values["ttl"] = ttl
+        return values
+
+    def note_waiter(self, identity: Identity, owner: bytes | None) -> Statement:
+        """Note in the row of a running owner that somebody waits for its end."""
+        return self.statements.note_waiter(**self.named(identity), owner=owner)
+
+    def touch(self, ask: TouchRequest) -> Statement:
+        """Keep a finished record for `ttl` from now."""
+        return self.statements.touch(**self.named(ask.identity), ttl=ask.ttl)
+
+    def delete(self, identity: Identity) -> Statement:
+        """Remove the record; an expired one is absent already and left to the purge."""
+        return self.statements.forget(**self.named(identity))
+
+    def named(self, identity: Identity) -> dict[str, Any]:
+        """Return the values that every statement about one record has."""
+        return {
+            "digest": self.digest(identity),
+            "prefix": self.prefix,
+            "key": identity.key,
+            "scope": identity.scope,
+        }
+
+    def _digest(self, identity: Identity) -> UUID:
+        """Return the primary key of a record."""
+        return UUID(bytes=self.short_digest(identity))
+
+    def short_digest(self, identity: Identity) -> bytes:
+        """Return the primary key as bytes."""
+        return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
+
+
+def check_size(size: int) -> None:
+    """Refuse to send what the server can never take."""
+    if size > MOST_BYTES:
+        raise ValueRejected(f"PostgreSQL takes at most {MOST_BYTES} bytes at once, not {size}")
 
 
 class Statements:
     """The statements for one table; `columns` are the application's own, filled by a claim."""
 
     def __init__(self, table: str, columns: Sequence[str]) -> None:
-        self.claim = Query(_claim(table, columns), writes=True)
-        self.put = Query(_put(table, columns), writes=True)
-        self.put_plain = Query(_put(table, ()), writes=True)
+        self.insert = Query(_insert(table, columns), writes=True)
+        self.insert_plain = Query(_insert(table, ()), writes=True)
+        self.swap = Query(_swap(table, columns), writes=True)
+        self.swap_plain = Query(_swap(table, ()), writes=True)
         renewing = (
             f"UPDATE {table} AS r SET lease_until = {after('lease')}, updated_at = {NOW} "  # noqa: S608 - the name is checked, here and below
             f"WHERE {THIS} AND {OWN}"
@@ -48,17 +205,19 @@ class Statements:
             writes=True,
         )
         self.end = Query(_end(table), writes=True)
-        self.get = Query(f"SELECT {SEEN} FROM {table} AS r WHERE r.digest = :digest", writes=False)  # noqa: S608
+        self.get = Query(
+            f"SELECT {SEEN}, r.waited_for, false FROM {table} AS r WHERE r.digest = :digest",  # noqa: S608
+            writes=False,
+        )
         self.touch = Query(
             f"UPDATE {table} AS r SET expire_at = {after('ttl')} "  # noqa: S608
-            f"WHERE {THIS} AND r.status <> {State.PROCESSING:d} AND r.expire_at > {NOW}",
+            f"WHERE {THIS} AND r.expire_at > {NOW}",
             writes=True,
         )
         self.forget = Query(
-            f"DELETE FROM {table} AS r WHERE {THIS} RETURNING NOT {GONE}, {WAKE}",  # noqa: S608
+            f"DELETE FROM {table} AS r WHERE {THIS} AND NOT {GONE} RETURNING {WAKE}",  # noqa: S608
             writes=True,
         )
-        self.adopt = Query(_adopt(table), writes=True)
         self.page = Query(_page(table), writes=False)
         self.stuck = Query(
             f"SELECT {SEEN} FROM {table} AS r WHERE r.status = {State.PROCESSING:d} "  # noqa: S608
@@ -88,143 +247,86 @@ class Statements:
         )
 
 
-def _claim(table: str, columns: Sequence[str]) -> str:
-    """Write the claim; the last columns of its answer say whether it was given, and more of it.
+def _insert(table: str, columns: Sequence[str]) -> str:
+    """Write a new record unless there is one; either way, the row comes back.
 
-    The row is looked at first: a duplicate that gets nothing then locks nothing and writes
-    nothing, so that replays of one key do not stand in line. Whether a row that changed meanwhile
-    may still be claimed is asked again where it is written, on its newest version.
+    The row is looked at first: a duplicate then locks nothing and writes nothing, so that replays
+    of one key do not stand in line. No row comes back when another one was made meanwhile.
     """
     names = "".join(f', "{name}"' for name in columns)
     values = "".join(f", :own_{name}" for name in columns)
-    kept = "".join(
-        f', "{name}" = CASE WHEN {OWN} THEN r."{name}" ELSE excluded."{name}" END'
-        for name in columns
-    )
-    oldest = f"CASE WHEN cardinality(r.superseded) < {SUPERSEDED_LIMIT} THEN 1 ELSE 2 END"
     return f"""
         WITH found AS (
             SELECT r.* FROM {table} AS r WHERE r.digest = :digest
         ), written AS (
             INSERT INTO {table} AS r (
-                digest, prefix, idem_key, biz_type, payload_hash, status, created_at, updated_at,
-                retryable, owner, number, fence, hold, lease_until, superseded, takeover,
-                waited_for, format
+                digest, prefix, idem_key, biz_type, payload_hash, status, result_payload,
+                expire_at, created_at, updated_at, codec, retryable, owner, number, fence, hold,
+                lease_until, superseded, takeover, waited_for, format
                 {names}
             )
             SELECT
                 :digest::uuid, :prefix::text, :key::text, :scope::text, :fingerprint::bytea,
-                {State.PROCESSING:d}, {NOW}, {NOW}, false, :owner::bytea, 1, {micros(NOW)},
-                :hold::boolean, {after("lease")}, '{{}}'::bytea[], false, false, {FORMAT}
+                :state::smallint, :data::bytea, {after("ttl")}, {NOW}, {NOW}, :codec::text, false,
+                :owner::bytea, 1, {micros(NOW)}, :hold::boolean, {after("lease")},
+                '{{}}'::bytea[], false, false, {FORMAT}
                 {values}
-            WHERE NOT EXISTS (SELECT FROM found AS r WHERE NOT ({CLAIMABLE}))
-            ON CONFLICT (digest) DO UPDATE SET
-                payload_hash = CASE
-                    WHEN {OWN} THEN r.payload_hash
-                    WHEN {GONE} THEN excluded.payload_hash
-                    ELSE coalesce(excluded.payload_hash, r.payload_hash) END,
-                superseded = CASE
-                    WHEN {OWN} THEN r.superseded
-                    WHEN {GONE} THEN excluded.superseded
-                    WHEN {DIFFER} THEN r.superseded[{oldest}:] || r.payload_hash
-                    ELSE r.superseded END,
-                takeover = NOT {OWN} AND r.status = {State.PROCESSING:d},
-                waited_for = r.waited_for AND r.status = {State.PROCESSING:d},
-                number = CASE
-                    WHEN {OWN} THEN r.number WHEN {GONE} OR {DIFFER} THEN 1 ELSE r.number + 1 END,
-                fence = CASE WHEN {OWN} THEN r.fence ELSE {NEXT_FENCE} END,
-                hold = CASE WHEN {OWN} THEN r.hold ELSE excluded.hold END,
-                created_at = CASE WHEN {GONE} THEN excluded.created_at ELSE r.created_at END,
-                status = excluded.status, result_payload = NULL, codec = NULL, retryable = false,
-                expire_at = NULL, updated_at = excluded.updated_at, owner = excluded.owner,
-                lease_until = excluded.lease_until, format = excluded.format
-                {kept}
-            WHERE {CLAIMABLE}
-            RETURNING {SEEN}, r.takeover, r.waited_for, true
+            WHERE NOT EXISTS (SELECT FROM found)
+            ON CONFLICT (digest) DO NOTHING
+            RETURNING {SEEN}, r.waited_for, true
         )
         SELECT * FROM written
         UNION ALL
-        SELECT {SEEN}, r.takeover, r.waited_for, false FROM found AS r
-        WHERE NOT EXISTS (SELECT FROM written)
+        SELECT {SEEN}, r.waited_for, false FROM found AS r
     """  # noqa: S608 - the names are checked
 
 
-def _put(table: str, columns: Sequence[str]) -> str:
-    """Write a mark; no row comes back when it is refused, `true` when it is there."""
-    names = "".join(f', "{name}"' for name in columns)
-    values = "".join(f", :own_{name}" for name in columns)
-    replaced = "".join(f', "{name}" = excluded."{name}"' for name in columns)
-    mine = f"(r.owner = :owner AND r.status = {State.SUCCEEDED:d} AND NOT {GONE})"
+def _swap(table: str, columns: Sequence[str]) -> str:
+    """Write a record over the row, if it is still the one that was read.
+
+    A claim has a fence of its own, and what changes during it (renewed, ended, touched) shows in
+    the other three columns.
+    """
+    values = {name: f":{name}::{kind}" for name, kind in _WRITTEN.items()}
+    values |= {name: moment(name) for name in TIMES}
+    changes = ", ".join(f"{name} = {value}" for name, value in values.items())
+    own = "".join(f', "{name}" = :own_{name}' for name in columns)
     return f"""
-        WITH found AS (
-            SELECT {mine} AS mine FROM {table} AS r
-            WHERE r.digest = :digest AND NOT ({PUTTABLE})
-        ), written AS (
-            INSERT INTO {table} AS r (
-                digest, prefix, idem_key, biz_type, status, result_payload, expire_at, created_at,
-                updated_at, codec, retryable, owner, number, fence, hold, superseded, takeover,
-                waited_for, format
-                {names}
-            )
-            SELECT
-                :digest::uuid, :prefix::text, :key::text, :scope::text, {State.SUCCEEDED:d},
-                :data::bytea, {after("ttl")}, {NOW}, {NOW}, :codec::text, false, :owner::bytea, 1,
-                {micros(NOW)}, false, '{{}}'::bytea[], false, false, {FORMAT}
-                {values}
-            WHERE NOT EXISTS (SELECT FROM found)
-            ON CONFLICT (digest) DO UPDATE SET
-                payload_hash = NULL,
-                superseded = CASE WHEN {GONE} THEN excluded.superseded ELSE r.superseded END,
-                takeover = false,
-                waited_for = false,
-                number = CASE WHEN {GONE} THEN 1 ELSE r.number + 1 END,
-                fence = {NEXT_FENCE},
-                hold = false,
-                created_at = CASE WHEN {GONE} THEN excluded.created_at ELSE r.created_at END,
-                status = excluded.status, result_payload = excluded.result_payload,
-                codec = excluded.codec, retryable = false, expire_at = excluded.expire_at,
-                updated_at = excluded.updated_at, owner = excluded.owner, lease_until = NULL,
-                format = excluded.format
-                {replaced}
-            WHERE {PUTTABLE}
-            RETURNING true
-        )
-        SELECT * FROM written UNION ALL SELECT found.mine FROM found
-    """  # noqa: S608 - the name is checked
+        UPDATE {table} AS r SET {changes}{own},
+            waited_for = r.waited_for AND {RUNNING} AND :status::smallint = {State.PROCESSING:d}
+        WHERE {THIS} AND r.fence = :was_fence::bigint AND r.status::integer = :was_status::integer
+            AND {micros("r.lease_until")} IS NOT DISTINCT FROM :was_lease_until::bigint
+            AND {micros("r.expire_at")} IS NOT DISTINCT FROM :was_expire_at::bigint
+    """  # noqa: S608 - the names are checked
+
+
+_WRITTEN: Final = {
+    "payload_hash": "bytea",
+    "status": "smallint",
+    "result_payload": "bytea",
+    "codec": "text",
+    "retryable": "boolean",
+    "owner": "bytea",
+    "number": "integer",
+    "fence": "bigint",
+    "hold": "boolean",
+    "superseded": "bytea[]",
+    "format": "smallint",
+}
+"""What a swap writes beside the times, with the types of the columns."""
 
 
 def _end(table: str) -> str:
-    """Write the outcome; one that this owner stored before is written again as it is."""
-    new = {
-        "result_payload": ":data::bytea",
-        "codec": ":codec::text",
-        "retryable": ":retryable::boolean",
-        "payload_hash": "CASE WHEN :keep_fingerprint::boolean THEN r.payload_hash END",
-        "number": "CASE WHEN :ran::boolean THEN r.number ELSE r.number - 1 END",
-        "expire_at": after("ttl"),
-        "updated_at": NOW,
-    }
-    running = f"r.status = {State.PROCESSING:d}"
-    changes = ", ".join(
-        f"{name} = CASE WHEN {running} THEN {value} ELSE r.{name} END"
-        for name, value in new.items()
-    )
-    return f"""
-        UPDATE {table} AS r SET status = :state::smallint, lease_until = NULL, {changes}
-        WHERE {THIS} AND r.owner = :owner
-            AND ({running} OR (r.status = :state::smallint AND NOT {GONE}))
-        RETURNING {WAKE_WITH_OUTCOME}
-    """  # noqa: S608 - the name is checked
-
-
-def _adopt(table: str) -> str:
+    """Write the outcome of an attempt that runs."""
     return f"""
         UPDATE {table} AS r SET
-            fence = CASE
-                WHEN {OWN} THEN r.fence ELSE greatest(r.fence + 1, {micros(NOW)}) END,
-            owner = :owner::bytea, lease_until = {after("lease")}, updated_at = {NOW}
-        WHERE {THIS} AND {RUNNING} AND ({OWN} OR NOT {LIVE})
-        RETURNING {SEEN}
+            status = :state::smallint, lease_until = NULL, result_payload = :data::bytea,
+            codec = :codec::text, retryable = :retryable::boolean,
+            payload_hash = CASE WHEN :keep_fingerprint::boolean THEN r.payload_hash END,
+            number = CASE WHEN :ran::boolean THEN r.number ELSE r.number - 1 END,
+            expire_at = {after("ttl")}, updated_at = {NOW}
+        WHERE {THIS} AND {OWN}
+        RETURNING {WAKE_WITH_OUTCOME}
     """  # noqa: S608 - the name is checked
 
 

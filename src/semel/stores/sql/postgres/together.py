@@ -17,14 +17,10 @@ from semel.stores.batching import ALONE, Alone, Request
 from semel.stores.sql.locks import ASK_AGAIN_AFTER
 from semel.stores.sql.postgres.batches import BatchStatements, Seen
 from semel.stores.sql.postgres.patience import concerns_all
-from semel.stores.sql.postgres.verbs import (
-    PostgresVerbs,
-    check_size,
-    record_of,
-    single,
-)
+from semel.stores.sql.postgres.statements import check_size
+from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import Row
-from semel.stores.sql.verbs import OwnColumns, Verb
+from semel.stores.sql.verbs import OwnColumns, Verb, operation, record_of
 
 A = TypeVar("A", bound=Request)
 T = TypeVar("T")
@@ -55,9 +51,9 @@ class PostgresBatchVerbs(PostgresVerbs):
     @property
     def has_own_columns(self) -> bool:
         """Whether the application's functions fill columns of their own."""
-        return bool(self._columns)
+        return bool(self._table.columns)
 
-    @single()
+    @operation(peek=False)
     def claim_together(
         self, asks: Sequence[ClaimRequest]
     ) -> Verb[list[Claim | StoreError | Alone]]:
@@ -65,7 +61,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         digests, ordered = self._in_order(asks)
         reply = yield self._batches.claim(
             **self._named_together(digests, ordered),
-            prefix=self._prefix,
+            prefix=self._table.prefix,
             fingerprints=[ask.fingerprint for ask in ordered],
             owners=[ask.owner for ask in ordered],
             leases=[ask.lease for ask in ordered],
@@ -89,7 +85,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         if seen == Seen.LOCKED:
             return Busy(ASK_AGAIN_AFTER)
         try:
-            record = record_of(row, ask.identity)
+            record = record_of(tuple(row), ask.identity)
         except StoreError as damage:
             return damage
         answer, _ = judge.claim(record, ask, record.now)
@@ -99,7 +95,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             return ALONE  # it has to be noted that somebody waits
         return answer
 
-    @single()
+    @operation(peek=False)
     def complete_together(
         self, asks: Sequence[CompleteRequest]
     ) -> Verb[list[bool | StoreError | Alone]]:
@@ -120,7 +116,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         }
         return [True if ask.identity in done else ALONE for ask in asks]
 
-    @single()
+    @operation(peek=False)
     def renew_together(self, asks: Sequence[RenewRequest]) -> Verb[list[bool | StoreError]]:
         """Extend leases. What an open transaction has is not waited for, for the others' sake."""
         digests, ordered = self._in_order(asks)

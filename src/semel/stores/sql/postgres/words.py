@@ -1,9 +1,9 @@
-"""The words that PostgreSQL's statements are made of: values, times, and the law as conditions.
+"""The fragments that PostgreSQL's statements are made of: values, times, conditions.
 
 Values have names here (`:owner`) and become `$1`, `$2`... once, when the store is made. Each has
 its type beside it where PostgreSQL could not tell it from a NULL. Times leave as microseconds,
 which is what `rows` reads: no time zone and no last year of Python's calendar comes in between.
-`r` is the row; the conditions are those of `semel.core.judge`, in its words.
+`r` is the row.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ def after(seconds: str) -> str:
     return f"{NOW} + :{seconds}::float8 * interval '1 second'"
 
 
+def moment(name: str) -> str:
+    """Turn microseconds into a time."""
+    return f"'epoch'::timestamptz + :{name}::bigint * interval '1 microsecond'"
+
+
 _ROW = ", ".join(micros(f"r.{name}") if name in TIMES else f"r.{name}" for name in COLUMNS)
 SEEN = f"{_ROW}, {micros(NOW)}"
 """A row as `verbs` reads it: the columns of `rows`, then the time of the statement."""
@@ -97,28 +102,4 @@ RUNNING = f"r.status::integer = {State.PROCESSING:d}"
 """For statements about one record, or some: the cast keeps them from the index of all running ones.
 While few run, the planner prefers it to the primary key; and a prepared plan is kept."""
 OWN = f"({RUNNING} AND r.owner = :owner)"
-ENDED_FOR_GOOD = (
-    f"(r.status = {State.SUCCEEDED:d} OR (r.status = {State.FAILED:d} AND NOT r.retryable))"
-)
 LIVE = f"(r.status = {State.PROCESSING:d} AND r.lease_until > {NOW})"
-DIFFER = "coalesce(r.payload_hash <> :fingerprint::bytea, false)"
-NEXT_FENCE = "greatest(r.fence + 1, excluded.fence)"
-
-CLAIMABLE = f"""
-    r.idem_key = :key AND r.biz_type = :scope AND (
-        {GONE}
-        OR {OWN}
-        OR (r.owner <> :owner
-            AND (NOT {DIFFER} OR :replace::boolean)
-            AND NOT (:replace AND coalesce(:fingerprint = ANY (r.superseded), false))
-            AND (NOT {ENDED_FOR_GOOD} OR {DIFFER})
-            AND NOT {LIVE}
-            AND NOT (r.status = {State.PROCESSING:d} AND (r.hold OR :hold::boolean))
-            AND (:max_attempts::integer IS NULL OR {DIFFER} OR r.number < :max_attempts)))
-"""
-
-PUTTABLE = f"""
-    r.idem_key = :key AND r.biz_type = :scope AND (
-        {GONE}
-        OR NOT ({ENDED_FOR_GOOD} OR {LIVE} OR (r.status = {State.PROCESSING:d} AND r.hold)))
-"""
