@@ -12,11 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 from msgspec import UNSET
 
-from semel.core.arguments import Arguments, digest_key
-from semel.core.codec import returned_by
-from semel.core.keys import KeyRules
+from semel.core.codec_classes import returned_by
+from semel.core.keys import Arguments, KeyRules, compile_template, digest_key
 from semel.core.policy import Duration, Policy, resolve
-from semel.core.templates import compile_template
 from semel.errors import ConfigError, InvalidKey
 
 Binding: TypeAlias = Literal["function", "class", "static"]

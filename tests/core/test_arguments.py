@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.arguments import Arguments, digest_key
+from semel.core.keys import Arguments, digest_key
 from semel.errors import ConfigError, SerializationError
 
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.codec import JsonCodec, MsgpackCodec
-from semel.core.codec.wire import _READERS
+from semel.core.codec import _READERS, JsonCodec, MsgpackCodec
 from semel.errors import SerializationError
 
 HERE = __name__

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from core.exact import describe, exactly_equal
 from semel.core.codec import JsonCodec, MsgpackCodec
-from semel.core.codec.walk import MAX_DEPTH
+from semel.core.codec_classes import MAX_DEPTH
 from semel.errors import SerializationError
 
 CODECS = [JsonCodec(), MsgpackCodec()]

@@ -6,12 +6,12 @@ import pytest
 
 from semel.core.codec import encode_failure
 from semel.core.decide import (
-    Refuse,
+    Reject,
     Verdict,
     Wait,
     decide,
-    out_of_patience,
     verdict,
+    waited_too_long,
 )
 from semel.core.policy import Policy, resolve
 from semel.core.records import (
@@ -50,7 +50,7 @@ def failed(outcome):
 
 def refusal(claim, rules=PLAIN):
     step = decide(claim, rules)
-    assert isinstance(step, Refuse)
+    assert isinstance(step, Reject)
     return step.error
 
 
@@ -122,8 +122,8 @@ def test_no_attempts_left_is_an_error_that_counts_them():
 
 
 def test_patience_ends_with_a_timeout_and_in_guard_mode_with_a_refusal():
-    assert isinstance(out_of_patience(PLAIN, 5.0), WaitTimeout)
-    error = out_of_patience(GUARD, 5.0)
+    assert isinstance(waited_too_long(PLAIN, 5.0), WaitTimeout)
+    error = waited_too_long(GUARD, 5.0)
     assert isinstance(error, ConcurrentRequest)
     assert (str(error), error.retry_after) == ("already on its way", 5.0)
 

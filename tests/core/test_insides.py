@@ -11,7 +11,7 @@ import psycopg
 import pymysql.connections
 import pytest
 
-from semel.core.extras import have, inside
+from semel.core.optional import have, inside
 from semel.errors import ConfigError
 from semel.stores.registry import open_store
 

@@ -12,7 +12,7 @@ from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.encryption import EncryptedCodec
 from semel.core.policy import (
     CHOICES,
-    GUARD_PATIENCE,
+    GUARD_WAIT,
     LONGEST,
     POSITIVE,
     PRESETS,
@@ -343,7 +343,7 @@ def test_a_codec_is_looked_up_by_name():
 
 def test_guard_mode_waits_a_little_unless_told_otherwise():
     guard = Policy(duplicate="reject")
-    assert resolve(guard).wait_timeout == GUARD_PATIENCE == 0.3
+    assert resolve(guard).wait_timeout == GUARD_WAIT == 0.3
     assert resolve(guard, Policy(wait_timeout=4)).wait_timeout == 4.0
     assert resolve(guard, Policy(wait_timeout=None)).wait_timeout is None
 

@@ -7,10 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from semel.core.codec import JsonCodec, MsgpackCodec, omitted
+from semel.core.codec import JsonCodec, MsgpackCodec, decode_result, encode_result, omitted
 from semel.core.encryption import EncryptedCodec
 from semel.core.records import OMITTED, Encoded, Identity
-from semel.core.results import keep, read
 from semel.errors import ResultUnavailable, SerializationError
 
 KEY = Identity("orders", "42")
@@ -43,8 +42,8 @@ class Broken:
     "value", [1, 0, False, "", [], {}, None, (1, "a"), Decimal("1.10"), b"\x00\xff"]
 )
 def test_the_first_caller_gets_what_duplicates_will_get(codec, value):
-    kept = keep(value, codec, KEY, None, LIMIT)
-    replayed = read(kept.encoded, KEY, None, JsonCodec(), {codec.name: codec})
+    kept = encode_result(value, codec, KEY, None, LIMIT)
+    replayed = decode_result(kept.encoded, KEY, None, JsonCodec(), {codec.name: codec})
     assert kept.problem is None
     assert kept.value == replayed == value
     assert type(kept.value) is type(replayed) is type(value)
@@ -52,24 +51,24 @@ def test_the_first_caller_gets_what_duplicates_will_get(codec, value):
 
 def test_the_first_caller_gets_a_copy_of_its_own():
     value = {"items": [1]}
-    kept = keep(value, JsonCodec(), KEY, None, LIMIT)
+    kept = encode_result(value, JsonCodec(), KEY, None, LIMIT)
     assert kept.value == value
     assert kept.value is not value
     assert kept.value["items"] is not value["items"]
 
 
 def unkept(value, codec, limit=LIMIT):
-    kept = keep(value, codec, KEY, None, limit)
+    kept = encode_result(value, codec, KEY, None, limit)
     assert kept.value is value, "the effect is done: its caller gets the value"
     assert kept.encoded == omitted(kept.problem)
     with pytest.raises(ResultUnavailable) as missing:
-        read(kept.encoded, KEY, None, JsonCodec(), {})
+        decode_result(kept.encoded, KEY, None, JsonCodec(), {})
     assert missing.value.reason == kept.problem
     return kept.problem
 
 
 def test_a_result_at_the_limit_is_kept_and_a_longer_one_is_not():
-    assert keep("x" * 8, JsonCodec(), KEY, None, 10).problem is None
+    assert encode_result("x" * 8, JsonCodec(), KEY, None, 10).problem is None
     assert unkept("x" * 9, JsonCodec(), 10) == "it has 11 bytes, the policy keeps at most 10"
 
 
@@ -98,7 +97,7 @@ def test_a_codec_that_gives_no_bytes_leaves_the_result_out(data):
 
 def test_an_interruption_while_encoding_is_not_swallowed():
     with pytest.raises(KeyboardInterrupt):
-        keep("v", Broken(encoding=KeyboardInterrupt()), KEY, None, LIMIT)
+        encode_result("v", Broken(encoding=KeyboardInterrupt()), KEY, None, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +116,16 @@ def test_an_interruption_while_encoding_is_not_swallowed():
 )
 def test_a_result_that_cannot_be_read_is_unavailable_and_says_why(stored, codecs, reason):
     with pytest.raises(ResultUnavailable) as missing:
-        read(stored, KEY, None, JsonCodec(), codecs)
+        decode_result(stored, KEY, None, JsonCodec(), codecs)
     assert reason in missing.value.reason
     assert "secret" not in str(missing.value)
 
 
 def test_a_result_of_another_record_cannot_be_read_where_the_codec_binds_it():
-    kept = keep("card 4242", SEALED, KEY, None, LIMIT)
+    kept = encode_result("card 4242", SEALED, KEY, None, LIMIT)
     assert b"4242" not in kept.encoded.data
     with pytest.raises(ResultUnavailable, match="could not be decrypted"):
-        read(kept.encoded, Identity("orders", "43"), None, SEALED, {})
+        decode_result(kept.encoded, Identity("orders", "43"), None, SEALED, {})
 
 
 @pytest.mark.parametrize("plain", [JsonCodec, MsgpackCodec])
@@ -143,6 +142,6 @@ def test_a_codec_made_of_a_plain_one_gets_the_context_again(plain):
             return super().decode(data, context, hint)
 
     codec = Sealing()
-    kept = keep("v", codec, KEY, None, LIMIT)
-    assert read(kept.encoded, KEY, None, codec, {}) == "v"
+    kept = encode_result("v", codec, KEY, None, LIMIT)
+    assert decode_result(kept.encoded, KEY, None, codec, {}) == "v"
     assert seen == [KEY.encoded] * 3

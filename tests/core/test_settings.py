@@ -8,9 +8,8 @@ from datetime import timedelta
 import pytest
 from msgspec import UNSET
 
-from semel.core.layers import POLICY_NAMES
 from semel.core.policy import Policy, resolve
-from semel.core.settings import load_settings
+from semel.core.settings import POLICY_NAMES, load_settings
 from semel.errors import ConfigError
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.arguments import Arguments
-from semel.core.templates import compile_template
+from semel.core.keys import Arguments, compile_template
 from semel.errors import ConfigError, InvalidKey
 
 

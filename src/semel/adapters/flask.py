@@ -24,7 +24,7 @@ from semel.adapters.check_decorators import PROTECTED, Decorated, Routed, check_
 from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import StreamedAnswer, up_to
 from semel.adapters.wsgi import IdempotencyMiddleware, check_header_names, texts
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.errors import ConfigError
 from semel.http.messages import (
     Answer,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Unpack
 
 from semel.attempts import current_attempt
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.http.client import ClientOptions, ClientRules, Sending, Target, chosen
 
 with Needed("semel[requests]", by=__name__):

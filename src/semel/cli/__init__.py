@@ -20,7 +20,7 @@ from semel import __version__
 from semel.cli import commands
 from semel.cli.formatting import STATES
 from semel.core.keys import KeyGenerator
-from semel.core.layers import parse_duration
+from semel.core.settings import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
 from semel.repair.maintenance import BATCH, PAUSE
 

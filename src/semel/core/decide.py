@@ -49,7 +49,7 @@ class Wait(Struct, frozen=True, gc=False):
 
 
 @final
-class Refuse(Struct, frozen=True):
+class Reject(Struct, frozen=True):
     """Tell the caller why it gets nothing; nothing runs."""
 
     error: IdempotencyError
@@ -57,7 +57,7 @@ class Refuse(Struct, frozen=True):
     """The attempt that is in the way, where the store says which."""
 
 
-Step: TypeAlias = Claimed | Finished | Wait | Refuse
+Step: TypeAlias = Claimed | Finished | Wait | Reject
 """Run the function; give the stored result; ask again; refuse."""
 
 
@@ -70,18 +70,18 @@ def decide(claim: Claim, rules: Rules) -> Step:
     if type(claim) is Finished:
         if claim.state is SUCCEEDED and rules.replays:
             return claim
-        return Refuse(_no_replay(claim, rules), claim.number)
+        return Reject(_no_replay(claim, rules), claim.number)
     match claim:
         case Busy(retry_after=retry_after, owner=owner):
             if rules.concurrent == "reject":
-                return Refuse(ConcurrentRequest(rules.message or "", retry_after=retry_after))
+                return Reject(ConcurrentRequest(rules.message or "", retry_after=retry_after))
             return Wait(retry_after, owner)
         case Mismatch(superseded=superseded):
-            return Refuse(PayloadMismatch(superseded=superseded))
+            return Reject(PayloadMismatch(superseded=superseded))
         case Abandoned(number=number):
-            return Refuse(outcome_unknown(number, rules), number)
+            return Reject(outcome_unknown(number, rules), number)
         case Exhausted(number=number):
-            return Refuse(AttemptsExhausted(number), number)
+            return Reject(AttemptsExhausted(number), number)
         case _:
             assert_never(claim)
 
@@ -105,7 +105,7 @@ def _no_replay(claim: Finished, rules: Rules) -> IdempotencyError:
     return PreviousFailure(*described)
 
 
-def out_of_patience(rules: Rules, retry_after: float) -> IdempotencyError:
+def waited_too_long(rules: Rules, retry_after: float) -> IdempotencyError:
     """The error of a caller that has waited as long as it may."""
     if rules.duplicate == "reject":
         return ConcurrentRequest(rules.message or "", retry_after=retry_after)

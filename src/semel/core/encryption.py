@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from semel.core.codec import Codec, JsonCodec, check_codec
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.errors import ConfigError, SerializationError
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from semel.core.foreign import dataclass_fields, is_dataclass, is_pydantic_model
+from semel.core.codec_classes import Unsupported, check_text, type_name
+from semel.core.optional import dataclass_fields, is_dataclass, is_pydantic_model
 from semel.core.records import FINGERPRINT_BYTES
-from semel.core.refusal import Refused, check_text, type_name
 from semel.errors import SerializationError
 
 _RAW = b"raw\0"
@@ -96,8 +96,8 @@ def _careful_json(payload: object) -> bytes:
     """Take any payload that has a canonical form, or say which part has none."""
     try:
         return _JSON_ENCODER.encode(_plain(payload))
-    except Refused as refused:
-        raise refused.as_error("payload") from None
+    except Unsupported as unsupported:
+        raise unsupported.as_error("payload") from None
     except RecursionError:
         raise SerializationError("the payload is nested too deeply, or contains itself") from None
     except Exception as error:  # the caller's own classes run here: any error may come
@@ -157,8 +157,8 @@ def _items(values: Sequence[object]) -> list[object]:
     try:
         for value in values:
             plain.append(_plain(value))  # noqa: PERF401 - its length is the position of a failure
-    except Refused as refused:
-        raise refused.inside(f"[{len(plain)}]") from None
+    except Unsupported as unsupported:
+        raise unsupported.inside(f"[{len(plain)}]") from None
     return plain
 
 
@@ -167,8 +167,8 @@ def _mapping(value: Mapping[object, object]) -> object:
     for key, item in value.items():
         try:
             pairs.append((_plain(key), _plain(item)))
-        except Refused as refused:
-            raise refused.inside(f"[{key!r}]") from None
+        except Unsupported as unsupported:
+            raise unsupported.inside(f"[{key!r}]") from None
     if all(type(key) is str for key, _ in pairs):
         return dict(pairs)
     return {_MARK: sorted(pairs, key=_JSON_ENCODER.encode)}
@@ -189,7 +189,7 @@ def _object(value: object) -> object:
         return _fields(value, names, names)
     if is_pydantic_model(cls):
         return _plain(_open(value))
-    raise Refused(f"{type_name(cls)} has no canonical form; give a payload of plain data")
+    raise Unsupported(f"{type_name(cls)} has no canonical form; give a payload of plain data")
 
 
 def _fields(value: object, names: Sequence[str], keys: Sequence[str]) -> dict[str, object]:
@@ -200,8 +200,8 @@ def _fields(value: object, names: Sequence[str], keys: Sequence[str]) -> dict[st
             continue
         try:
             plain[key] = _plain(item)
-        except Refused as refused:
-            raise refused.inside(f".{name}") from None
+        except Unsupported as unsupported:
+            raise unsupported.inside(f".{name}") from None
     return plain
 
 

@@ -9,12 +9,22 @@ An error never repeats the key: it may be a secret, and it may be a megabyte lon
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import re
+import string
 import time
 import uuid
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from inspect import Parameter
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import UUID
 
+from semel.core.fingerprint import fingerprint
 from semel.core.records import OWNER_BYTES, Identity
 from semel.errors import ConfigError, InvalidKey
 
@@ -231,3 +241,279 @@ class OwnerIds:
     def reset(self) -> None:
         """Drop the ids made so far: after a fork the parent gives out the same ones."""
         self._ids = []
+
+
+# --- Reads a function's arguments out of a call, without calling it -----------------------
+#
+# This module binds. What it needs of the signature is worked out once, at decoration, because
+# `Signature.bind` on each call costs more than all the rest of a replay from memory. It is asked
+# only for calls that are wrong (it words the TypeError) or that fill `*args` or `**kwargs`.
+
+
+Getter: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+"""Takes the `args` and `kwargs` of a call, gives the value of one parameter."""
+
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_STARRED = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+class Arguments:
+    """The parameters of one function, ready to be read from any call of it."""
+
+    __slots__ = (
+        "_by_keyword",
+        "_by_position",
+        "_defaults",
+        "_function_name",
+        "_signature",
+        "_starred",
+        "names",
+    )
+
+    def __init__(self, function_name: str, signature: inspect.Signature) -> None:
+        parameters = signature.parameters
+        self.names = tuple(parameters)
+        self._function_name = function_name
+        self._signature = signature
+        self._by_position = tuple(n for n, p in parameters.items() if p.kind in _BY_POSITION)
+        self._by_keyword = frozenset(n for n, p in parameters.items() if p.kind in _BY_KEYWORD)
+        self._starred = any(p.kind in _STARRED for p in parameters.values())
+        self._defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Arguments:
+        """Read the signature of a function, once."""
+        name = getattr(function, "__qualname__", type(function).__name__)
+        try:
+            return cls(name, inspect.signature(function))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the parameters of {name} cannot be read: {error}") from error
+
+    def getter(self, name: str) -> Getter:
+        """Compile the reading of one parameter: by position, by keyword, or its default."""
+        if name not in self.names:
+            raise ConfigError(
+                f"{self._function_name} has no argument {name!r}; it has: {', '.join(self.names)}"
+            )
+        position = self._by_position.index(name) if name in self._by_position else None
+        keyword = name in self._by_keyword
+        defaults, bind = self._defaults, self._bind_slowly
+
+        def get(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            if position is not None and position < len(args):
+                return args[position]
+            if keyword and name in kwargs:
+                return kwargs[name]
+            if name in defaults:
+                return defaults[name]
+            return bind(args, kwargs)[name]
+
+        return get
+
+    def mapping(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, skip_first: bool = False
+    ) -> dict[str, Any]:
+        """Give all values by name, in the order of the signature, defaults included.
+
+        `skip_first` leaves out the first parameter: `self` and `cls` are no part of what is asked.
+        """
+        bound = self._bind_quickly(args, kwargs)
+        if bound is None:
+            bound = self._bind_slowly(args, kwargs)
+        if skip_first:
+            first = self.names[0]
+            if first in self._by_position:
+                del bound[first]
+            else:  # def method(*args): the instance is the first of them
+                bound[first] = bound[first][1:]
+        return bound
+
+    def _bind_quickly(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        if self._starred or len(args) > len(self._by_position):
+            return None
+        given = dict(zip(self._by_position, args, strict=False))
+        if not (kwargs.keys() <= self._by_keyword and given.keys().isdisjoint(kwargs)):
+            return None
+        values = {**self._defaults, **given, **kwargs}
+        if len(values) < len(self.names):
+            return None
+        return {name: values[name] for name in self.names}
+
+    def _bind_slowly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._function_name}() {error}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+
+def digest_key(arguments: Mapping[str, Any]) -> str:
+    """Make a key of all the arguments, for functions that were given none."""
+    return f"args-{fingerprint(arguments).hex()}"
+
+
+# --- Key templates: `"order:{order.id}"` over the arguments of a call ---------------------
+#
+# This module reads values and writes text. A template is checked whole when it is compiled, at
+# decoration; what only a call can show is an `InvalidKey` before anything runs. Two laws:
+#
+#     different texts make different keys   (separators inside values are escaped)
+#     a key never depends on chance         (only types with a stable text are accepted)
+#
+# Names with a leading underscore are refused: a template reads data, not the inside of objects.
+
+
+Step: TypeAlias = Callable[[Any], Any]
+
+_PATH = re.compile(r"(?P<root>[^\W\d]\w*)(?P<steps>(?:\.\w+|\[[^\[\]]+\])*)")
+_STEP = re.compile(r"\.(?P<attribute>\w+)|\[(?P<item>[^\[\]]+)\]")
+
+
+class Field(NamedTuple):
+    """One `{...}` of a template."""
+
+    path: str
+    """As it was written, for error messages."""
+    root: str
+    """The argument it starts from."""
+    steps: tuple[Step, ...]
+    spec: str
+
+    def text(self, value: Any) -> str:
+        """Follow the path from the argument's value and write what is found there."""
+        try:
+            for step in self.steps:
+                value = step(value)
+        except Exception as error:  # a property may raise anything; no key, so nothing may run
+            raise InvalidKey(
+                f"the key needs {{{self.path}}}, reading it raised {type(error).__name__}"
+            ) from error
+        if isinstance(value, Enum):
+            value = value.value
+        if value is None:
+            raise InvalidKey(f"the key needs {{{self.path}}}, which is None")
+        if not isinstance(value, (str, int, UUID, Decimal, date)):
+            raise InvalidKey(
+                f"{{{self.path}}} is of type {type(value).__name__}, which has no stable text; "
+                "use a str, int, bool, UUID, Decimal, Enum, date or datetime"
+            )
+        return self._write(value)
+
+    def _write(self, value: str | int | UUID | Decimal | date) -> str:
+        try:
+            if self.spec == "" and isinstance(value, date):
+                text = value.isoformat()
+            else:
+                text = format(value, self.spec)
+        except (TypeError, ValueError) as error:
+            raise InvalidKey(
+                f"{{{self.path}}} is of type {type(value).__name__} and cannot be written "
+                f"with the format {self.spec!r}"
+            ) from error
+        if text == "":
+            raise InvalidKey(f"the key needs {{{self.path}}}, which is empty")
+        return text
+
+
+class Template:
+    """A compiled template; `compile_template` makes it."""
+
+    __slots__ = ("_escapes", "_fields", "_literals", "names")
+
+    def __init__(
+        self, literals: Sequence[str], fields: Sequence[Field], escapes: Mapping[int, str]
+    ) -> None:
+        self._literals = tuple(literals)
+        self._fields = tuple(fields)
+        self._escapes = escapes
+        self.names = tuple(dict.fromkeys(field.root for field in fields))
+
+    def render(self, lookup: Callable[[str], Any]) -> str:
+        """Write the key; `lookup` gives the value of an argument by its name."""
+        pieces = [self._literals[0]]
+        for field, literal in zip(self._fields, self._literals[1:], strict=True):
+            text = field.text(lookup(field.root))
+            pieces += (text.translate(self._escapes) if self._escapes else text, literal)
+        return "".join(pieces)
+
+    def bind(self, getter: Callable[[str], Getter]) -> Callable[..., str]:
+        """Make a function of a call's `args` and `kwargs`; `getter` is that of `Arguments`."""
+        getters = {name: getter(name) for name in self.names}
+
+        def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+            return self.render(lambda name: getters[name](args, kwargs))
+
+        return key
+
+
+def compile_template(text: str, parameters: Sequence[str]) -> Template:
+    """Check a template against the names of a function's parameters, once."""
+    try:
+        return _compile(text, parameters)
+    except ValueError as error:
+        raise ConfigError(f"the key template {text!r} is wrong: {error}") from error
+
+
+def _compile(text: str, parameters: Sequence[str]) -> Template:
+    literals = [""]  # always one more than there are fields
+    fields: list[Field] = []
+    for literal, path, spec, conversion in string.Formatter().parse(text):
+        literals[-1] += literal
+        if path is None:  # the text after the last field, or an escaped brace
+            continue
+        if conversion is not None:
+            raise ValueError(f"conversions such as !{conversion} are not supported")
+        fields.append(_field(path, spec or "", parameters))
+        literals.append("")
+    if not fields:
+        raise ValueError("it has no {field}, so every call would have the same key")
+    if first_bad_character("".join(literals)) is not None:
+        raise ValueError("keys hold no whitespace and only printable characters")
+    return Template(literals, fields, _escapes(literals[1:-1]))
+
+
+def _field(path: str, spec: str, parameters: Sequence[str]) -> Field:
+    parsed = _PATH.fullmatch(path)
+    if parsed is None:
+        raise ValueError(
+            f"{{{path}}} is not the name of an argument, followed by .name or [item] if needed"
+        )
+    root = parsed["root"]
+    steps = list(_STEP.finditer(parsed["steps"]))
+    if any(name.startswith("_") for name in (root, *(s["attribute"] or s["item"] for s in steps))):
+        raise ValueError(f"{{{path}}} reads a private name")
+    if root not in parameters:
+        raise ValueError(f"there is no argument {root!r}; there are: {', '.join(parameters)}")
+    if "{" in spec:
+        raise ValueError(f"the format of {{{path}}} holds a field of its own")
+    return Field(path, root, tuple(map(_step, steps)), spec)
+
+
+def _step(parsed: re.Match[str]) -> Step:
+    attribute, item = parsed["attribute"], parsed["item"]
+    if attribute is None:
+        return itemgetter(int(item) if item.isdecimal() else item)
+
+    def read(value: Any) -> Any:
+        return value[attribute] if isinstance(value, Mapping) else getattr(value, attribute)
+
+    return read
+
+
+def _escapes(separators: Sequence[str]) -> dict[int, str]:
+    """Percent-escape what stands between fields, so that it marks the end of each value.
+
+    Letters, digits and "%" are what escapes are written with, so none of them can be the mark.
+    A template with one field has no separators: its values are kept as they are.
+    """
+    marks = {"%"} if separators else set()
+    for separator in separators:
+        found = {char for char in separator if not char.isalnum() and char != "%"}
+        if not found:
+            raise ValueError("between two fields there must be a separator such as : or -")
+        marks |= found
+    return {ord(mark): "".join(f"%{byte:02X}" for byte in mark.encode()) for mark in marks}

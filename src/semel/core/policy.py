@@ -36,7 +36,7 @@ disk, must fit into that third: a shorter one is lost again and again while noth
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
-GUARD_PATIENCE = 0.3
+GUARD_WAIT = 0.3
 """How long guard mode waits for a running attempt before it rejects, unless told otherwise."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -226,7 +226,7 @@ def resolve(*levels: Policy | None) -> Rules:
     if isinstance(fields.get("codec"), str):
         fields["codec"] = codec_named(fields["codec"])
     if fields.get("duplicate") == "reject":
-        fields.setdefault("wait_timeout", GUARD_PATIENCE)
+        fields.setdefault("wait_timeout", GUARD_WAIT)
     # A bound set at one level and a start set at another must still make sense together.
     interval = fields.get("wait_interval", 0.0)
     fields["wait_interval_max"] = max(interval, fields.get("wait_interval_max", 0.5))

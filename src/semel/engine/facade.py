@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 from msgspec import UNSET
 
 from semel.attempts import Attempt, Outcome, Result
-from semel.core.codec import returned_by
+from semel.core.codec_classes import returned_by
 from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State

@@ -17,15 +17,15 @@ from msgspec.structs import replace
 
 from semel import events
 from semel.attempts import Attempt, current_attempt
-from semel.core.codec import encode_failure, omitted
+from semel.core.codec import StoredResult, decode_result, encode_failure, encode_result, omitted
 from semel.core.decide import (
-    Refuse,
+    Reject,
     Undone,
     Wait,
     decide,
-    out_of_patience,
     outcome_unknown,
     verdict,
+    waited_too_long,
 )
 from semel.core.leases import DANGER, Lease
 from semel.core.policy import Rules
@@ -41,7 +41,6 @@ from semel.core.records import (
     Finished,
     Identity,
 )
-from semel.core.results import Kept, keep, read
 from semel.engine.colours.leaders import NoTimer
 from semel.engine.setup import CLOSED, Call, Setup
 from semel.errors import (
@@ -143,7 +142,7 @@ class Answers(Setup[S]):
     def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Answer with a finished operation: its result, or the refusal that the rules ask for."""
         step = decide(finished, call.rules)
-        if isinstance(step, Refuse):
+        if isinstance(step, Reject):
             self._refuse(call, step.error, step.number)
         return self._answered(call, finished, waited=waited)
 
@@ -158,7 +157,9 @@ class Answers(Setup[S]):
     def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Give the result of a finished operation, which the rules permit."""
         value = (
-            read(finished.outcome, call.identity, call.returns, call.rules.codec, self._codecs)
+            decode_result(
+                finished.outcome, call.identity, call.returns, call.rules.codec, self._codecs
+            )
             if call.keeps_value
             else None
         )
@@ -170,7 +171,9 @@ class Answers(Setup[S]):
 
     def _read(self, stored: Encoded | None, identity: Identity, hint: object) -> Any:
         """Read a stored result, outside of a call."""
-        return read(stored, identity, hint, self._rules(identity.scope).codec, self._codecs)
+        return decode_result(
+            stored, identity, hint, self._rules(identity.scope).codec, self._codecs
+        )
 
     def _refuse(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
         """Reject the call; `number` is of the attempt that is in its way."""
@@ -182,7 +185,7 @@ class Answers(Setup[S]):
         raise about(error, call.identity)
 
     def _out_of_patience(self, call: Call, retry_after: float) -> NoReturn:
-        self._refuse(call, out_of_patience(call.rules, retry_after))
+        self._refuse(call, waited_too_long(call.rules, retry_after))
 
     def _too_many(self, call: Call, retry_after: float) -> NoReturn:
         self._refuse(call, TooManyWaiting(call.rules.message or "", retry_after=retry_after))
@@ -197,7 +200,7 @@ class Answers(Setup[S]):
     def _judged(self, call: Call, known: Finished) -> Finished:
         """Give an outcome that was heard of, if this call may have it."""
         step = decide(known, call.rules)
-        if isinstance(step, Refuse):
+        if isinstance(step, Reject):
             self._refuse(call, step.error, step.number)
         return known
 
@@ -239,11 +242,13 @@ class Answers(Setup[S]):
 
     # --- after the function --------------------------------------------------------------
 
-    def _kept(self, call: Call, attempt: Attempt, value: T) -> Kept[T]:
+    def _kept(self, call: Call, attempt: Attempt, value: T) -> StoredResult[T]:
         rules = call.rules
         # Nobody asks for the value of a message: only that it was done is kept.
         wanted = value if call.keeps_value else cast("T", None)
-        kept = keep(wanted, rules.codec, call.identity, call.returns, rules.max_result_bytes)
+        kept = encode_result(
+            wanted, rules.codec, call.identity, call.returns, rules.max_result_bytes
+        )
         if kept.problem is not None:
             self._announce(
                 events.ResultOmitted(
@@ -531,7 +536,7 @@ def given_back(answer: Claim) -> bool:
 
 def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:
     """Encode a value that nothing has run for: what cannot be kept is refused, not omitted."""
-    kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+    kept = encode_result(value, rules.codec, identity, None, rules.max_result_bytes)
     if kept.interruption is not None:
         raise kept.interruption
     if kept.problem is not None:

@@ -28,8 +28,7 @@ from semel.core.records import (
     ClaimRequest,
     Identity,
 )
-from semel.core.settings import CODE, Settings, load_settings
-from semel.core.switch import BYPASSED
+from semel.core.settings import BYPASSED, CODE, Settings, load_settings
 from semel.decorating import Unknown
 from semel.engine.colours.leaders import forget_flights
 from semel.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.observe import commented
 
 with Needed("semel[sqlalchemy]", by=__name__):

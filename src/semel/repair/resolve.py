@@ -13,10 +13,9 @@ from typing import Any, assert_never
 
 from semel import events
 from semel.aio import AsyncIdempotency
-from semel.core.codec import encode_failure, omitted
+from semel.core.codec import encode_failure, encode_result, omitted
 from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record
-from semel.core.results import keep
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
 from semel.repair.decisions import (
     Audit,
@@ -125,7 +124,7 @@ class AsyncDecider:
         ttl = self._ttl_of(record, resolution)
         match resolution:
             case Succeeded(value):
-                kept = keep(value, rules.codec, identity, None, rules.max_result_bytes)
+                kept = encode_result(value, rules.codec, identity, None, rules.max_result_bytes)
                 if kept.problem is not None:
                     self._omitted(record, kept.problem)
                 return await store.complete(identity, owner, kept.encoded, ttl)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from semel.core.extras import Needed
-from semel.core.switch import bypass, bypassed
+from semel.core.optional import Needed
 from semel.testing.clock import FakeClock
 from semel.testing.driver import StoreDriver
 from semel.testing.faults import Call, Delay, LoseReply, Refuse
 from semel.testing.faulty import AsyncFaultyStore, FaultyStore
-from semel.testing.switching import in_memory
+from semel.testing.switching import bypass, bypassed, in_memory
 
 if TYPE_CHECKING:
     from semel.testing.contract import StoreContract

@@ -1,15 +1,25 @@
-"""Engines that use another store for a while: `with in_memory(idem): ...`."""
+"""Engines that behave otherwise in a test, for a while.
+
+`with in_memory(idem):` gives an engine another store; `with bypass():` turns idempotency off, for
+the thread or task that says so (and the tasks started from there), so that tests beside it are not
+disturbed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 import threading
+from collections.abc import Callable
+from contextvars import Token
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, cast, overload
 
 from semel.aio import AsyncIdempotency
+from semel.core.settings import BYPASSED
 from semel.default import default_engine
 from semel.errors import ConfigError
 from semel.events import logger
@@ -17,6 +27,7 @@ from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.sync import Idempotency
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 S = TypeVar("S", bound="Store | AsyncStore")
 
 _LEFT_WITHIN: Final = 5.0
@@ -157,3 +168,39 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
                 "recorded, and they raise LeaseLost. Let the calls of a test end before it",
                 running,
             )
+
+
+def bypassed() -> bool:
+    """Whether the running thread or task has switched idempotency off."""
+    return BYPASSED.get()
+
+
+class bypass:  # noqa: N801  read as a verb: `with bypass():`, `@bypass()`
+    """Run every call straight through, without a key or a store: `with bypass(): ...`."""
+
+    _token: Token[bool]
+
+    def __enter__(self) -> None:
+        self._token = BYPASSED.set(True)
+
+    def __exit__(self, *exc_info: object) -> None:
+        BYPASSED.reset(self._token)
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate a function, or an async one, so that it runs bypassed."""
+        # A fresh switch for each call: a decorated function may run in many threads and tasks.
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def straight_async(*args: Any, **kwargs: Any) -> Any:
+                with bypass():
+                    return await function(*args, **kwargs)
+
+            return cast("Function", straight_async)
+
+        @functools.wraps(function)
+        def straight(*args: Any, **kwargs: Any) -> Any:
+            with bypass():
+                return function(*args, **kwargs)
+
+        return cast("Function", straight)

@@ -11,7 +11,7 @@ running   one protected request                         views        the decorat
 bodies    requests and responses as values              atomic       transactions around a view
 """
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 
 with Needed("semel[django]", by=__name__):
     import django  # noqa: F401 - asked for here, so that the answer names the extra

@@ -26,7 +26,7 @@ from semel.adapters.check_decorators import claimed_outside, owners_around
 from semel.adapters.django.bodies import Body, lines_of, read, rendered, response_of
 from semel.adapters.integration import Integration
 from semel.aio import AsyncIdempotency
-from semel.core.extras import have
+from semel.core.optional import have
 from semel.engine._sync.transactions import TransactionContext
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError, StoreError, about

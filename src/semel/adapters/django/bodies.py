@@ -38,7 +38,7 @@ from semel.adapters import wsgi
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.streaming import Flow, up_to
 from semel.adapters.wsgi import content_length, header_lines, is_chunked
-from semel.core.extras import have
+from semel.core.optional import have
 from semel.errors import ConfigError
 from semel.http.messages import (
     Answer,

@@ -22,7 +22,7 @@ from semel.adapters.django.settings import ENGINES, configured
 from semel.adapters.integration import Integration
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
-from semel.core.extras import have
+from semel.core.optional import have
 from semel.errors import ConfigError
 from semel.http.options import DoorOptions, chosen
 from semel.http.rules import RouteRules

@@ -10,7 +10,7 @@
 endpoints  the decorator, and values that become answers    openapi  what the documentation says
 """
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 
 with Needed("semel[fastapi]", by=__name__):
     import fastapi  # noqa: F401 - asked for here, so that the answer names the extra

@@ -24,7 +24,7 @@ from semel.adapters.starlette.endpoints import (
     plain_annotation,
 )
 from semel.adapters.starlette.running import Invocation
-from semel.core.extras import inside
+from semel.core.optional import inside
 from semel.errors import ConfigError
 from semel.http.rules import RouteRules
 

@@ -12,7 +12,7 @@ be passed by when an answer is replayed.
 
 from __future__ import annotations
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 
 with Needed("semel[grpc]", by=__name__):
     import google.protobuf  # noqa: F401 - asked for here, so that the answer names the extra

@@ -10,7 +10,7 @@ endpoints  the decorator    running  a request that runs    sessions  one that r
 FastAPI's decorator stands on these.
 """
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 
 with Needed("semel[starlette]", by=__name__):
     import starlette  # noqa: F401 - asked for here, so that the answer names the extra

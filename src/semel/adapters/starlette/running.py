@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from semel.adapters.aio_integration import AsyncExchange
 from semel.adapters.asgi import most_empty
 from semel.adapters.streaming import Flow
-from semel.core.extras import inside
+from semel.core.optional import inside
 from semel.http import messages
 from semel.http.messages import Answer, Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected

@@ -46,7 +46,7 @@ from semel.adapters.starlette.running import Invocation, read, response_of_answe
 from semel.adapters.streaming import Flow
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.engine._sync.transactions import TransactionContext
 from semel.engine.setup import Call
 from semel.engine.transactions import AsyncTransactionContext

@@ -20,10 +20,10 @@ from msgspec import UNSET, UnsetType
 
 from semel.attempts import Attempt
 from semel.core.codec import encode_failure
-from semel.core.decide import Refuse, Wait, decide
+from semel.core.decide import Reject, Wait, decide
 from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
-from semel.core.switch import BYPASSED
+from semel.core.settings import BYPASSED
 from semel.engine._sync.renewing import Keeper
 from semel.engine.colours.leaders import LATE, NoTimer
 from semel.engine.colours.threads import (
@@ -182,7 +182,7 @@ class Runner(Keeper):
                 self._not_claiming(call, ask)
                 raise
             self._not_claiming(call, ask)
-            if type(step) is Refuse:
+            if type(step) is Reject:
                 self._refuse(call, step.error, step.number)
             return step
 

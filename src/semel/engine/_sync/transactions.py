@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from semel import events
 from semel.attempts import Attempt, Result
-from semel.core.codec import returned_by
-from semel.core.decide import Refuse, Wait, decide
+from semel.core.codec_classes import returned_by
+from semel.core.decide import Reject, Wait, decide
 from semel.core.policy import Policy
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine._sync.runs import Runner
@@ -276,7 +276,7 @@ class TransactionContext(Generic[Result]):
                 )
             case Finished():
                 return engine._answered(call, step, waited=False)
-            case Refuse(error=error, number=number):
+            case Reject(error=error, number=number):
                 engine._refuse(call, error, number)
             case Wait(retry_after=retry_after):
                 # It runs elsewhere under a lease: no lock of ours would end with it.

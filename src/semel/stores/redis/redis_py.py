@@ -16,7 +16,7 @@ from typing import Any, Final
 import redis
 from redis import exceptions as driver
 
-from semel.core.extras import have, inside
+from semel.core.optional import have, inside
 
 _PACKAGE: Final = "redis"
 _inside: Final = partial(inside, _PACKAGE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 from semel.errors import ConfigError
 from semel.stores.sql.migrations import DEFAULT_TABLE, VERSIONS, checked_name
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 
 if TYPE_CHECKING:
     from semel.stores.sql.mysql.aio import AsyncMySQLStore, open_async_store

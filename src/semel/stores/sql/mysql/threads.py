@@ -18,7 +18,7 @@ from pymysql.constants import CLIENT, CR
 from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
-from semel.core.extras import have
+from semel.core.optional import have
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.places import Place, Places

@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.core.extras import Needed
+from semel.core.optional import Needed
 
 if TYPE_CHECKING:
     from semel.stores.sql.postgres.aio import AsyncPostgresStore, open_async_store

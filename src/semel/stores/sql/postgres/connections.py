@@ -18,7 +18,7 @@ from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready
 
-from semel.core.extras import inside
+from semel.core.optional import inside
 from semel.stores.sql.postgres.errors import TimeIsUp
 
 R = TypeVar("R")

@@ -1,0 +1,632 @@
+"""Results as bytes: safe, self-describing, equal in value and type when they are read back.
+
+A codec turns a value into a tree of plain data (`codec_classes`), and the tree into bytes. The
+first caller, too, gets what the codec reads back: what duplicates will get. Where that fails the
+effect is already done, so the record is kept without a value. Nothing is pickled, and stored
+content never causes an import. Every failure is a `SerializationError`.
+
+A tag, once released, is read for ever; a changed format gets a new tag.
+"""
+
+from __future__ import annotations
+
+import binascii
+import datetime as dt
+import inspect
+import math
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from types import MappingProxyType, NoneType
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    cast,
+)
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from semel.core.codec_classes import (
+    CLASS_READERS,
+    REGISTERED_CLASSES,
+    REGISTERED_NAMES,
+    TAG,
+    VALUE,
+    Reader,
+    ReadTree,
+    Registered,
+    Tree,
+    Unsupported,
+    Writer,
+    WriteTree,
+    check_text,
+    class_format_of,
+    full_name,
+    type_name,
+    write_object,
+)
+from semel.core.optional import zone_key
+from semel.core.records import FAILURE, OMITTED, Encoded, Identity
+from semel.errors import ConfigError, ResultUnavailable, SerializationError, about
+
+
+class Codec(Protocol):
+    """Turns results into bytes and back; `name` is stored with the bytes and includes a version."""
+
+    @property
+    def name(self) -> str:
+        """Name and version of the format, like `json/1`."""
+        ...
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
+        """Encode a result, `value`.
+
+        `context` is scope and key as bytes, the same when the result is read back: what encrypts or
+        signs can bind the result to it. `hint` is the type that the call or the annotation of its
+        function names, None if neither does.
+        """
+        ...
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
+        """Read a result back from its `data`, equal in value and type.
+
+        `context` and `hint` are those of `encode`.
+        """
+        ...
+
+
+UNBOUND: Final[set[type]] = set()
+"""Classes of codecs that have no use for the context, and get none: it is made for each call."""
+
+
+C = TypeVar("C", bound=type)
+
+
+def unbound(codec: C) -> C:
+    """Say that a class has no use for the context. That is not inherited: a subclass may have."""
+    UNBOUND.add(codec)
+    return codec
+
+
+# --- results and failures------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class StoredResult(Struct, Generic[T], frozen=True):
+    """What is stored, what the caller gets, and why the value is missing if it is."""
+
+    encoded: Encoded
+    value: T
+    problem: str | None = None
+    interruption: BaseException | None = None
+    """An exception that came while the codec worked, and was not the codec's."""
+
+
+def encode_result(
+    value: T,
+    codec: Codec,
+    identity: Identity,
+    hint: object,
+    limit: int,
+    *,
+    first: BaseException | None = None,
+) -> StoredResult[T]:
+    """Encode a value and read it back.
+
+    What fails is tried a second time (`first` is the first error): an exception that a signal
+    handler raises inside the codec, such as a worker's time limit, does not come again.
+    """
+    context = b"" if type(codec) in UNBOUND else identity.encoded
+    step = "encoding"
+    try:
+        data = codec.encode(value, context, hint)
+        if not isinstance(data, bytes):
+            reason = f"the codec {codec.name} encoded it as {type(data).__name__}, not as bytes"
+            return StoredResult(omitted(reason), value, reason, first)
+        if len(data) > limit:
+            reason = f"it has {len(data)} bytes, the policy keeps at most {limit}"
+            return StoredResult(omitted(reason), value, reason, first)
+        step = "reading back"
+        back = cast("T", codec.decode(data, context, hint))
+    except Exception as error:  # noqa: BLE001 - a user's type may do anything; the effect is done
+        if first is None:
+            return encode_result(value, codec, identity, hint, limit, first=origin(error))
+        if isinstance(error, SerializationError):
+            reason = str(error)
+        else:
+            # Not its text: it may quote the value, which was perhaps to be encrypted.
+            kind = type(value).__name__
+            reason = f"{type(error).__name__} while {step} {kind} with the codec {codec.name}"
+        return StoredResult(omitted(reason), value, reason)
+    return StoredResult(Encoded(codec.name, data), back, None, first)
+
+
+def decode_result(
+    stored: Encoded | None,
+    identity: Identity,
+    hint: object,
+    codec: Codec,
+    others: Mapping[str, Codec],
+    *,
+    again: bool = False,
+) -> object:
+    """Read a stored result, or raise ResultUnavailable: never a reason to run again.
+
+    What fails is tried a second time, as in `encode_result`.
+    The rules' own codec comes first, as another one may have the same name.
+    """
+    if stored is None:
+        raise about(ResultUnavailable("none is stored"), identity)
+    if stored.codec == OMITTED:
+        raise about(ResultUnavailable(omission_reason(stored)), identity)
+    decoding = codec
+    try:
+        if stored.codec != codec.name:
+            decoding = decoder_for(stored.codec, others)
+        context = b"" if type(decoding) in UNBOUND else identity.encoded
+        return decoding.decode(stored.data, context, hint)
+    except Exception as error:
+        if not again:
+            decode_result(stored, identity, hint, codec, others, again=True)
+            raise origin(error) from None  # It was not the codec's: a signal handler raised it.
+        reason = f"{type(error).__name__} while reading it back"
+        if isinstance(error, SerializationError):
+            reason = error.text
+        raise about(ResultUnavailable(reason), identity) from error
+
+
+def origin(error: Exception) -> BaseException:
+    """Return the exception that a codec turned into its own."""
+    cause = error.__cause__
+    return error if cause is None or not isinstance(error, SerializationError) else cause
+
+
+MESSAGE_LIMIT: Final = 1000
+"""Characters of a failure's message that are kept."""
+
+
+_failure_decoder = msgspec.json.Decoder(tuple[str, str])
+
+
+def encode_failure(error: BaseException) -> Encoded:
+    """Keep the type name and the message of an exception."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
+        message = "(its message could not be read)"
+    pair = (_clean(type(error).__name__), _clean(message))
+    return Encoded(FAILURE, msgspec.json.encode(pair))
+
+
+def decode_failure(stored: Encoded) -> tuple[str, str]:
+    """Read the type name and the message of a stored failure."""
+    try:
+        return _failure_decoder.decode(stored.data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SerializationError("the stored failure cannot be read") from error
+
+
+def omitted(reason: str) -> Encoded:
+    """Stand for a success whose value is not kept, and say why."""
+    return Encoded(OMITTED, _clean(reason).encode())
+
+
+def omission_reason(stored: Encoded) -> str:
+    """Read why the value of a success was not kept."""
+    return stored.data.decode(errors="replace")
+
+
+def _clean(text: str) -> str:
+    """Cut a text, and make it one that UTF-8 can hold."""
+    return str.encode(text, "utf-8", "replace").decode()[:MESSAGE_LIMIT]
+
+
+# --- built-in types: each is found by its exact type, for a subclass is another type-------
+
+
+class Format(NamedTuple):
+    """How the values of one type are tagged: the body of the tag, written and read."""
+
+    cls: type
+    tag: str
+    write: Callable[[Any, Writer], Tree]
+    read: Callable[[Tree, Reader], Any]
+
+
+def _write_base64(value: bytes | bytearray, _: Writer) -> str:
+    return binascii.b2a_base64(value, newline=False).decode()
+
+
+def _read_base64(body: str) -> bytes:
+    return binascii.a2b_base64(body, strict_mode=True)
+
+
+Clock = TypeVar("Clock", dt.datetime, dt.time)
+
+
+def _write_clock(value: dt.datetime | dt.time, _: Writer) -> str | list[Any]:
+    """Write a datetime or time as its ISO text, or as [text, fold, zone name]."""
+    key = zone_key(value.tzinfo)
+    if key is not None:
+        return [value.replace(tzinfo=None).isoformat(), value.fold, key]
+    text = value.isoformat()
+    if value.tzinfo is not None:
+        _check_offset(value, text)
+    return [text, value.fold, None] if value.fold else text
+
+
+def _check_offset(value: dt.datetime | dt.time, text: str) -> None:
+    """Let any zone pass as its offset, but only where that gives an equal value."""
+    restored = type(value).fromisoformat(text)
+    offset = value.utcoffset()
+    if offset is None or restored.utcoffset() != offset or restored != value:
+        raise Unsupported(
+            f"a {type(value).__name__} in a {type_name(type(value.tzinfo))} zone cannot be stored"
+            " exactly; use zoneinfo or datetime.timezone"
+        )
+
+
+def _read_clock(cls: type[Clock], body: str | list[Any]) -> Clock:
+    """Read what `_write_clock` wrote."""
+    if isinstance(body, str):
+        return cls.fromisoformat(body)
+    text, fold, key = body
+    value = cls.fromisoformat(text).replace(fold=fold)
+    if key is None:
+        return value
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - only who uses zones pays for their module
+
+    return value.replace(tzinfo=ZoneInfo(key))
+
+
+def _write_defaultdict(value: defaultdict[Any, Any], writer: Writer) -> Tree:
+    factory = value.default_factory
+    if factory is None:
+        return [None, writer.pairs(value)]
+    for name, known in _FACTORIES.items():
+        if factory is known:
+            return [name, writer.pairs(value)]
+    raise Unsupported("a defaultdict with a factory of your own cannot be stored; return a dict")
+
+
+def _read_defaultdict(body: Tree, reader: Reader) -> defaultdict[Any, Any]:
+    name, pairs = body
+    return defaultdict(None if name is None else _FACTORIES[name], reader.pairs(pairs))
+
+
+_FACTORIES: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
+    {cls.__name__: cls for cls in (list, dict, set, tuple, str, int, float, bool)}
+)
+
+
+def _write_items(values: Iterable[object], writer: Writer) -> Tree:
+    return writer.items(values)
+
+
+def _write_pairs(values: Mapping[Any, object], writer: Writer) -> Tree:
+    return writer.pairs(values)
+
+
+FORMATS = (
+    Format(int, "int", lambda value, _: hex(value), lambda body, _: int(body, 16)),
+    Format(float, "float", lambda value, _: repr(value), lambda body, _: float(body)),
+    Format(
+        complex,
+        "complex",
+        lambda value, writer: writer.items([value.real, value.imag]),
+        lambda body, reader: complex(*reader.items(body)),
+    ),
+    Format(bytes, "bytes", _write_base64, lambda body, _: _read_base64(body)),
+    Format(bytearray, "bytearray", _write_base64, lambda body, _: bytearray(_read_base64(body))),
+    Format(Decimal, "decimal", lambda value, _: str(value), lambda body, _: Decimal(body)),
+    Format(UUID, "uuid", lambda value, _: value.hex, lambda body, _: UUID(hex=body)),
+    Format(dt.datetime, "datetime", _write_clock, lambda body, _: _read_clock(dt.datetime, body)),
+    Format(dt.time, "time", _write_clock, lambda body, _: _read_clock(dt.time, body)),
+    Format(
+        dt.date,
+        "date",
+        lambda value, _: value.isoformat(),
+        lambda body, _: dt.date.fromisoformat(body),
+    ),
+    Format(
+        dt.timedelta,
+        "timedelta",
+        lambda value, _: [value.days, value.seconds, value.microseconds],
+        lambda body, _: dt.timedelta(*body),
+    ),
+    Format(tuple, "tuple", _write_items, lambda body, reader: tuple(reader.items(body))),
+    Format(set, "set", _write_items, lambda body, reader: set(reader.items(body))),
+    Format(
+        frozenset, "frozenset", _write_items, lambda body, reader: frozenset(reader.items(body))
+    ),
+    Format(
+        deque,
+        "deque",
+        lambda value, writer: [value.maxlen, writer.items(value)],
+        lambda body, reader: deque(reader.items(body[1]), body[0]),
+    ),
+    Format(dict, "dict", _write_pairs, lambda body, reader: dict(reader.pairs(body))),
+    Format(
+        OrderedDict,
+        "ordereddict",
+        _write_pairs,
+        lambda body, reader: OrderedDict(reader.pairs(body)),
+    ),
+    Format(defaultdict, "defaultdict", _write_defaultdict, _read_defaultdict),
+    Format(msgspec.UnsetType, "unset", lambda _, __: None, lambda _, __: msgspec.UNSET),
+)
+
+
+def _tagged(form: Format) -> WriteTree:
+    return lambda value, writer: {TAG: form.tag, VALUE: form.write(value, writer)}
+
+
+def _untagged(form: Format) -> ReadTree:
+    return lambda tree, reader: form.read(tree[VALUE], reader)
+
+
+TYPE_READERS: dict[str, ReadTree] = {form.tag: _untagged(form) for form in FORMATS}
+
+
+_TAGGED: dict[type, WriteTree] = {form.cls: _tagged(form) for form in FORMATS}
+
+
+# Types that JSON and MessagePack hold as they are, at least some of their values.
+
+
+def _as_is(value: object, _: Writer) -> Tree:
+    return value
+
+
+def _write_text(value: str, _: Writer) -> Tree:
+    check_text(value)
+    return value
+
+
+def _write_int(value: int, writer: Writer) -> Tree:
+    return value if _INT_MIN <= value <= _INT_MAX else _TAGGED[int](value, writer)
+
+
+def _write_json_float(value: float, writer: Writer) -> Tree:
+    return value if math.isfinite(value) else _TAGGED[float](value, writer)
+
+
+def _write_dict(value: dict[Any, object], writer: Writer) -> Tree:
+    if TAG in value or not _PLAIN_KEYS.issuperset(map(type, value)):
+        return _TAGGED[dict](value, writer)
+    return writer.plain_dict(value)
+
+
+_PLAIN_KEYS = frozenset({str})
+
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+"""What MessagePack holds, and every JSON reader that knows 64-bit integers."""
+
+
+JSON_WRITERS: dict[type, WriteTree] = {
+    **_TAGGED,
+    NoneType: _as_is,
+    bool: _as_is,
+    int: _write_int,
+    float: _write_json_float,
+    str: _write_text,
+    list: _write_items,
+    dict: _write_dict,
+}
+
+
+MSGPACK_WRITERS: dict[type, WriteTree] = {**JSON_WRITERS, float: _as_is, bytes: _as_is}
+"""MessagePack has bytes, and floats that are not finite."""
+
+
+# --- the codecs----------------------------------------------------------------------------
+
+
+_READERS: Final[Mapping[str, ReadTree]] = TYPE_READERS | CLASS_READERS
+
+
+class _TreeCodec:
+    """What the plain codecs share: all but the bytes of a tree."""
+
+    name: ClassVar[str]
+    _writers: ClassVar[Mapping[type, WriteTree]]
+    # Functions of msgspec's own: kept in a class, they do not become its methods.
+    _pack: Callable[[Tree], bytes]
+    _unpack: Callable[[bytes], Tree]
+    _tag: ClassVar[bytes]
+    """How a tag begins in the data; where it is absent, the tree is the value."""
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
+        """Encode a result, or say which part of it cannot be stored."""
+        del context  # plain bytes can be read anywhere
+        try:
+            if value is None or (type(value) is str and value.isascii()):
+                return self._pack(value)  # the result of many functions is its own tree
+            return self._pack(Writer(self._writers, hint).tree(value))
+        except Unsupported as unsupported:
+            raise unsupported.as_error("result") from None
+        except Exception as error:  # the user's classes and encoders run here: any error may come
+            # Not its text, here and below: it may quote the value, and the reason why a result
+            # cannot be stored is stored in plain text, even where results are encrypted.
+            reason = f"the result cannot be stored: {type(error).__name__} while it was encoded"
+            raise SerializationError(reason) from error
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> Any:
+        """Read a result back, or say why it cannot be read."""
+        del context
+        try:
+            tree = self._unpack(data)
+            if self._tag not in data:
+                return tree
+            return Reader(_READERS, hint).value(tree)
+        except Unsupported as unsupported:
+            raise SerializationError(f"the stored result cannot be read: {unsupported}") from None
+        except Exception as error:  # damaged bytes, and classes that have changed: any may come
+            reason = (
+                f"the stored result cannot be read: {type(error).__name__} while it was decoded"
+            )
+            raise SerializationError(reason) from error
+
+
+def _reject_extension(code: int, _: memoryview) -> NoReturn:
+    raise Unsupported(f"MessagePack extension {code} was not written by semel")
+
+
+@unbound
+class JsonCodec(_TreeCodec):
+    """JSON that other tools can read; the default."""
+
+    name = "json/1"
+    _writers = JSON_WRITERS | {object: write_object}
+    _pack = msgspec.json.Encoder().encode
+    _unpack = msgspec.json.Decoder().decode
+    _tag = b'"$"'
+
+
+@unbound
+class MsgpackCodec(_TreeCodec):
+    """MessagePack: smaller, and bytes as they are."""
+
+    name = "msgpack/1"
+    _writers = MSGPACK_WRITERS | {object: write_object}
+    _pack = msgspec.msgpack.Encoder().encode
+    _unpack = msgspec.msgpack.Decoder(ext_hook=_reject_extension).decode
+    _tag = b"\xa1$"
+
+
+_BY_SHORT_NAME: Final[Mapping[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec()}
+
+
+BY_STORED_NAME: Final[Mapping[str, Codec]] = {
+    codec.name: codec for codec in _BY_SHORT_NAME.values()
+}
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec that a policy names: `json` or `msgpack`."""
+    codec = _BY_SHORT_NAME.get(name)
+    if codec is None:
+        known = ", ".join(_BY_SHORT_NAME)
+        raise ConfigError(f"no codec is called {name!r}; known: {known}, or pass a codec object")
+    return codec
+
+
+def decoder_for(stored_name: str, extra: Mapping[str, Codec]) -> Codec:
+    """Return the codec that wrote a result, by its stored name; `extra` are the caller's own."""
+    codec = extra.get(stored_name, BY_STORED_NAME.get(stored_name))
+    if codec is None:
+        raise SerializationError(
+            f"the stored result was written by the codec {stored_name!r}, which is not known here"
+        )
+    return codec
+
+
+# --- what users bring: codecs and types----------------------------------------------------
+
+
+LONGEST_NAME: Final = 255
+"""Bytes of a codec's name that every store can hold."""
+
+
+RESERVED: Final = frozenset({OMITTED, FAILURE, "http/1", "grpc/1"})
+"""Names under which semel stores what is no result, and the responses of its integrations."""
+
+
+METHODS: Final = {"encode": "value", "decode": "data"}
+"""What a codec must do, with the name of the first argument."""
+
+
+def check_codec(codec: object, where: str) -> None:
+    """Raise a ConfigError unless this can be a codec; `where` it was given begins the message.
+
+    Noticed at the first result, it would be too late: the effect is done, its result is lost.
+    """
+    if isinstance(codec, type):
+        name = codec.__name__
+        raise ConfigError(f"{where} must be an object, {name}(...), not the class {name} itself")
+    kind = type(codec).__name__
+    if not all(hasattr(codec, needed) for needed in ("name", *METHODS)):
+        expected = "a codec's name or an object with name, encode and decode"
+        raise ConfigError(f"{where} must be {expected}; got {kind}")
+    for method, first in METHODS.items():
+        if not _takes_three(getattr(codec, method)):
+            expected = f"a plain method that takes ({first}, context, hint=None)"
+            raise ConfigError(f"{where} must be a codec whose {method} is {expected}; got {kind}")
+    name = getattr(codec, "name")  # noqa: B009 - its type is not known to have one
+    if not isinstance(name, str) or not name.isprintable() or not _fits(name):
+        expected = f"a printable text of 1 to {LONGEST_NAME} bytes, such as 'zip/1'"
+        raise ConfigError(
+            f"{where} must be a codec whose name is {expected}; {kind} has {repr(name)[:80]}"
+        )
+    taken = BY_STORED_NAME.get(name)
+    # By type: a subclass may write something else, and what is stored by now would be read with it.
+    if name in RESERVED or (taken is not None and type(codec) is not type(taken)):
+        raise ConfigError(
+            f"{where} must be a codec with a name of its own; {kind} has {name!r}, under which "
+            "semel itself stores something else"
+        )
+
+
+def _fits(name: str) -> bool:
+    return 0 < len(name.encode()) <= LONGEST_NAME
+
+
+def _takes_three(method: object) -> bool:
+    """Whether it can be called as the engine calls it, and answers at once."""
+    if not callable(method) or inspect.iscoroutinefunction(method):
+        return False
+    try:
+        inspect.signature(method).bind(b"", b"", None)
+    except TypeError:
+        return False
+    except ValueError:  # a function of an extension may not have a signature
+        pass
+    return True
+
+
+def register_type(
+    cls: type[T],
+    *,
+    name: str | None = None,
+    encode: Callable[[T], object] | None = None,
+    decode: Callable[[Any], T] | None = None,
+) -> type[T]:
+    """Make the class `cls` storable: `encode` turns its objects into storable data, `decode` back.
+
+    `name` is the stored name of the class, else its module and name. Data classes, Structs,
+    pydantic models, enumerations and named tuples need neither function; for them it fixes the
+    stored name, so that the class may move. A class may have old names too: the last
+    one given is written, all are read. Returns the class, so that it works as a decorator.
+
+    Examples:
+        >>> class Money:
+        ...     def __init__(self, cents: int) -> None:
+        ...         self.cents = cents
+        >>> Money = register_type(
+        ...     Money, name="shop.Money", encode=lambda money: money.cents, decode=Money
+        ... )
+    """
+    if cls in JSON_WRITERS:
+        raise ConfigError(f"{type_name(cls)} has a format already")
+    if (encode is None) != (decode is None):
+        raise ConfigError("register_type needs encode and decode together, or neither")
+    if encode is None and class_format_of(cls) is None:
+        raise ConfigError(f"{type_name(cls)} has no fields semel knows of: give encode and decode")
+    registered = Registered(full_name(cls) if name is None else name, cls, encode, decode)
+    known = REGISTERED_NAMES.get(registered.name)
+    # The same full name is the same class after a reload.
+    if known is not None and full_name(known.cls) != full_name(cls):
+        raise ConfigError(f"the name {registered.name} belongs to {type_name(known.cls)}")
+    REGISTERED_NAMES[registered.name] = REGISTERED_CLASSES[cls] = registered
+    return cls
