@@ -185,6 +185,9 @@ def test_a_missing_header_has_an_error_of_its_own(header):
         ("schlüssel", "plain word of ASCII"),
         (b"order-1", "must be a text, not bytes"),
         ([b"order-1"], "must be a text, not bytes"),
+        (3, "must be a text, not int"),
+        (0, "must be a text, not int"),
+        ([3], "must be a text, not int"),
     ],
 )
 def test_what_is_not_one_key_is_refused_and_never_repeated(header, told):

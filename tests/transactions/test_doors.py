@@ -30,10 +30,9 @@ from semel import (
 )
 from semel.core.records import State
 from semel.testing import bypass
-from semel.transactions import django as django_links
-from semel.transactions import families, troubles
+from semel.transactions import db_errors, drivers
+from semel.transactions.drivers import AsyncSQLiteLink, SQLiteLink
 from semel.transactions.links import AsyncSavepoint, Savepoint
-from semel.transactions.sqlite import AsyncSQLiteLink, SQLiteLink
 from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
 
 SQLITE = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]
@@ -249,7 +248,7 @@ def no_more(self, before):
 
 def test_a_row_of_the_same_key_at_the_same_moment_is_to_be_repeated():
     with pytest.raises(RetryTransaction):
-        troubles.refuse_claim(psycopg.errors.UniqueViolation())
+        db_errors.refuse_claim(psycopg.errors.UniqueViolation())
 
 
 @on(DRIVERS)
@@ -445,10 +444,11 @@ async def test_a_connection_of_asyncpgs_pool_is_taken_too(postgres_url):
         assert (await idem.peek("k")).state is State.SUCCEEDED
 
 
-def test_every_family_can_be_imported():
-    for family in {*families.FAMILIES.values(), *families.ASYNC_FAMILIES.values()}:
-        module = __import__(f"{families.PACKAGE}.{family.module}", fromlist=["_"])
-        assert hasattr(module, family.name)
+def test_every_connection_has_a_link_that_can_do_its_work():
+    for link in {*drivers.LINKS.values(), *drivers.ASYNC_LINKS.values()}:
+        assert not getattr(link, "__abstractmethods__", ())
+        assert callable(link.begin)
+        assert callable(link.execute)
 
 
 @on([kind for kind in KINDS if kind.name == "sqlite3"])
@@ -510,16 +510,16 @@ async def test_a_deadlock_at_the_very_end_of_a_block_becomes_the_typed_error(wor
 
 
 def test_a_number_in_an_error_of_the_application_is_no_deadlock():
-    assert not troubles.must_repeat(KeyError(1213))
-    assert troubles.must_repeat(pymysql.err.OperationalError(1213, "Deadlock found"))
+    assert not db_errors.must_repeat(KeyError(1213))
+    assert db_errors.must_repeat(pymysql.err.OperationalError(1213, "Deadlock found"))
 
 
 def test_an_unknown_driver_under_django_is_refused_before_anything_is_entered(monkeypatch):
     entered = []
-    monkeypatch.setattr(django_links, "_Atomic", entered.append)
+    monkeypatch.setattr(drivers, "_Atomic", entered.append)
     wrapper = SimpleNamespace(
         vendor="sqlite", alias="default", in_atomic_block=True, connection=object()
     )
     with pytest.raises(ConfigError):
-        django_links.DjangoLink(wrapper).begin()
+        drivers.DjangoLink(wrapper).begin()
     assert entered == []

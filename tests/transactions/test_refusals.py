@@ -18,8 +18,8 @@ from semel.stores.sql.mysql.errors import translate as of_mysql
 from semel.stores.sql.postgres.errors import translate as of_postgres
 from semel.stores.sql.rejecting import REJECTED
 from semel.stores.sql.sqlite_session import translate as of_sqlite
-from semel.transactions import troubles
-from semel.transactions.mysql import MySQLdbLink
+from semel.transactions import db_errors
+from semel.transactions.drivers import MySQLdbLink
 from transactions.kinds import KINDS, StandIn, mysql_login
 
 BOTH = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]
@@ -85,14 +85,8 @@ def test_an_alias_without_djangos_settings_is_refused(tmp_path):
     assert "Django has no settings here" in answer.stdout
 
 
-def hidden(monkeypatch, module, needs):
-    """Make a module of ours be imported again, and not find what it needs."""
-    monkeypatch.delitem(sys.modules, f"semel.transactions.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, needs, None)
-
-
 def test_a_text_without_django_is_refused_and_not_shown(monkeypatch, sqlite_url):
-    hidden(monkeypatch, "django", "django.core.exceptions")
+    monkeypatch.setitem(sys.modules, "django.core.exceptions", None)
     with Idempotency(sqlite_url) as idem:
         with pytest.raises(ConfigError, match=r"alias of a Django database, and django") as refused:
             idem.transaction("postgresql://me:secret@host/db", "k").__enter__()
@@ -104,7 +98,7 @@ async def test_a_connection_whose_driver_is_not_whole_is_refused(monkeypatch, po
         AsyncIdempotency(postgres_url) as idem,
         await psycopg.AsyncConnection.connect(postgres_url) as connection,
     ):
-        hidden(monkeypatch, "psycopg", "psycopg.pq")
+        monkeypatch.setitem(sys.modules, "psycopg.pq", None)
         with pytest.raises(ConfigError, match=r"psycopg\.pq is not installed"):
             await idem.transaction(connection, "k").__aenter__()
 
@@ -215,7 +209,7 @@ def driver_errors():
 def test_what_can_never_be_stored_is_the_same_for_stores_and_transactions(error, translate):
     assert isinstance(translate(error, "the database"), ValueRejected)
     with pytest.raises(ValueRejected):
-        troubles.refuse_end(error)
+        db_errors.refuse_end(error)
 
 
 @pytest.mark.parametrize("code", ["23502", "23505"])
@@ -223,5 +217,5 @@ def test_a_column_or_a_row_of_somebody_else_is_no_fault_of_the_value(code):
     error = psycopg.errors.lookup(code)("no")
     assert not isinstance(of_postgres(error, "the database"), ValueRejected)
     with pytest.raises(StoreError) as raised:
-        troubles.refuse_end(error)
+        db_errors.refuse_end(error)
     assert not isinstance(raised.value, ValueRejected)

@@ -96,7 +96,7 @@ def unbound(codec: C) -> C:
     return codec
 
 
-# --- results and failures------------------------------------------------------------------
+# --- results and failures -----------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ def _clean(text: str) -> str:
     return str.encode(text, "utf-8", "replace").decode()[:MESSAGE_LIMIT]
 
 
-# --- built-in types: each is found by its exact type, for a subclass is another type-------
+# --- built-in types: each is found by its exact type, for a subclass is another type ------
 
 
 class Format(NamedTuple):
@@ -430,7 +430,7 @@ MSGPACK_WRITERS: dict[type, WriteTree] = {**JSON_WRITERS, float: _as_is, bytes: 
 """MessagePack has bytes, and floats that are not finite."""
 
 
-# --- the codecs----------------------------------------------------------------------------
+# --- the codecs ---------------------------------------------------------------------------
 
 
 _READERS: Final[Mapping[str, ReadTree]] = TYPE_READERS | CLASS_READERS
@@ -532,7 +532,7 @@ def decoder_for(stored_name: str, extra: Mapping[str, Codec]) -> Codec:
     return codec
 
 
-# --- what users bring: codecs and types----------------------------------------------------
+# --- what users bring: codecs and types ---------------------------------------------------
 
 
 LONGEST_NAME: Final = 255

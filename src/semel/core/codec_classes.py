@@ -209,7 +209,7 @@ WriteTree: TypeAlias = Callable[[Any, Writer], Tree]
 ReadTree: TypeAlias = Callable[[dict[str, Tree], Reader], Any]
 
 
-# --- classes whose objects are stored by their fields, under the name of the class---------
+# --- classes whose objects are stored by their fields, under the name of the class --------
 
 
 class ClassFormat(NamedTuple):
@@ -440,7 +440,7 @@ CLASS_READERS: dict[str, ReadTree] = {CUSTOM: _read_custom} | {
 }
 
 
-# --- which class a stored name means-------------------------------------------------------
+# --- which class a stored name means ------------------------------------------------------
 
 
 class Registered(NamedTuple):
@@ -532,7 +532,7 @@ def _namespace(owner: object) -> Mapping[str, object]:
     return {}
 
 
-# --- which classes a type hint speaks of---------------------------------------------------
+# --- which classes a type hint speaks of --------------------------------------------------
 
 
 def returned_by(function: Callable[..., object]) -> object:

@@ -1,4 +1,4 @@
-"""Which keys are acceptable, and how keys and owner ids are made.
+"""Which keys are acceptable, and how keys and owner ids are made: from keys, arguments, templates.
 
 The rules and the derivations are pure: the same input gives the same answer for ever, because a
 key that is derived differently after an upgrade is a second execution. Only the two makers,
@@ -226,7 +226,7 @@ class OwnerIds:
         self._ids: list[bytes] = []
 
     def next(self) -> bytes:
-        """Give an id that nobody else has."""
+        """Return an id that nobody else has."""
         try:
             # list.pop is atomic, with and without the GIL: no id is ever given twice.
             return self._ids.pop()
@@ -243,15 +243,11 @@ class OwnerIds:
         self._ids = []
 
 
-# --- Reads a function's arguments out of a call, without calling it -----------------------
-#
-# This module binds. What it needs of the signature is worked out once, at decoration, because
-# `Signature.bind` on each call costs more than all the rest of a replay from memory. It is asked
-# only for calls that are wrong (it words the TypeError) or that fill `*args` or `**kwargs`.
+# --- keys from the arguments of a call ---------------------------------------------------
 
 
 Getter: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
-"""Takes the `args` and `kwargs` of a call, gives the value of one parameter."""
+"""Takes the `args` and `kwargs` of a call, returns the value of one parameter."""
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -259,7 +255,12 @@ _STARRED = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 class Arguments:
-    """The parameters of one function, ready to be read from any call of it."""
+    """The parameters of one function, ready to be read from any call of it, without calling it.
+
+    What is needed of the signature is worked out once, at decoration, because `Signature.bind` on
+    each call costs more than all the rest of a replay from memory. It is asked only for calls that
+    are wrong (it words the TypeError) or that fill `*args` or `**kwargs`.
+    """
 
     __slots__ = (
         "_by_keyword",
@@ -314,7 +315,7 @@ class Arguments:
     def mapping(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, skip_first: bool = False
     ) -> dict[str, Any]:
-        """Give all values by name, in the order of the signature, defaults included.
+        """Return all values by name, in the order of the signature, defaults included.
 
         `skip_first` leaves out the first parameter: `self` and `cls` are no part of what is asked.
         """
@@ -356,15 +357,15 @@ def digest_key(arguments: Mapping[str, Any]) -> str:
     return f"args-{fingerprint(arguments).hex()}"
 
 
-# --- Key templates: `"order:{order.id}"` over the arguments of a call ---------------------
+# --- keys from templates: `"order:{order.id}"` over the arguments of a call ---------------
 #
-# This module reads values and writes text. A template is checked whole when it is compiled, at
-# decoration; what only a call can show is an `InvalidKey` before anything runs. Two laws:
+# A template is checked whole when it is compiled, at decoration; what only a call can show is an
+# `InvalidKey` before anything runs. Two laws:
 #
 #     different texts make different keys   (separators inside values are escaped)
 #     a key never depends on chance         (only types with a stable text are accepted)
 #
-# Names with a leading underscore are refused: a template reads data, not the inside of objects.
+# Names with a leading underscore are rejected: a template reads data, not the inside of objects.
 
 
 Step: TypeAlias = Callable[[Any], Any]
@@ -433,7 +434,7 @@ class Template:
         self.names = tuple(dict.fromkeys(field.root for field in fields))
 
     def render(self, lookup: Callable[[str], Any]) -> str:
-        """Write the key; `lookup` gives the value of an argument by its name."""
+        """Write the key; `lookup` returns the value of an argument by its name."""
         pieces = [self._literals[0]]
         for field, literal in zip(self._fields, self._literals[1:], strict=True):
             text = field.text(lookup(field.root))

@@ -1,4 +1,4 @@
-"""What is said when a package is missing, or does not have what semel needs of it.
+"""Packages that semel does not depend on: what is said without them, and how to know their classes.
 
 Every module that stands on an optional package imports it under `Needed`, so that all of them say
 the same: who needs it, and the command that installs it. What a package does not promise to keep
@@ -50,12 +50,12 @@ class Needed:
         missing = error.name or ""
         if missing.partition(".")[0] == "semel":
             return
-        refusal = self._error(
+        missing_extra = self._error(
             f"{self._by} needs the package {missing}: pip install '{self._install}'"
         )
-        if isinstance(refusal, ImportError):
-            refusal.name = missing  # as Python's own error has it
-        raise refusal from error
+        if isinstance(missing_extra, ImportError):
+            missing_extra.name = missing  # as Python's own error has it
+        raise missing_extra from error
 
 
 def inside(package: str, name: str) -> Any:
@@ -86,9 +86,9 @@ def gone(package: str, name: str) -> ConfigError:
     )
 
 
-# --- Recognises the classes of libraries that semel does not import -----------------------
+# --- classes of packages that semel does not import ---------------------------------------
 #
-# If an object of such a class exists, its library is loaded; if it is not, no object can be one.
+# If an object of such a class exists, its package is loaded; if it is not, no object can be one.
 
 
 def is_pydantic_model(cls: type) -> TypeGuard[type[BaseModel]]:
@@ -112,7 +112,7 @@ def dataclass_fields(cls: type) -> tuple[Field[Any], ...]:
 
 
 def zone_key(zone: tzinfo | None) -> str | None:
-    """Give the name of a `zoneinfo` zone (`Europe/Vienna`); None for every other kind."""
+    """Return the name of a `zoneinfo` zone (`Europe/Vienna`); None for every other kind."""
     module = sys.modules.get("zoneinfo")
     if module is None or type(zone) is not module.ZoneInfo:
         return None

@@ -1,10 +1,11 @@
 """Settings: where records are kept and which policy applies, from files, environment and code.
 
-This module decides on precedence. Later wins, field by field:
+Later wins, field by field:
 
     preset < semel.toml < semel.{environment}.toml < SEMEL_* variables < code
 
-Every source is read before anything is said, so that one `ConfigError` names all that is wrong.
+Every source is read before anything is said, so that one `ConfigError` names all that is wrong. A
+URL is never shown: it may hold a password.
 """
 
 from __future__ import annotations
@@ -24,30 +25,18 @@ from semel.core.keys import KeyRules
 from semel.core.policy import DAY, HOUR, MINUTE, POSITIVE, Policy
 from semel.errors import ConfigError, IdempotencyError
 
-# --- Layers of settings: what one source says, read and checked ---------------------------
-#
-# This module reads sources and collects what is wrong with them; it never stops at the first
-# problem, and it decides nothing about precedence. A URL is never shown: it may hold a password.
+FILE_NAME = "semel.toml"
 
 
-Check: TypeAlias = Callable[[object], object]
-"""Gives a value in its stored form, or raises ConfigError."""
+DEFAULT_ENVIRONMENT = "default"
+
+
+CODE = "code"
+"""The source of what the program itself says."""
+
 
 VARIABLE_PREFIX = "SEMEL_"
 
-POLICY_NAMES = tuple(name for name in Policy.__struct_fields__ if name != "not_done")
-"""The policy fields that can be written as text; `not_done` holds classes."""
-
-_DURATIONS = (*POSITIVE, "wait_timeout")
-_WHOLE_NUMBERS = ("max_attempts", "max_result_bytes", "max_waiting")
-_SWITCHES = ("disabled", "payload_required")
-_MAY_BE_NONE = ("wait_timeout", "max_attempts")
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": MINUTE, "h": HOUR, "d": DAY}
-_DURATION = re.compile(rf"(-?\d+(?:\.\d+)?)({'|'.join(_UNITS)})?", re.ASCII)
-
-_YES = ("1", "true", "yes", "on")
-_NO = ("0", "false", "no", "off")
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {"url": "sqlite:///semel.db"},
@@ -57,8 +46,116 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The settings presets; each is the lowest layer, written like a file."""
 
-_NOT_OURS = re.compile(r"SEMEL_(SERVICE|PORT)(_.*)?")
-"""What Kubernetes tells every pod about a service that is called semel."""
+
+_ENVIRONMENT_NAME = re.compile(r"[\w-]+")
+"""It becomes part of a file's name, so it must not lead out of the folder."""
+
+
+BYPASSED: ContextVar[bool] = ContextVar("semel_bypassed", default=False)
+"""Whether the running thread or task calls functions straight (`semel.testing.bypass`). Every call
+asks the variable itself, because a function around it would be half the cost."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that can be configured outside the code."""
+
+    url: str | None
+    """Where records are kept; None when the code brings a store of its own."""
+    behind: str | None = None
+    """The store that decides, when the one at `url` is Redis and only stands in front."""
+    prefix: str = "idem:"
+    key_pattern: str | None = None
+    max_waiting: int | UnsetType | None = UNSET
+    """How many calls of an engine may wait at a time; None = no bound, UNSET = the default."""
+    policy: Policy = Policy()
+    scopes: dict[str, Policy] = {}
+    environment: str = DEFAULT_ENVIRONMENT
+    preset: str = "default"
+    disabled: bool = False
+    """True: calls run unprotected; for tests."""
+    sources: dict[str, str] = {}
+    """Where `url` and the others are said, for errors: `SEMEL_URL`, `semel.toml: url`."""
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None, directory: Path | None = None, **overrides: Any
+) -> Settings:
+    """Read the settings; `overrides` are fields of `Settings` given by the code.
+
+    `url=None` among them says that the code brings its own store, so that none is looked for.
+    """
+    reader = LayerReader()
+    variables = own_variables(os.environ if environ is None else environ)
+    named = overrides.pop("environment", variables.pop("SEMEL_ENV", None))
+    config = variables.pop("SEMEL_CONFIG", None)
+    environment = DEFAULT_ENVIRONMENT if named is None else named
+    if not isinstance(environment, str) or not _ENVIRONMENT_NAME.fullmatch(environment):
+        reader.problems.append("SEMEL_ENV: a name is made of letters, digits, _ and -")
+        environment = DEFAULT_ENVIRONMENT
+    folder = Path() if directory is None else directory
+    base = folder / (FILE_NAME if config is None else config)
+    no_base = None if config is None else f"SEMEL_CONFIG: there is no file {base}"
+    own = base.parent / f"{base.stem}.{environment}.toml"
+
+    layers = [
+        reader.file(base, if_missing=no_base),
+        reader.file(own, if_missing=_unknown_environment(environment, own)),
+        reader.variables(variables),
+        reader.table(CODE, overrides),
+    ]
+    preset = _choose_preset(named, layers)
+    settings = _merge([reader.table("preset", PRESETS[preset]), *layers])
+    problems = [*reader.problems, *_unfit_for_production(preset, settings.top)]
+    if problems:
+        raise ConfigError("\n  - ".join(["these settings are wrong:", *problems]))
+    return Settings(
+        **{**settings.top, "preset": preset},
+        environment=environment,
+        policy=Policy(**settings.policy),
+        scopes={scope: Policy(**fields) for scope, fields in settings.scopes.items()},
+        sources=settings.sources,
+    )
+
+
+def _unknown_environment(name: str, file: Path) -> str | None:
+    """Say what is wrong with a name that changes nothing: it may be a typo."""
+    if name in PRESETS:
+        return None
+    known = ", ".join(PRESETS)
+    return (
+        f"SEMEL_ENV: {name!r} is not known: there is no file {file.name}, and presets are {known}"
+    )
+
+
+def _choose_preset(environment: str | None, layers: list[Layer]) -> str:
+    """Take the code's word, else the environment's name if it is one, else what a file says."""
+    *files_and_variables, code = (layer.top.get("preset") for layer in layers)
+    by_name = environment if environment in PRESETS else None
+    chosen = [name for name in (*files_and_variables, by_name, code) if name is not None]
+    return chosen[-1] if chosen else "default"
+
+
+def _merge(layers: Iterable[Layer]) -> Layer:
+    merged = Layer.empty()
+    for layer in layers:
+        merged.top.update(layer.top)
+        merged.policy.update(layer.policy)
+        merged.sources.update(layer.sources)
+        for scope, fields in layer.scopes.items():
+            merged.scopes.setdefault(scope, {}).update(fields)
+    return merged
+
+
+def _unfit_for_production(preset: str, top: Mapping[str, Any]) -> Iterable[str]:
+    if preset != "production":
+        return
+    if "url" not in top:
+        yield "production needs a store: set SEMEL_URL, or url in semel.toml"
+    elif any((top.get(name) or "").startswith("memory:") for name in ("url", "behind")):
+        yield "production must not keep its records in memory: they end with the process"
+
+
+# --- layers: what one source says ---------------------------------------------------------
 
 
 class Layer(NamedTuple):
@@ -192,8 +289,12 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_NOT_OURS = re.compile(r"SEMEL_(SERVICE|PORT)(_.*)?")
+"""What Kubernetes tells every pod about a service that is called semel."""
+
+
 def _from_text(name: str, text: str) -> object:
-    """Turn a variable's text into what a file would hold; the check refuses what stays text."""
+    """Turn a variable's text into what a file would hold; the check rejects what stays text."""
     if name in _SWITCHES:
         word = text.lower()
         return word in _YES if word in (*_YES, *_NO) else text
@@ -202,7 +303,39 @@ def _from_text(name: str, text: str) -> object:
     return text
 
 
-# --- checks ------------------------------------------------------------------------------
+# --- checks of single values --------------------------------------------------------------
+
+
+Check: TypeAlias = Callable[[object], object]
+"""Returns a value in its stored form, or raises ConfigError."""
+
+
+POLICY_NAMES = tuple(name for name in Policy.__struct_fields__ if name != "not_done")
+"""The policy fields that can be written as text; `not_done` holds classes."""
+
+
+_DURATIONS = (*POSITIVE, "wait_timeout")
+
+
+_WHOLE_NUMBERS = ("max_attempts", "max_result_bytes", "max_waiting")
+
+
+_SWITCHES = ("disabled", "payload_required")
+
+
+_MAY_BE_NONE = ("wait_timeout", "max_attempts")
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": MINUTE, "h": HOUR, "d": DAY}
+
+
+_DURATION = re.compile(rf"(-?\d+(?:\.\d+)?)({'|'.join(_UNITS)})?", re.ASCII)
+
+
+_YES = ("1", "true", "yes", "on")
+
+
+_NO = ("0", "false", "no", "off")
 
 
 def _text(value: object) -> str:
@@ -257,6 +390,8 @@ _TOP: dict[str, Check] = {
     "disabled": _disabled,
     "preset": _preset,
 }
+
+
 _TOP_VARIABLES = tuple(name for name in _TOP if name != "preset")
 """The preset is chosen by the name of the environment, SEMEL_ENV."""
 
@@ -283,122 +418,11 @@ def parse_duration(text: str) -> float:
     return float(number) * _UNITS[unit or "s"]
 
 
-_POLICY: dict[str, Check] = {name: partial(_policy_value, name) for name in POLICY_NAMES}
-_POLICY["preset"] = _policy_preset
+_POLICY: dict[str, Check] = {
+    **{name: partial(_policy_value, name) for name in POLICY_NAMES},
+    "preset": _policy_preset,
+}
 
 
 def _written(policy: Policy) -> dict[str, Any]:
     return {name: value for name, value in asdict(policy).items() if value is not UNSET}
-
-
-FILE_NAME = "semel.toml"
-DEFAULT_ENVIRONMENT = "default"
-CODE = "code"
-"""The source of what the program itself says."""
-
-_ENVIRONMENT_NAME = re.compile(r"[\w-]+")
-"""It becomes part of a file's name, so it must not lead out of the folder."""
-
-
-BYPASSED: ContextVar[bool] = ContextVar("semel_bypassed", default=False)
-"""Whether the running thread or task calls functions straight (`semel.testing.bypass`). Every call
-asks the variable itself, because a function around it would be half the cost."""
-
-
-class Settings(Struct, frozen=True, kw_only=True):
-    """Everything that can be configured outside the code."""
-
-    url: str | None
-    """Where records are kept; None when the code brings a store of its own."""
-    behind: str | None = None
-    """The store that decides, when the one at `url` is Redis and only stands in front."""
-    prefix: str = "idem:"
-    key_pattern: str | None = None
-    max_waiting: int | UnsetType | None = UNSET
-    """How many calls of an engine may wait at a time; None = no bound, UNSET = the default."""
-    policy: Policy = Policy()
-    scopes: dict[str, Policy] = {}
-    environment: str = DEFAULT_ENVIRONMENT
-    preset: str = "default"
-    disabled: bool = False
-    """True: calls run unprotected; for tests."""
-    sources: dict[str, str] = {}
-    """Where `url` and the others are said, for errors: `SEMEL_URL`, `semel.toml: url`."""
-
-
-def load_settings(
-    environ: Mapping[str, str] | None = None, directory: Path | None = None, **overrides: Any
-) -> Settings:
-    """Read the settings; `overrides` are fields of `Settings` given by the code.
-
-    `url=None` among them says that the code brings its own store, so that none is looked for.
-    """
-    reader = LayerReader()
-    variables = own_variables(os.environ if environ is None else environ)
-    named = overrides.pop("environment", variables.pop("SEMEL_ENV", None))
-    config = variables.pop("SEMEL_CONFIG", None)
-    environment = DEFAULT_ENVIRONMENT if named is None else named
-    if not isinstance(environment, str) or not _ENVIRONMENT_NAME.fullmatch(environment):
-        reader.problems.append("SEMEL_ENV: a name is made of letters, digits, _ and -")
-        environment = DEFAULT_ENVIRONMENT
-    folder = Path() if directory is None else directory
-    base = folder / (FILE_NAME if config is None else config)
-    no_base = None if config is None else f"SEMEL_CONFIG: there is no file {base}"
-    own = base.parent / f"{base.stem}.{environment}.toml"
-
-    layers = [
-        reader.file(base, if_missing=no_base),
-        reader.file(own, if_missing=_unknown_environment(environment, own)),
-        reader.variables(variables),
-        reader.table(CODE, overrides),
-    ]
-    preset = _choose_preset(named, layers)
-    settings = _merge([reader.table("preset", PRESETS[preset]), *layers])
-    problems = [*reader.problems, *_unfit_for_production(preset, settings.top)]
-    if problems:
-        raise ConfigError("\n  - ".join(["these settings are wrong:", *problems]))
-    return Settings(
-        **{**settings.top, "preset": preset},
-        environment=environment,
-        policy=Policy(**settings.policy),
-        scopes={scope: Policy(**fields) for scope, fields in settings.scopes.items()},
-        sources=settings.sources,
-    )
-
-
-def _unknown_environment(name: str, file: Path) -> str | None:
-    """Say what is wrong with a name that changes nothing: it may be a typo."""
-    if name in PRESETS:
-        return None
-    known = ", ".join(PRESETS)
-    return (
-        f"SEMEL_ENV: {name!r} is not known: there is no file {file.name}, and presets are {known}"
-    )
-
-
-def _choose_preset(environment: str | None, layers: list[Layer]) -> str:
-    """Take the code's word, else the environment's name if it is one, else what a file says."""
-    *files_and_variables, code = (layer.top.get("preset") for layer in layers)
-    by_name = environment if environment in PRESETS else None
-    chosen = [name for name in (*files_and_variables, by_name, code) if name is not None]
-    return chosen[-1] if chosen else "default"
-
-
-def _merge(layers: Iterable[Layer]) -> Layer:
-    merged = Layer.empty()
-    for layer in layers:
-        merged.top.update(layer.top)
-        merged.policy.update(layer.policy)
-        merged.sources.update(layer.sources)
-        for scope, fields in layer.scopes.items():
-            merged.scopes.setdefault(scope, {}).update(fields)
-    return merged
-
-
-def _unfit_for_production(preset: str, top: Mapping[str, Any]) -> Iterable[str]:
-    if preset != "production":
-        return
-    if "url" not in top:
-        yield "production needs a store: set SEMEL_URL, or url in semel.toml"
-    elif any((top.get(name) or "").startswith("memory:") for name in ("url", "behind")):
-        yield "production must not keep its records in memory: they end with the process"

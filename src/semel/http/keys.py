@@ -57,7 +57,8 @@ def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> st
         >>> parse_key('"order-1"'), parse_key("order-1"), parse_key(['"order-1";v=2'])
         ('order-1', 'order-1', 'order-1')
     """
-    lines = [header] if isinstance(header, str | bytes) else [*(header or ())]
+    several = isinstance(header, Iterable) and not isinstance(header, str | bytes)
+    lines: list[Any] = [] if header is None else [*header] if several else [header]
     for line in lines:
         if not isinstance(line, str):
             raise InvalidKey(f"the key's header must be a text, not {type(line).__name__}")

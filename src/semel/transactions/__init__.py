@@ -7,7 +7,7 @@
     refusals     arguments that cannot be meant
     records      the records of an engine's store, for one of these dialects
     claiming     the steps of a block, as generators that yield statements and receive rows
-    troubles     what a driver's error means here
+    db_errors     what a driver's error means here
     inside       the attempt of a block, and the warning to who leaves it
 
 Nothing in here commits. A block works between two savepoints: the outer one undoes the whole block,

@@ -1,11 +1,98 @@
-"""The attempt of a transactional block, and the warning to who leaves it."""
+"""A transactional block from the inside: what it takes, its steps, its attempt.
+
+The steps do no I/O. Every decision is that of `semel.core.judge`, made by the verbs of the store.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from semel.attempts import Attempt, Result, current_attempt
+from semel.core.policy import Rules
+from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest, CompleteRequest
+from semel.errors import ConfigError
+from semel.stores.sql.verbs import Verb
+from semel.transactions.dialects import Records
+from semel.transactions.drivers import is_connection
+
+T = TypeVar("T")
+
+
+_BEGIN = "begin must be a function that gives a context manager, such as Session.begin"
+
+
+def check_keys(keys: object) -> None:
+    """Raise a ConfigError unless these are several keys; a text would be read by letters."""
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
+        raise ConfigError(
+            f"several keys are needed, such as a list of them, not {type(keys).__name__}; "
+            "for one key there is idem.transaction()"
+        )
+
+
+def check_begin(begin: object) -> None:
+    """Raise a ConfigError unless this begins a unit of work; some connections are callable."""
+    if not callable(begin) or is_connection(begin):
+        raise ConfigError(f"{_BEGIN}, not {type(begin).__name__}")
+
+
+def enterable(given: T, kind: type) -> T:
+    """Return what `begin` has given, if it can be entered."""
+    if not isinstance(given, kind):
+        raise ConfigError(f"{_BEGIN}; it gave {type(given).__name__}")
+    return given
+
+
+# --- the steps of a block: generators that yield statements and receive replies -----------
+
+
+LOCKED: Final = Busy(0.0)
+"""An open transaction has the record, and this caller does not wait for its end.
+
+Known by identity: a record that runs elsewhere under a lease is busy, too."""
+
+
+def prepare(records: Records, rules: Rules, *, wait: bool, spent: float = 0.0) -> Verb[Any]:
+    """Bound the wait for the transaction of another caller; returns what the bound was.
+
+    `spent` seconds of it have passed already.
+    """
+    bound = rules.store_timeout if rules.wait_timeout is None else rules.wait_timeout
+    return records.prepare(max(0.0, bound - spent), wait=wait)
+
+
+def claim(records: Records, ask: ClaimRequest, *, wait: bool) -> Verb[Claim]:
+    """Claim the record: held, and with its lease at once past.
+
+    A transaction that is committed too early then leaves a record whose outcome is unknown, never
+    a success. Before its commit nobody else sees the row.
+    """
+    if not (yield from records.lock(ask.identity, wait=wait)):
+        return LOCKED
+    parked = replace(ask, lease=0.0)
+    answer = yield from records.verbs.claim(replace(parked, hold=True)).start()
+    if isinstance(answer, Abandoned) and not ask.hold:
+        # Our own hold must not keep us from what this caller's policy lets it take over.
+        answer = yield from records.verbs.claim(parked).start()
+        if isinstance(answer, Claimed):
+            yield from records.hold(ask.identity, ask.owner, held=True)
+    return answer
+
+
+def complete(records: Records, ask: CompleteRequest, rules: Rules) -> Verb[bool]:
+    """Store the success, held only if the caller's policy says so: tiers copy no held record."""
+    if not rules.hold:
+        yield from records.hold(ask.identity, ask.owner, held=False)
+    return (yield from records.verbs.complete(ask).start())
+
+
+# --- the attempt of a block, and the warning to calls that do not belong to it ------------
+
 
 _PACKAGE = __name__.partition(".")[0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from itertools import count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from semel.errors import ConfigError
 from semel.stores.sql.verbs import Reply, Statement
@@ -127,7 +127,10 @@ class _Plain(ABC):
 
     dialect: str
     way_in: str
-    """How a transaction is begun on it, for whoever forgot."""
+    """How a transaction is begun on it, for the error when none is open."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
     @abstractmethod
     def in_transaction(self) -> bool:

@@ -34,7 +34,7 @@ from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import is_event_stream
 from semel.stores.base import OnFile
 from semel.sync import Idempotency
-from semel.transactions import troubles
+from semel.transactions import db_errors
 
 # --- the transactions of this thread -------------------------------------------------------------
 
@@ -204,9 +204,9 @@ def protected(
         return response_of(rules.rejection(_explained(integration, call, error)))
     except Exception as error:
         # The COMMIT itself may fail in a way that asks for another try; nothing was done then.
-        if error is failure or not troubles.must_repeat(error):
+        if error is failure or not db_errors.must_repeat(error):
             raise
-        return response_of(rules.rejection(about(troubles.repeat(), call.identity)))
+        return response_of(rules.rejection(about(db_errors.repeat(), call.identity)))
 
 
 def _explained(integration: Integration, call: Call, error: IdempotencyError) -> IdempotencyError:

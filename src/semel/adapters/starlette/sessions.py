@@ -63,7 +63,7 @@ from semel.http.problems import log_failure
 from semel.http.rules import RouteRules
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
-from semel.transactions import troubles
+from semel.transactions import db_errors
 
 with Needed("semel[sqlalchemy]", by="@idempotent(session=...)"):
     from sqlalchemy import Engine
@@ -531,8 +531,8 @@ class Work:
                 if isinstance(error, OutcomeUnknown):  # no answer of 5xx, which would be logged
                     log_failure("an endpoint ended the transaction of its record", error)
                 raise _Instead(self._rules.rejection(error)) from error
-            if call is not None and troubles.must_repeat(error):
-                again = about(troubles.repeat(), call.identity)
+            if call is not None and db_errors.must_repeat(error):
+                again = about(db_errors.repeat(), call.identity)
                 raise _Instead(self._rules.rejection(again)) from error
             raise
 

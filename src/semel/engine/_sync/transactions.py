@@ -34,11 +34,10 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
-from semel.transactions import claiming, refusals, troubles
-from semel.transactions.claiming import LOCKED
+from semel.transactions import db_errors, inside
 from semel.transactions.dialects import Records
-from semel.transactions.families import link_to
-from semel.transactions.inside import TransactionAttempt
+from semel.transactions.drivers import link_to
+from semel.transactions.inside import LOCKED, TransactionAttempt
 from semel.transactions.links import Link, Nested, Savepoint
 from semel.transactions.records import records_of
 
@@ -114,7 +113,7 @@ class TransactionRunner(Runner):
         They are claimed in one order, so that two such transactions do not block each other.
         `connection`, `scope`, `policy` and `table` are those of `transaction`.
         """
-        refusals.check_keys(keys)
+        inside.check_keys(keys)
         rules = self._rules(scope, policy)
         calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
         return TransactionsContext(
@@ -138,20 +137,20 @@ class TransactionRunner(Runner):
         the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
         `scope`, `payload` and `policy` are those of `execute`.
         """
-        refusals.check_begin(begin)
+        inside.check_begin(begin)
         self._check_function(fn)
         rules = self._rules(scope, policy)
         call = self._call(key, scope, payload, rules, returns=returned_by(fn))
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                with refusals.enterable(begin(), AbstractContextManager) as connection:
+                with inside.enterable(begin(), AbstractContextManager) as connection:
                     attempt = self._run_inside(call, connection, fn)
             except Exception as error:
-                if not troubles.must_repeat(error):
+                if not db_errors.must_repeat(error):
                     raise
                 if left == 0:
-                    raise about(troubles.repeat(), call.identity) from error
+                    raise about(db_errors.repeat(), call.identity) from error
             else:
                 return attempt.result
             sleep(next(waits))
@@ -203,7 +202,7 @@ class TransactionContext(Generic[Result]):
         try:
             self._nested = self._link.begin()
         except Exception as error:  # noqa: BLE001 - translated, every one
-            troubles.refuse_claim(error)
+            db_errors.refuse_claim(error)
         try:
             self._attempt = self._claim()
             if self._attempt.replayed:
@@ -217,7 +216,7 @@ class TransactionContext(Generic[Result]):
             self._restore_quietly()
             self._undo()
             if isinstance(error, Exception):
-                troubles.refuse_claim(error, has_lock=self._records.has_lock)
+                db_errors.refuse_claim(error, has_lock=self._records.has_lock)
             raise
         return self._attempt
 
@@ -233,8 +232,8 @@ class TransactionContext(Generic[Result]):
         attempt.__exit__(kind, error, trace)
         if error is not None:
             self._undo()
-            if troubles.must_repeat(error):
-                raise about(troubles.repeat(), self._call.identity) from error
+            if db_errors.must_repeat(error):
+                raise about(db_errors.repeat(), self._call.identity) from error
             return
         try:
             # The marker is the witness: it went with the transaction that it was set in.
@@ -244,7 +243,7 @@ class TransactionContext(Generic[Result]):
             self._undo()
             if isinstance(failure, Exception):
                 try:
-                    troubles.refuse_end(failure)
+                    db_errors.refuse_end(failure)
                 except IdempotencyError as refused:
                     raise_about(refused, self._call.identity)
             raise
@@ -253,8 +252,8 @@ class TransactionContext(Generic[Result]):
             self._nested.commit()
         except BaseException as failure:
             self._undo()
-            if troubles.must_repeat(failure):
-                raise about(troubles.repeat(), self._call.identity) from failure
+            if db_errors.must_repeat(failure):
+                raise about(db_errors.repeat(), self._call.identity) from failure
             raise
 
     def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
@@ -309,7 +308,7 @@ class TransactionContext(Generic[Result]):
         """Bound how long the session waits for locks; what the bound was is kept from the first."""
         spent = monotonic() - self._began
         before = self._drive(
-            claiming.prepare(self._records, self._call.rules, wait=wait, spent=spent)
+            inside.prepare(self._records, self._call.rules, wait=wait, spent=spent)
         )
         if self._bound is UNSET:
             self._bound = before
@@ -317,12 +316,12 @@ class TransactionContext(Generic[Result]):
     def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
-            return self._drive(claiming.claim(self._records, ask, wait=wait))
+            return self._drive(inside.claim(self._records, ask, wait=wait))
         except Exception as error:
-            if self._records.has_lock or not troubles.would_wait(error):
+            if self._records.has_lock or not db_errors.would_wait(error):
                 raise
             if self._records.rolls_back:
-                raise troubles.repeat() from error
+                raise db_errors.repeat() from error
             if wait:
                 raise
             return LOCKED
@@ -333,7 +332,7 @@ class TransactionContext(Generic[Result]):
         if kept.interruption is not None:
             raise kept.interruption
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not self._drive(claiming.complete(self._records, ask, call.rules)):
+        if not self._drive(inside.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         engine._announce(

@@ -12,8 +12,8 @@ from semel.errors import ConfigError
 from semel.stores.sql.sqlite import AsyncSQLiteStore, FileSource, GivenSource, SQLiteStore
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.verbs import Statement, Verb
+from semel.transactions.drivers import SQLiteLink
 from semel.transactions.links import command, question
-from semel.transactions.sqlite import SQLiteLink
 
 _DATABASES: Final = question("PRAGMA database_list")
 

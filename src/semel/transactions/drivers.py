@@ -1,0 +1,482 @@
+"""The connections that transactional mode takes, and how each driver's is spoken to.
+
+A driver, and the part of a store that stands on it, is imported when its first connection comes:
+by then the driver is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, overload
+
+from semel.errors import ConfigError
+from semel.stores.sql.verbs import Reply, Statement
+from semel.transactions import db_errors
+from semel.transactions.links import (
+    AsyncNested,
+    AsyncPlainLink,
+    Nested,
+    PlainLink,
+    Savepoint,
+    no_transaction,
+)
+
+# --- SQLite: sqlite3 for threads, aiosqlite for asyncio ----------------------------------
+
+BEGIN: Final = "BEGIN IMMEDIATE"
+
+
+class SQLiteLink(PlainLink):
+    """A connection of sqlite3."""
+
+    dialect = "sqlite"
+    way_in = f'BEGIN first: connection.execute("{BEGIN}")'
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction)
+
+    def ensure(self) -> None:
+        """Begin what a framework believes to have begun: sqlite3 waits for the first write."""
+        if not self._connection.in_transaction:
+            self._connection.execute(BEGIN)
+
+    def execute(self, statement: Statement) -> Reply:
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # the application's own may be another
+        try:
+            cursor.execute(statement.sql, statement.parameters)
+            return Reply(cursor.fetchall(), cursor.rowcount)
+        finally:
+            cursor.close()
+
+
+class AsyncSQLiteLink(AsyncPlainLink):
+    """A connection of aiosqlite."""
+
+    dialect = "sqlite"
+    way_in = f'BEGIN first: await connection.execute("{BEGIN}")'
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction)
+
+    async def ensure(self) -> None:
+        """Begin what a framework believes to have begun."""
+        if not self._connection.in_transaction:
+            await self._connection.execute(BEGIN)
+
+    async def execute(self, statement: Statement) -> Reply:
+        cursor = await self._connection.cursor()
+        cursor.row_factory = None
+        try:
+            await cursor.execute(statement.sql, statement.parameters)
+            rows = [tuple(row) for row in await cursor.fetchall()]
+            return Reply(rows, cursor.rowcount)
+        finally:
+            await cursor.close()
+
+
+# --- PostgreSQL: psycopg 3, and asyncpg --------------------------------------------------
+
+
+class _PsycopgStatus:
+    """Whether a transaction is open on a connection of psycopg."""
+
+    _connection: Any
+
+    def __init__(self, connection: Any) -> None:
+        from psycopg.pq import TransactionStatus  # noqa: PLC0415 - see above
+
+        from semel.stores.sql.postgres.lending import check_answers  # noqa: PLC0415
+
+        super().__init__(getattr(connection, "connection", connection))  # type: ignore[call-arg]
+        self._open = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        self._check_answers = check_answers
+
+    def in_transaction(self) -> bool:
+        self._check_answers(self._connection)
+        return self._connection.info.transaction_status in self._open
+
+
+class PsycopgLink(_PsycopgStatus, PlainLink):
+    """A `psycopg.Connection`, or the `Transaction` that its `transaction()` returns."""
+
+    dialect = "postgresql"
+    way_in = "use `with connection.transaction():` around it"
+
+    def execute(self, statement: Statement) -> Reply:
+        from semel.stores.sql.postgres import sessions  # noqa: PLC0415 - see above
+
+        return sessions.execute(self._connection, statement)
+
+
+class AsyncPsycopgLink(_PsycopgStatus, AsyncPlainLink):
+    """A `psycopg.AsyncConnection`, or the `AsyncTransaction` that its `transaction()` returns."""
+
+    dialect = "postgresql"
+    way_in = "use `async with connection.transaction():` around it"
+
+    async def execute(self, statement: Statement) -> Reply:
+        from semel.stores.sql.postgres import aio_sessions  # noqa: PLC0415 - see above
+
+        return await aio_sessions.execute(self._connection, statement)
+
+
+class AsyncpgLink(AsyncPlainLink):
+    """An `asyncpg.Connection`, its own or a pool's."""
+
+    dialect = "postgresql"
+    way_in = "use `async with connection.transaction():` around it"
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        from semel.stores.sql.postgres import asyncpg_sessions  # noqa: PLC0415 - see above
+
+        self._sessions = asyncpg_sessions
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.is_in_transaction())
+
+    async def execute(self, statement: Statement) -> Reply:
+        return await self._sessions.execute(self._connection, statement)
+
+
+# --- MySQL and MariaDB: PyMySQL and mysqlclient for threads, asyncmy for asyncio ---------
+
+_IN_TRANSACTION: Final = 1
+"""SERVER_STATUS_IN_TRANS: the server tells with each answer."""
+
+
+class PyMySQLLink(PlainLink):
+    """A connection of PyMySQL."""
+
+    dialect = "mysql"
+    way_in = "call connection.begin() first"
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        from semel.stores.sql.mysql import threads  # noqa: PLC0415 - see above
+
+        self._driver = threads
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.server_status & _IN_TRANSACTION)
+
+    def joins(self) -> bool:
+        """Under autocommit this server takes a savepoint and forgets it at once."""
+        return self.in_transaction() or not self._connection.get_autocommit()
+
+    def execute(self, statement: Statement) -> Reply:
+        return self._driver.send(self._connection, statement)
+
+
+class AsyncmyLink(AsyncPlainLink):
+    """A connection of asyncmy."""
+
+    dialect = "mysql"
+    way_in = "call `await connection.begin()` first"
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        from semel.stores.sql.mysql import tasks  # noqa: PLC0415 - see above
+
+        self._driver = tasks
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.get_transaction_status())
+
+    def joins(self) -> bool:
+        """Under autocommit this server takes a savepoint and forgets it at once."""
+        return self.in_transaction() or not self._connection.get_autocommit()
+
+    async def execute(self, statement: Statement) -> Reply:
+        return await self._driver.send(self._connection, statement)
+
+
+class MySQLdbLink(PlainLink):
+    """A connection of mysqlclient, which does not say whether a transaction is open."""
+
+    dialect = "mysql"
+    way_in = 'call connection.query("START TRANSACTION") first'
+
+    def in_transaction(self) -> bool:
+        """Try it: under autocommit, a savepoint outside a transaction is forgotten at once."""
+        if not self._connection.get_autocommit():
+            return True  # if none is open, the next statement begins one, and waits for a commit
+        savepoint = Savepoint(self)
+        savepoint.open()
+        try:
+            savepoint.commit()
+        except Exception as error:
+            if db_errors.is_ended(error):
+                return False
+            raise
+        return True
+
+    def joins(self) -> bool:
+        return self.in_transaction()
+
+    def execute(self, statement: Statement) -> Reply:
+        # The default of the class: an application's own connection may have another.
+        cursor = self._connection.cursor(self._connection.default_cursor)
+        try:
+            changed = cursor.execute(statement.sql, statement.parameters)
+            if statement.then is not None:
+                cursor.execute(statement.then.sql, statement.then.parameters)
+            return Reply(list(cursor.fetchall()), changed)
+        finally:
+            cursor.close()
+
+
+# --- SQLAlchemy 2: Session and Connection, AsyncSession and AsyncConnection ---------------
+#
+# Savepoints are SQLAlchemy's own, because a Session has to know which of its objects went with one.
+# The statements go to the driver's connection underneath. So a statement that is interrupted (a
+# cancelled task, a signal) is ours to report: SQLAlchemy closes the connection, as it does after
+# its own statements. An answer may still come on it.
+
+_DIALECTS = {"mariadb": "mysql"}
+"""Where SQLAlchemy has two names for what is one to us."""
+
+_AUTOCOMMIT = "SQLAlchemy runs this connection in AUTOCOMMIT: give it another isolation level"
+
+
+class SQLAlchemyLink:
+    """A `Session` or a `Connection`."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.dialect = _dialect(given)
+
+    def begin(self) -> Nested:
+        given = self._given
+        if not given.in_transaction():
+            raise no_transaction("use `with session.begin():` around it")
+        self._core = core = given if _is_core(given) else given.connection()
+        self._driver = link_to(core.connection.driver_connection, asynchronous=False)
+        if isinstance(self._driver, SQLiteLink):
+            try:
+                self._driver.ensure()
+            except BaseException as error:
+                self._close_if_interrupted(error)
+                raise
+        if not self._driver.joins():
+            raise no_transaction(_AUTOCOMMIT)
+        self._nested: Any = given.begin_nested()
+        if core is not given:
+            try:
+                given.connection()  # only now a Session sets its savepoint
+            except BaseException:
+                self._nested.rollback()
+                raise
+        nested: Nested = self._nested
+        return nested
+
+    def execute(self, statement: Statement) -> Reply:
+        _check_open(self._nested, self._core)
+        try:
+            return self._driver.execute(statement)
+        except BaseException as error:
+            self._close_if_interrupted(error)
+            raise
+
+    def _close_if_interrupted(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            self._core.invalidate()
+
+
+class AsyncSQLAlchemyLink:
+    """An `AsyncSession` or an `AsyncConnection`."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.dialect = _dialect(given)
+
+    async def begin(self) -> AsyncNested:
+        given = self._given
+        if not given.in_transaction():
+            raise no_transaction("use `async with session.begin():` around it")
+        self._core = core = given if _is_core(given) else await given.connection()
+        raw = (await core.get_raw_connection()).driver_connection
+        self._driver = link_to(raw, asynchronous=True)
+        if isinstance(self._driver, AsyncSQLiteLink):
+            try:
+                await self._driver.ensure()
+            except BaseException as error:
+                await self._close_if_interrupted(error)
+                raise
+        if not self._driver.joins():
+            raise no_transaction(_AUTOCOMMIT)
+        self._nested: Any = await given.begin_nested()
+        if core is not given:
+            try:
+                await given.connection()  # only now a Session sets its savepoint
+            except BaseException:
+                await self._nested.rollback()
+                raise
+        nested: AsyncNested = self._nested
+        return nested
+
+    async def execute(self, statement: Statement) -> Reply:
+        _check_open(self._nested, self._core)
+        try:
+            return await self._driver.execute(statement)
+        except BaseException as error:
+            await self._close_if_interrupted(error)
+            raise
+
+    async def _close_if_interrupted(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            await self._core.invalidate()
+
+
+def _check_open(nested: Any, core: Any) -> None:
+    # After a commit the driver's connection may be another caller's already, by way of the pool.
+    if not nested.is_active or core.invalidated:
+        raise db_errors.ended()
+
+
+def _is_core(given: Any) -> bool:
+    return hasattr(given, "exec_driver_sql")
+
+
+def _dialect(given: Any) -> str:
+    name: str = (given if _is_core(given) else given.get_bind()).dialect.name
+    return _DIALECTS.get(name, name)
+
+
+# --- Django: the connection of an alias, or `django.db.connection` itself -----------------
+#
+# Savepoints are those of `transaction.atomic()`: Django then knows what was undone, and drops the
+# `on_commit` hooks that belonged to it. The statements go to the driver's connection underneath.
+
+
+class DjangoLink:
+    """A database of a Django project."""
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, str):
+            given = _of_alias(given)
+        self._wrapper = given
+        self.dialect: str = given.vendor
+
+    def begin(self) -> Nested:
+        """Enter an inner `atomic()`, which is a savepoint."""
+        if not self._wrapper.in_atomic_block:
+            raise no_transaction("use `with transaction.atomic():` around it")
+        # First: a driver that is not known must be rejected before anything is entered.
+        self._driver = link_to(self._wrapper.connection, asynchronous=False)
+        return _Atomic(self._wrapper.alias)
+
+    def execute(self, statement: Statement) -> Reply:
+        return self._driver.execute(statement)
+
+
+def _of_alias(alias: str) -> Any:
+    from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415 - see above
+    from django.db import connections  # noqa: PLC0415
+
+    # No other text is shown than that of an alias: a URL may hold a password.
+    try:
+        known = list(connections)
+    except ImproperlyConfigured as error:
+        raise ConfigError(
+            "a text is the alias of a Django database, and Django has no settings here: set "
+            "DJANGO_SETTINGS_MODULE and call django.setup(), or give the connection itself"
+        ) from error
+    if alias not in known:
+        raise ConfigError(f"Django's DATABASES has no such alias; it has {', '.join(known)}")
+    return connections[alias]
+
+
+class _Undo(Exception):
+    """Makes `atomic()` roll back; it never leaves this module."""
+
+
+class _Atomic:
+    """An inner `atomic()`, from its entry on."""
+
+    def __init__(self, alias: str) -> None:
+        from django.db import transaction  # noqa: PLC0415 - see above
+
+        self._atomic: Any = transaction.atomic(using=alias)
+        self._atomic.__enter__()
+
+    def commit(self) -> None:
+        self._atomic.__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        error = _Undo()
+        self._atomic.__exit__(_Undo, error, error.__traceback__)
+
+
+# --- which link takes a connection -------------------------------------------------------
+
+LINKS: Final[dict[tuple[str, str], Any]] = {
+    ("sqlite3", "Connection"): SQLiteLink,
+    ("psycopg", "Connection"): PsycopgLink,
+    ("psycopg", "Transaction"): PsycopgLink,
+    ("pymysql", "Connection"): PyMySQLLink,
+    ("MySQLdb", "Connection"): MySQLdbLink,
+    ("sqlalchemy", "Session"): SQLAlchemyLink,
+    ("sqlalchemy", "scoped_session"): SQLAlchemyLink,
+    ("sqlalchemy", "Connection"): SQLAlchemyLink,
+    ("django", "BaseDatabaseWrapper"): DjangoLink,
+    ("django", "ConnectionProxy"): DjangoLink,
+    ("builtins", "str"): DjangoLink,
+}
+"""For threads, by the package and the class of a connection. A text is an alias of Django's."""
+
+ASYNC_LINKS: Final[dict[tuple[str, str], Any]] = {
+    ("aiosqlite", "Connection"): AsyncSQLiteLink,
+    ("psycopg", "AsyncConnection"): AsyncPsycopgLink,
+    ("psycopg", "AsyncTransaction"): AsyncPsycopgLink,
+    ("asyncpg", "Connection"): AsyncpgLink,
+    ("asyncpg", "PoolConnectionProxy"): AsyncpgLink,
+    ("asyncmy", "Connection"): AsyncmyLink,
+    ("sqlalchemy", "AsyncSession"): AsyncSQLAlchemyLink,
+    ("sqlalchemy", "async_scoped_session"): AsyncSQLAlchemyLink,
+    ("sqlalchemy", "AsyncConnection"): AsyncSQLAlchemyLink,
+}
+"""For asyncio."""
+
+
+@overload
+def link_to(connection: object, *, asynchronous: Literal[False]) -> PlainLink: ...
+@overload
+def link_to(connection: object, *, asynchronous: Literal[True]) -> AsyncPlainLink: ...
+def link_to(connection: object, *, asynchronous: bool) -> Any:
+    """Make the link that takes this connection."""
+    ours, theirs = (ASYNC_LINKS, LINKS) if asynchronous else (LINKS, ASYNC_LINKS)
+    names = _names(connection)
+    link = next((ours[name] for name in names if name in ours), None)
+    if link is not None:
+        try:
+            return link(connection)
+        except ModuleNotFoundError as error:
+            # The text is not shown: it may be a URL, given by mistake, with a password in it.
+            what = (
+                "a text is the alias of a Django database"
+                if link is DjangoLink
+                else "it needs more"
+            )
+            raise ConfigError(
+                f"idem.transaction() cannot write on this connection: {what}, and {error.name} is "
+                "not installed"
+            ) from error
+    shown = f"{names[0][0]}.{names[0][1]}"
+    if any(name in theirs for name in names):
+        engine = "Idempotency" if asynchronous else "AsyncIdempotency"
+        raise ConfigError(f"{shown} goes with an {engine}, not with this kind of engine")
+    raise ConfigError(
+        f"idem.transaction() cannot write on {shown}; it takes connections of sqlite3, "
+        "aiosqlite, psycopg, asyncpg, PyMySQL, mysqlclient, asyncmy, SQLAlchemy's sessions "
+        "and connections, and Django's aliases"
+    )
+
+
+def is_connection(thing: object) -> bool:
+    """Whether this is a connection that one of the engines can write on."""
+    return any(name in LINKS or name in ASYNC_LINKS for name in _names(thing))
+
+
+def _names(connection: object) -> list[tuple[str, str]]:
+    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__]
