@@ -99,13 +99,13 @@ PROMISES = {"Awaitable", "Coroutine"}
 KIND = {"asynchronous", "_asynchronous"}
 """Names whose True or False says which kind it is."""
 
-ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "heed", "cancellations", "Home"}
+ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "cancellations", "LoopGuard"}
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
 OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "_single", "batching", "claim", "complete"}}
 """Methods and attributes that only tasks have, by file: their calls share statements."""
 
-LOOP = "_home"
+LOOP = "loop_guard"
 """The attribute that holds an engine's event loop: its checks and its use as an argument."""
 
 MODULES = {

@@ -168,14 +168,14 @@ async def test_the_end_of_an_answer_above_the_limit_is_saved_before_all_of_it_is
         for _ in range(3):
             await send(part(b"x" * 4, more=True))
         await send(part(more=True))
-        known.append((server.body, await engine._store.get(Identity("http", "k"))))
+        known.append((server.body, await engine.internals.store.get(Identity("http", "k"))))
         await send(part())
 
     server = Server(IdempotencyMiddleware(By(answer), engine, max_response=5))
     assert await server.run() == b"x" * 12
     [(out, record)] = known
     assert (out, record.state) == (b"x" * 8, State.PROCESSING)
-    assert (await engine._store.get(Identity("http", "k"))).state is State.SUCCEEDED
+    assert (await engine.internals.store.get(Identity("http", "k"))).state is State.SUCCEEDED
 
 
 async def test_a_stream_of_events_is_live_and_marked_and_hears_that_its_client_has_gone(engine):
@@ -389,7 +389,7 @@ async def test_who_looks_for_the_client_again_and_again_leaves_nothing_behind(en
 @pytest.mark.parametrize("kind", [b"text/plain", b"text/event-stream"])
 async def test_an_answer_that_a_layer_inside_gives_up_on_is_saved_all_the_same(engine, kind):
     """The effect is done: what is sent in its place frees no key."""
-    slow, complete = asyncio.Event(), engine._store.complete
+    slow, complete = asyncio.Event(), engine.internals.store.complete
 
     async def completing(*given):
         await slow.wait()
@@ -407,12 +407,12 @@ async def test_an_answer_that_a_layer_inside_gives_up_on_is_saved_all_the_same(e
 
     app = By(answer)
     door = IdempotencyMiddleware(app, engine)
-    engine._store.complete = completing
+    engine.internals.store.complete = completing
     first = Server(door)
     assert await first.run() == b"late"
     assert first.sent[0]["status"] == 504
     slow.set()
-    await eventually(lambda: not engine._tasks)
+    await eventually(lambda: not engine.internals.in_background)
     again = Server(door)
     assert (await again.run(), again.sent[0]["status"], app.runs) == (b"paid", 201, 1)
 

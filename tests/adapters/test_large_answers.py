@@ -41,7 +41,7 @@ class Watched:
 async def test_tasks_take_turns_with_large_answers(size, held_back, monkeypatch):
     watched = Watched()
     async with AsyncIdempotency("memory://") as engine:
-        succeeded = engine._succeeded
+        succeeded = engine.internals.succeeded
 
         async def slowly(*given):
             watched.enter()
@@ -50,7 +50,7 @@ async def test_tasks_take_turns_with_large_answers(size, held_back, monkeypatch)
             watched.leave()
             return await succeeded(*given)
 
-        monkeypatch.setattr(engine, "_succeeded", slowly)
+        monkeypatch.setattr(engine.internals, "succeeded", slowly)
         integration = AsyncIntegration(engine, {})
         rules = integration.routing.find("POST", "/")
 
@@ -73,7 +73,7 @@ def test_threads_take_turns_with_large_answers(size, held_back, monkeypatch):
     watched = Watched()
     full = threading.Barrier(LARGE_AT_ONCE if held_back else REQUESTS)
     with Idempotency("memory://") as engine, ThreadPoolExecutor(REQUESTS) as threads:
-        succeeded = engine._succeeded
+        succeeded = engine.internals.succeeded
 
         def slowly(*given):
             watched.enter()
@@ -81,7 +81,7 @@ def test_threads_take_turns_with_large_answers(size, held_back, monkeypatch):
             watched.leave()
             return succeeded(*given)
 
-        monkeypatch.setattr(engine, "_succeeded", slowly)
+        monkeypatch.setattr(engine.internals, "succeeded", slowly)
         integration = Integration(engine, {})
         rules = integration.routing.find("POST", "/")
 

@@ -203,8 +203,8 @@ class Driven:
 
     def sharers(self) -> int:
         """How many calls wait for an execution in this process."""
-        waiting = self.engine._flights._seats._waiting
-        return sum(len(seats) for seats in tuple(waiting.values()))
+        waiting = self.engine.internals.shared_runs._leaders._waiting
+        return sum(len(leaders) for leaders in tuple(waiting.values()))
 
     def told(self, kind: type) -> list[Any]:
         """The events of this kind so far."""

@@ -44,7 +44,11 @@ def threads(url: str, by: str) -> None:
 
     def work():
         if os.fork() == 0:
-            mine.update(in_child=True, inherited=len(idem._leases), timer=idem._timer._thread)
+            mine.update(
+                in_child=True,
+                inherited=len(idem.internals.leases),
+                timer=idem.internals.renewer.timer._thread,
+            )
             return "the child's"
         os.wait()
         mine["in_child"] = False
@@ -93,7 +97,7 @@ async def some_calls(idem: AsyncIdempotency, side: str) -> dict[str, object]:
 
 
 async def in_child(idem: AsyncIdempotency, context, attempt, write: int) -> None:
-    inherited, timer = len(idem._leases), idem._timer._handle
+    inherited, timer = len(idem.internals.leases), idem.internals.renewer.timer._handle
     attempt.result = "the child's"
     try:
         await context.__aexit__(None, None, None)

@@ -532,7 +532,7 @@ def test_scopes_beyond_those_that_are_remembered_are_checked_each_time(monkeypat
     with Idempotency("memory://") as idem:
         for scope in ("one", "two", "three", "two"):
             assert idem.execute("k", lambda at=scope: at, scope=scope) == scope
-        assert idem._known_scopes == {"one"}
+        assert idem.internals.setup._known_scopes == {"one"}
         for bad in ("", "a b", "x" * 256):
             with pytest.raises(InvalidKey, match="scope"):
                 idem.execute("k", lambda: 1, scope=bad)

@@ -31,7 +31,7 @@ def idem(memory_world):
 def attempt(idem, key="k", **options):
     """An attempt of either engine, as a plain context manager."""
     context = idem.engine.attempt(key, **options)
-    if idem.engine._asynchronous:
+    if idem.engine.internals.setup.asynchronous:
         enter, leave = context.__aenter__, context.__aexit__
     else:
         enter, leave = context.__enter__, context.__exit__

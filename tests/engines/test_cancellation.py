@@ -114,7 +114,7 @@ async def test_a_cancelled_claim_that_the_store_applies_later_is_refused(store, 
     task = asyncio.create_task(idem.execute("k", never_async, policy=HOLD))
     await until(lambda: store.asked("claim"))
     await cancelled(task)
-    await until(lambda: not idem._tasks)
+    await until(lambda: not idem.internals.in_background)
     store.deliver = True
     await store.late
     record = await idem.peek("k")
@@ -146,7 +146,7 @@ async def test_a_cancelled_claim_does_not_disturb_the_one_that_runs(store, idem)
         task = asyncio.create_task(idem.execute("k", never_async))
         await until(lambda: store.asked("claim"))
         await cancelled(task)
-        await until(lambda: not idem._tasks)
+        await until(lambda: not idem.internals.in_background)
     assert await idem.execute("k", never_async) == "theirs"
 
 
@@ -158,7 +158,7 @@ async def test_a_claim_that_cannot_be_given_back_is_told(store, idem, error):
     await until(lambda: store.asked("claim"))
     await cancelled(task)
     await until(lambda: any(isinstance(event, events.StoreFailed) for event in idem.seen))
-    await until(lambda: not idem._tasks)
+    await until(lambda: not idem.internals.in_background)
 
 
 async def test_cancelled_while_waiting_for_another_process(store, idem):
@@ -289,7 +289,7 @@ async def test_a_save_that_is_done_again_and_refused_disturbs_nobody(store, idem
     await until(lambda: store.asked("complete"))
     assert await idem.forget("k")
     await cancelled(task)
-    await until(lambda: not idem._tasks)
+    await until(lambda: not idem.internals.in_background)
     assert [event for event in idem.seen if isinstance(event, events.LostLease)]
     assert await idem.execute("k", done) == "done"
 
@@ -302,7 +302,7 @@ async def test_cancelled_while_a_failure_is_recorded_it_is_recorded(store, idem)
     task = asyncio.create_task(idem.execute("k", fails, policy=Policy(failure="final")))
     await until(lambda: store.asked("fail"))
     await cancelled(task)
-    await until(lambda: not idem._tasks)
+    await until(lambda: not idem.internals.in_background)
     assert (await idem.peek("k")).state is State.FAILED
 
 
@@ -425,7 +425,10 @@ def test_a_loop_torn_down_under_a_running_call_is_like_a_crash(recwarn):
     del call
     gc.collect()
     assert not recwarn.list
-    assert asyncio.run(idem._store.get(idem._identity("k", "default"))).state is State.PROCESSING
+    assert (
+        asyncio.run(idem.internals.store.get(idem.internals.setup.identity("k", "default"))).state
+        is State.PROCESSING
+    )
 
 
 @pytest.mark.parametrize("step", ["complete", "fail"])
@@ -450,10 +453,10 @@ async def test_a_step_in_the_background_that_is_cancelled_leaves_no_lease_that_i
             await call
         del call
         await until(lambda: store.asked(step) == (2 if step == "complete" else 1))
-        for task in tuple(idem._tasks):
+        for task in tuple(idem.internals.in_background):
             task.cancel()
         del task
-        await until(lambda: not idem._tasks)
+        await until(lambda: not idem.internals.in_background)
         gc.collect()
         assert await idem.execute("k", completed, policy=IMPATIENT) == "again"
 

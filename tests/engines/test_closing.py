@@ -37,7 +37,7 @@ def test_a_closed_engine_refuses_new_calls(idem):
             door("new", never)
     with pytest.raises(StoreUnavailable, match="this engine was closed"):
         idem.execute("k", never)
-    assert idem.ask_store("get", idem.engine._identity("new", "default")) is None
+    assert idem.ask_store("get", idem.engine.internals.setup.identity("new", "default")) is None
 
 
 def test_closing_twice_is_closing_once(idem):
@@ -51,7 +51,7 @@ def test_closing_waits_for_what_runs_and_saves_it(idem):
     effect.wait_started()
     closing = threading.Thread(target=idem.close, kwargs={"timeout": 60})
     closing.start()
-    wait_until(lambda: idem.engine._closed)
+    wait_until(lambda: idem.engine.internals.closed)
     with pytest.raises(StoreUnavailable):
         idem.execute("other", never)
     assert closing.is_alive()
@@ -133,7 +133,7 @@ def closings(store, monkeypatch):
 def test_a_store_opened_by_url_is_closed(kind, sqlite_url, monkeypatch):
     with World(kind, "memory://") as world:
         engine = world.kind.engine(sqlite_url)
-        closed = closings(engine._store, monkeypatch)
+        closed = closings(engine.internals.store, monkeypatch)
         world.kind.call(engine.execute, "k", lambda: 1)
         world.kind.finish(engine.close)
         assert closed == [1]
@@ -179,7 +179,9 @@ def test_an_error_inside_closes_too_and_is_not_hidden():
 
 def test_the_timer_of_an_idle_engine_ends_by_itself():
     with Idempotency("memory://", policy=Policy(lease=0.1)) as idem:
-        idem.execute("k", lambda: wait_until(lambda: idem._timer._thread is not None))
+        idem.execute(
+            "k", lambda: wait_until(lambda: idem.internals.renewer.timer._thread is not None)
+        )
         wait_until(lambda: all(thread.name != "semel-timer" for thread in threading.enumerate()))
 
 
@@ -191,11 +193,11 @@ def test_a_function_that_closes_its_engine_is_saved_before_the_store_is_closed(
     sqlite_url, monkeypatch, nested
 ):
     idem = Idempotency(sqlite_url)
-    closed = closings(idem._store, monkeypatch)
+    closed = closings(idem.internals.store, monkeypatch)
 
     def work():
         idem.close()
-        assert idem._closing.is_alive()
+        assert idem.internals._closing.is_alive()
         assert closed == [], "it waits for the function"
         return "paid"
 
@@ -203,7 +205,7 @@ def test_a_function_that_closes_its_engine_is_saved_before_the_store_is_closed(
         return idem.execute("inner", work)
 
     assert idem.execute("k", outer if nested else work) == "paid"
-    idem._closing.join(PATIENCE)
+    idem.internals._closing.join(PATIENCE)
     assert closed == [1]
     with Idempotency(sqlite_url) as again:
         assert again.execute("k", never) == "paid"
@@ -213,7 +215,7 @@ async def test_an_async_function_that_closes_its_engine_is_saved_before_the_stor
     sqlite_url, monkeypatch
 ):
     idem = AsyncIdempotency(sqlite_url)
-    closed = closings(idem._store, monkeypatch)
+    closed = closings(idem.internals.store, monkeypatch)
 
     async def work():
         await idem.close()
@@ -221,7 +223,7 @@ async def test_an_async_function_that_closes_its_engine_is_saved_before_the_stor
         return "paid"
 
     assert await idem.execute("k", work) == "paid"
-    await idem._closing
+    await idem.internals._closing
     assert closed == [1]
     async with AsyncIdempotency(sqlite_url) as again:
         assert await again.execute("k", work) == "paid"
@@ -232,8 +234,8 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
     sqlite_url, monkeypatch, during
 ):
     idem = Idempotency(sqlite_url)
-    closed = closings(idem._store, monkeypatch)
-    complete = idem._store.complete
+    closed = closings(idem.internals.store, monkeypatch)
+    complete = idem.internals.store.complete
 
     def terminate():
         before = signal.signal(signal.SIGTERM, lambda *_: idem.close())
@@ -241,7 +243,7 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.signal(signal.SIGTERM, before)
-        assert idem._closed
+        assert idem.internals.closed
         assert closed == []
 
     def terminated_complete(*args):
@@ -254,7 +256,7 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
         return "paid"
 
     if during == "complete":
-        monkeypatch.setattr(idem._store, "complete", terminated_complete)
+        monkeypatch.setattr(idem.internals.store, "complete", terminated_complete)
     assert idem.execute("k", work) == "paid"
     wait_until(lambda: closed == [1])
     with Idempotency(sqlite_url) as again:
@@ -263,11 +265,11 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
 
 def test_closing_does_not_wait_for_an_attempt_that_nobody_can_end_any_more():
     idem = Idempotency("memory://")
-    call = idem._call("k", "default", UNSET, idem._rules("default"))
-    idem._begin(call)
-    assert idem._leases.running()
+    call = idem.internals.setup.call("k", "default", UNSET, idem.internals.setup.rules("default"))
+    idem.internals.begin(call)
+    assert idem.internals.leases.running()
     del call
-    assert not idem._leases.running()
+    assert not idem.internals.leases.running()
     started = time.monotonic()
     idem.close(timeout=60)
     assert time.monotonic() - started < 30
@@ -280,7 +282,7 @@ def closing_of(idem, **options):
     """Close in a thread of its own, until new calls are refused."""
     closing = threading.Thread(target=idem.close, kwargs=options)
     closing.start()
-    wait_until(lambda: idem.engine._closed)
+    wait_until(lambda: idem.engine.internals.closed)
     return closing
 
 
@@ -350,17 +352,17 @@ def test_a_signal_handler_may_close_the_engine_whose_claim_it_interrupts(
     sqlite_url, monkeypatch, when
 ):
     idem = Idempotency(sqlite_url)
-    closed = closings(idem._store, monkeypatch)
-    claim = idem._store.claim
+    closed = closings(idem.internals.store, monkeypatch)
+    claim = idem.internals.store.claim
 
     def terminate():
-        monkeypatch.setattr(idem._store, "claim", claim)
+        monkeypatch.setattr(idem.internals.store, "claim", claim)
         before = signal.signal(signal.SIGTERM, lambda *_: idem.close(timeout=0))
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.signal(signal.SIGTERM, before)
-        assert idem._closing.is_alive()
+        assert idem.internals._closing.is_alive()
         assert closed == [], "it waits for the claim"
 
     def terminated_claim(ask):
@@ -371,10 +373,10 @@ def test_a_signal_handler_may_close_the_engine_whose_claim_it_interrupts(
         terminate()
         return answer
 
-    monkeypatch.setattr(idem._store, "claim", terminated_claim)
+    monkeypatch.setattr(idem.internals.store, "claim", terminated_claim)
     with pytest.raises(StoreUnavailable, match="this engine was closed"):
         idem.execute("k", never, policy=Policy(lease=60))
-    idem._closing.join(PATIENCE)
+    idem.internals._closing.join(PATIENCE)
     assert closed == [1]
     with Idempotency(sqlite_url) as again:
         assert again.execute("k", lambda: "paid", policy=Policy(concurrent="reject")) == "paid"
@@ -387,7 +389,7 @@ import {imports}
 from semel import Idempotency
 
 idem = Idempotency("memory://")
-idem._store.close = lambda: print("closed")
+idem.internals.store.close = lambda: print("closed")
 
 def enter(close=lambda: idem.close(timeout=0.2)):
     global context
@@ -408,7 +410,7 @@ print("left")
         (
             "threading, time",
             """threading.Thread(target=lambda: (enter(), time.sleep(3600)), daemon=True).start()
-while not hasattr(idem, "_closing"): time.sleep(0.01)""",
+while not hasattr(idem.internals, "_closing"): time.sleep(0.01)""",
         ),
         ("atexit", "atexit.register(idem.close, timeout=0.2); enter(close=lambda: None)"),
     ],

@@ -91,7 +91,7 @@ def test_settings_decide_what_it_is_made_of(monkeypatch, tmp_path):
     assert semel.consume("k", Effect()) is True
     assert semel.consume("k", never) is False
     assert list(tmp_path.iterdir()) == []
-    assert isinstance(default.default_engine()._store, MemoryStore)
+    assert isinstance(default.default_engine().internals.store, MemoryStore)
 
 
 def test_each_function_is_that_of_the_engine():

@@ -106,7 +106,7 @@ async def test_a_claim_that_may_wait_for_a_transaction_is_given_back_on_asyncio_
         with pytest.raises(StoreUnavailable):
             await idem.execute("k", runs)
         async with asyncio.timeout(60):
-            while idem._leases._unsure:  # noqa: ASYNC110 - the store has no event
+            while idem.internals.leases._unsure:  # noqa: ASYNC110 - the store has no event
                 await asyncio.sleep(0.01)
         assert (await idem.peek("k")).retryable
         assert await idem.execute("k", runs) == "runs"
@@ -215,9 +215,9 @@ def test_a_record_is_read_only_from_the_loop_that_the_engine_belongs_to():
 
 
 def test_the_timer_survives_a_failing_tick(monkeypatch, caplog):
-    monkeypatch.setattr("semel.engine.colours.threads.AFTER_TROUBLE", 0.02)
+    monkeypatch.setattr("semel.engine.colours.threads.AFTER_FAILURE", 0.02)
     with Idempotency("memory://", policy=Policy(lease=0.3, abandoned="hold")) as idem:
-        ticks, tick = [], idem._timer._tick
+        ticks, tick = [], idem.internals.renewer.timer._tick
 
         def broken() -> float:
             ticks.append(1)
@@ -225,15 +225,15 @@ def test_the_timer_survives_a_failing_tick(monkeypatch, caplog):
                 raise RuntimeError("a bug")
             return tick()
 
-        idem._timer._tick = broken
+        idem.internals.renewer.timer._tick = broken
         assert idem.execute("k", lambda: wait_until(lambda: len(ticks) > 3)) is None
     assert "it goes on" in caplog.text
 
 
 async def test_the_timer_survives_that_every_task_is_cancelled(monkeypatch, caplog):
-    monkeypatch.setattr("semel.engine.colours.tasks.AFTER_TROUBLE", 0.02)
+    monkeypatch.setattr("semel.engine.colours.tasks.AFTER_FAILURE", 0.02)
     async with AsyncIdempotency("memory://", policy=Policy(lease=0.3, abandoned="hold")) as idem:
-        ticks, tick = [], idem._timer._tick
+        ticks, tick = [], idem.internals.renewer.timer._tick
 
         async def broken() -> float:
             ticks.append(1)
@@ -249,7 +249,7 @@ async def test_the_timer_survives_that_every_task_is_cancelled(monkeypatch, capl
                 while len(ticks) < 4:  # noqa: ASYNC110 - nor has the timer
                     await asyncio.sleep(0.01)
 
-        idem._timer._tick = broken
+        idem.internals.renewer.timer._tick = broken
         assert await idem.execute("k", until_it_ticks) is None
     assert "it goes on" in caplog.text
 

@@ -108,19 +108,19 @@ def test_a_thread_interrupted_while_it_encodes_its_result_leaves_the_result(thre
 @pytest.mark.parametrize("kind", INTERRUPTIONS)
 def test_a_thread_interrupted_while_it_shares_its_result_lets_nobody_wait(threaded, kind):
     _, idem = threaded
-    share, interruptions = idem._flights.share, [kind()]
+    share, interruptions = idem.internals.shared_runs.share, [kind()]
 
     def interrupted(place, answer):
         if interruptions:
             raise interruptions.pop()
         share(place, answer)
 
-    idem._flights.share = interrupted
+    idem.internals.shared_runs.share = interrupted
     with pytest.raises(kind):
         idem.execute("k", Effect("saved"))
-    assert len(idem._leases) == 0
-    call = Call(Identity("default", "k"), None, idem._rules("default"))
-    assert idem._flights.lead(call.place, call)
+    assert len(idem.internals.leases) == 0
+    call = Call(Identity("default", "k"), None, idem.internals.setup.rules("default"))
+    assert idem.internals.shared_runs.lead((call.identity, None, 0), call)
 
 
 @pytest.mark.parametrize("fault", [Refuse, LoseReply])
@@ -174,7 +174,7 @@ def test_struck_before_the_function_begins_the_key_is_free(memory_world, monkeyp
 
 def test_struck_before_a_failure_is_recorded_it_is_recorded(memory_world, monkeypatch):
     engine = memory_world.engine()
-    strike_once(monkeypatch, engine.engine, "_failed")
+    strike_once(monkeypatch, engine.engine.internals, "failed")
     with pytest.raises(TimeLimit):
         engine.execute("k", Effect(raising=ValueError()))
     assert engine.execute("k", Effect("free"), policy=IMPATIENT) == "free"
@@ -255,20 +255,20 @@ async def test_so_it_is_with_a_task(monkeypatch, step, error):
 
 def abandon(idem):
     """A call that ends without saying so: its thread was struck while it cleaned up, too."""
-    return idem._call("k", "default", UNSET, idem._rules("default"))
+    return idem.internals.setup.call("k", "default", UNSET, idem.internals.setup.rules("default"))
 
 
 @pytest.mark.parametrize("end", ["released", "lost", "refused"])
 def test_the_lease_of_a_call_that_is_gone_is_released_by_the_timer(end):
     told, store = [], FaultyStore(MemoryStore())
     with Idempotency(store, hooks=[told.append]) as idem:
-        idem._begin(abandon(idem))
+        idem.internals.begin(abandon(idem))
         if end == "lost":
             idem.forget("k")
         if end == "refused":
             store.inject("renew", Refuse())
-        idem._tick()
-        assert len(idem._leases) == 0
+        idem.internals.renewer.tick()
+        assert len(idem.internals.leases) == 0
         kinds = {"released": events.Parked, "lost": events.LostLease, "refused": events.StoreFailed}
         assert [type(event) for event in told] == [kinds[end]]
         if end == "released":
@@ -279,13 +279,13 @@ def test_the_lease_of_a_call_that_is_gone_is_released_by_the_timer(end):
 async def test_so_is_that_of_a_task(end):
     told, store = [], AsyncFaultyStore(AsyncMemoryStore())
     async with AsyncIdempotency(store, hooks=[told.append]) as idem:
-        await idem._begin(abandon(idem))
+        await idem.internals.begin(abandon(idem))
         if end == "lost":
             await idem.forget("k")
         if end == "refused":
             store.inject("renew", Refuse())
-        await idem._tick()
-        assert len(idem._leases) == 0
+        await idem.internals.renewer.tick()
+        assert len(idem.internals.leases) == 0
         kinds = {"released": events.Parked, "lost": events.LostLease, "refused": events.StoreFailed}
         assert [type(event) for event in told] == [kinds[end]]
 

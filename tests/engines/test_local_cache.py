@@ -33,7 +33,7 @@ def test_it_is_off_by_default(memory_world):
     idem = memory_world.engine()
     idem.execute("k", lambda: 1)
     idem.execute("k", never)
-    assert idem.engine._cache is None
+    assert idem.engine.internals.cache is None
     assert asked(idem) == 2
 
 
@@ -85,7 +85,7 @@ def test_what_may_be_replaced_is_never_cached(idem):
     idem.execute("k", lambda: 1, payload=1, policy=loose)
     assert idem.execute("k", never, payload=1, policy=loose) == 1
     assert asked(idem) == 2
-    assert len(idem.engine._cache._entries) == 0
+    assert len(idem.engine.internals.cache._entries) == 0
 
 
 def test_a_replaced_answer_is_dropped(idem):
@@ -161,7 +161,7 @@ def test_a_result_is_cached_only_after_the_store_has_agreed(memory_world, idem, 
     with pytest.raises(WaitTimeout):
         # By a policy of its own: it neither shares nor waits long.
         idem.execute("k", never, policy=Policy(wait_timeout=0.01))
-    assert idem.engine._cache.get(Identity("default", "k"), None, 0.0) is None
+    assert idem.engine.internals.cache.get(Identity("default", "k"), None, 0.0) is None
     assert asked(idem) >= asked_before
     idem.store.heal()
     if answer == "not yet known":

@@ -322,7 +322,7 @@ def test_a_store_that_fails_for_one_member_is_told(memory):
     async def partly_async(asks):
         return [True, refused]
 
-    threads = memory.driven.engine._asynchronous is False
+    threads = memory.driven.engine.internals.setup.asynchronous is False
     memory.driven.store.put_many = partly if threads else partly_async
     with pytest.raises(StoreUnavailable, match="one of them failed"):
         memory.set_many(["a", "b"])

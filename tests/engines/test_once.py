@@ -48,7 +48,7 @@ class Shop:
 
     def stored(self) -> list[tuple[str, str]]:
         """Which records there are."""
-        page = self.world.kind.finish(self.idem._store.store.scan)
+        page = self.world.kind.finish(self.idem.internals.store.store.scan)
         return sorted((record.identity.scope, record.identity.key) for record in page.records)
 
 

@@ -204,7 +204,7 @@ def test_a_result_that_was_lost_while_it_could_not_be_saved_is_told(memory_world
     operator.forget("k")
     wait_until(lambda: engine.told(events.LostLease))
     assert not engine.told(events.ResultStoredLate)
-    assert not engine.engine._leases
+    assert not engine.engine.internals.leases
 
 
 async def test_a_sharer_that_was_cancelled_in_the_moment_of_the_answer_is_passed_over():
@@ -213,13 +213,13 @@ async def test_a_sharer_that_was_cancelled_in_the_moment_of_the_answer_is_passed
 
         async def waits():
             await go.wait()
-            sharer.cancel()  # its seat is still taken when the answer is given
+            sharer.cancel()  # its waiter is still taken when the answer is given
             return "answer"
 
         leader = asyncio.create_task(idem.execute("k", waits))
         await asyncio.sleep(0)
         sharer = asyncio.create_task(idem.execute("k", waits))
-        await until(lambda: any(idem._flights._seats._waiting.values()))
+        await until(lambda: any(idem.internals.shared_runs._leaders._waiting.values()))
         go.set()
         assert await leader == "answer"
         with pytest.raises(asyncio.CancelledError):
@@ -252,7 +252,9 @@ def test_a_renewal_that_crosses_the_end_of_its_own_attempt_is_no_loss(world, ver
     engine.store.after["renew_many"] = refused.set
     call = engine.start("k", Effect("done", raising=error))
     assert refused.wait(PATIENCE)
-    wait_until(lambda: engine.engine._leases.next_due() == math.inf)  # until the answer counts
+    wait_until(
+        lambda: engine.engine.internals.leases.next_due() == math.inf
+    )  # until the answer counts
     go_on.set()
     assert call.exception(PATIENCE) is error
     assert not engine.told(events.LostLease)
@@ -284,7 +286,9 @@ def test_a_renewal_that_is_on_its_way_is_waited_for_before_an_attempt_is_parked(
     call = engine.start("k", effect)
     assert renewal.on_its_way.wait(PATIENCE)
     effect.release()
-    wait_until(lambda: all(lease.stopped for lease in engine.engine._leases._running.values()))
+    wait_until(
+        lambda: all(lease.stopped for lease in engine.engine.internals.leases._running.values())
+    )
     assert engine.commands("renew") == 0
     renewal.go_on.set()
     with pytest.raises(ValueError, match="nobody knows"):
@@ -324,7 +328,7 @@ def test_an_end_that_the_store_rejects_even_without_the_result_is_given_up(memor
     assert idem.commands("complete") == 2, "with its result, and without"
     (told,) = idem.told(events.ResultNotStored)
     assert "not tried again" in told.error
-    assert not len(idem.engine._leases), "nothing is renewed any more"
+    assert not len(idem.engine.internals.leases), "nothing is renewed any more"
 
 
 def test_a_late_end_that_the_store_rejects_even_without_the_result_is_given_up(
@@ -337,4 +341,4 @@ def test_a_late_end_that_the_store_rejects_even_without_the_result_is_given_up(
     assert idem.execute("k", lambda: "paid", policy=Policy(lease=60)) == "paid"
     assert len(idem.told(events.ResultNotStored)) == 1
     wait_until(lambda: "not tried again" in idem.told(events.ResultNotStored)[-1].error)
-    assert not len(idem.engine._leases)
+    assert not len(idem.engine.internals.leases)

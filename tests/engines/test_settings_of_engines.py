@@ -96,25 +96,31 @@ def test_each_field_comes_from_the_highest_level_that_says_it(kind, monkeypatch,
             policy=Policy(ttl=32, max_attempts=34),
             scopes={"orders": Policy(wait_timeout=45), "other": Policy(lease=41)},
         ).engine
-        rules = engine._rules("orders", Policy(message="call"), Policy(message="decorator"))
+        rules = engine.internals.setup.rules(
+            "orders", Policy(message="call"), Policy(message="decorator")
+        )
         assert (rules.lease, rules.ttl, rules.failed_ttl) == (11.0, 32.0, 23.0)
         assert (rules.max_attempts, rules.wait_timeout, rules.message) == (14, 45.0, "call")
-        assert engine._rules("other").lease == 41.0
-        assert engine._rules("unnamed").max_attempts == 34
+        assert engine.internals.setup.rules("other").lease == 41.0
+        assert engine.internals.setup.rules("unnamed").max_attempts == 34
 
 
 def test_rules_are_worked_out_once_for_each_policy_and_not_for_each_scope(memory_world):
     engine = memory_world.engine(scopes={"orders": Policy(ttl=5)}).engine
     policy = Policy(lease=7)
-    assert engine._rules("a", policy) is engine._rules("b", Policy(lease=7))
-    assert engine._rules("orders", policy) is not engine._rules("a", policy)
+    assert engine.internals.setup.rules("a", policy) is engine.internals.setup.rules(
+        "b", Policy(lease=7)
+    )
+    assert engine.internals.setup.rules("orders", policy) is not engine.internals.setup.rules(
+        "a", policy
+    )
 
 
 def test_many_policies_do_not_fill_the_memory(memory_world):
     engine = memory_world.engine().engine
     for number in range(1, 400):
-        assert engine._rules("a", Policy(ttl=number)).ttl == number
-    assert len(engine._rules_of) <= 256
+        assert engine.internals.setup.rules("a", Policy(ttl=number)).ttl == number
+    assert len(engine.internals.setup._rules_of) <= 256
 
 
 def test_a_codec_without_a_hash_may_be_used(memory_world):
@@ -139,12 +145,16 @@ def test_a_codec_without_a_hash_may_be_used(memory_world):
 
 def test_without_a_url_the_settings_decide(kind, monkeypatch, folder):
     (folder / "semel.toml").write_text('url = "sqlite:///from-file.db"')
-    assert ENGINES[kind]()._opening["url"] == "sqlite:///from-file.db"
+    assert ENGINES[kind]().internals.setup.opening["url"] == "sqlite:///from-file.db"
     monkeypatch.setenv("SEMEL_URL", "memory://")
     monkeypatch.setenv("SEMEL_PREFIX", "shop:")
     monkeypatch.setenv("SEMEL_STORE_TIMEOUT", "2s")
-    assert ENGINES[kind]()._opening == {"url": "memory://", "prefix": "shop:", "timeout": 2.0}
-    assert ENGINES[kind]("memory://?max_records=5", prefix="x:")._opening == {
+    assert ENGINES[kind]().internals.setup.opening == {
+        "url": "memory://",
+        "prefix": "shop:",
+        "timeout": 2.0,
+    }
+    assert ENGINES[kind]("memory://?max_records=5", prefix="x:").internals.setup.opening == {
         "url": "memory://?max_records=5",
         "prefix": "x:",
         "timeout": 2.0,
@@ -153,9 +163,12 @@ def test_without_a_url_the_settings_decide(kind, monkeypatch, folder):
 
 def test_the_pattern_of_keys_may_be_switched_off_by_the_code(kind, monkeypatch):
     monkeypatch.setenv("SEMEL_KEY_PATTERN", "[0-9]+")
-    assert ENGINES[kind]("memory://")._key_rules.pattern.pattern == "[0-9]+"
-    assert ENGINES[kind]("memory://", key_pattern=None)._key_rules.pattern is None
-    assert ENGINES[kind]("memory://", key_pattern="[a-z]+")._key_rules.pattern.pattern == "[a-z]+"
+    assert ENGINES[kind]("memory://").internals.setup.key_rules.pattern.pattern == "[0-9]+"
+    assert ENGINES[kind]("memory://", key_pattern=None).internals.setup.key_rules.pattern is None
+    assert (
+        ENGINES[kind]("memory://", key_pattern="[a-z]+").internals.setup.key_rules.pattern.pattern
+        == "[a-z]+"
+    )
 
 
 def test_wrong_settings_are_named_all_at_once(kind, monkeypatch):
@@ -200,7 +213,9 @@ def test_production_refuses_memory_and_a_missing_url(kind, monkeypatch, folder, 
         ENGINES[kind]()
     with pytest.raises(ConfigError, match="must not keep its records in memory"):
         ENGINES[kind]("memory://")
-    assert ENGINES[kind]("sqlite:///semel.db")._opening["url"] == "sqlite:///semel.db"
+    assert (
+        ENGINES[kind]("sqlite:///semel.db").internals.setup.opening["url"] == "sqlite:///semel.db"
+    )
     assert list(folder.glob("*.db")) == [], "opened by the first call, not before"
 
 

@@ -34,7 +34,7 @@ from semel import (
 )
 from semel.core.records import Finished, State
 from semel.engine.colours import tasks, threads
-from semel.engine.colours.leaders import LEAD, Forgets, Seats, SeatsOfLoops
+from semel.engine.colours.leaders import LEAD, Forgets, Leaders, LeadersOfLoops
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import LoseReply, Refuse
 
@@ -99,7 +99,7 @@ def test_when_all_fail_each_runs_once_one_after_the_other(world):
     assert messages == [str(number) for number in range(10)], "each has the error of its own run"
     assert [effect.runs for effect in effects] == [1] * 10
     assert engine.commands("claim") == 10
-    assert not engine.engine._flights._seats._waiting, "nothing is left behind"
+    assert not engine.engine.internals.shared_runs._leaders._waiting, "nothing is left behind"
 
 
 def test_another_payload_does_not_attach_and_is_a_mismatch_at_once(world):
@@ -188,7 +188,7 @@ def test_a_sharer_that_times_out_never_takes_the_lead_with_it(world):
         assert isinstance(leader.exception(PATIENCE), ValueError)
         assert {type(call.exception(PATIENCE)) for call in impatient} <= {WaitTimeout, type(None)}
         assert good.runs == 1
-    assert not engine.engine._flights._seats._waiting
+    assert not engine.engine.internals.shared_runs._leaders._waiting
 
 
 @pytest.mark.parametrize("limit", [None, 60])
@@ -214,7 +214,9 @@ async def test_a_cancelled_sharer_never_takes_the_lead_with_it(limit):
             first, second = (
                 asyncio.create_task(idem.execute(key, succeeds, policy=policy)) for _ in range(2)
             )
-            await until(lambda: sum(map(len, idem._flights._seats._waiting.values())) == 2)
+            await until(
+                lambda: sum(map(len, idem.internals.shared_runs._leaders._waiting.values())) == 2
+            )
             go.set()
             for _ in range(steps):
                 await asyncio.sleep(0)
@@ -229,7 +231,7 @@ async def test_a_cancelled_sharer_never_takes_the_lead_with_it(limit):
         cancelled = [await once(steps, f"k{steps}") for steps in range(20)]
         assert cancelled[0]
         assert not cancelled[-1], "every moment of the way was tried"
-        assert not idem._flights._seats._waiting
+        assert not idem.internals.shared_runs._leaders._waiting
 
 
 def test_a_guarding_sharer_is_rejected_after_the_success_of_the_other(world):
@@ -354,7 +356,7 @@ def test_engines_on_two_loops_do_not_share_though_they_have_one_store():
         assert leader.result(PATIENCE) == waiting.result(PATIENCE) == "across"
 
 
-# --- the seats themselves ------------------------------------------------------------------
+# --- the leaders themselves ------------------------------------------------------------------
 
 
 class Loop:
@@ -365,25 +367,25 @@ class Loop:
 def test_flights_belong_to_a_store(module):
     loop = Loop()
 
-    def seats(store):
+    def leaders(store):
         if module is threads:
-            return threads.flights_of(store)._seats
-        home = tasks.Home()
-        flights = tasks.flights_of(store, home)
-        home.settle(loop)
-        return flights._seats
+            return threads.shared_runs_of(store)._leaders
+        guard = tasks.LoopGuard()
+        shared = tasks.shared_runs_of(store, guard)
+        guard.settle(loop)
+        return shared._leaders
 
     store = MemoryStore()
-    assert seats(store) is seats(store)
-    assert seats(store) is not seats(MemoryStore())
+    assert leaders(store) is leaders(store)
+    assert leaders(store) is not leaders(MemoryStore())
     unreferable = ("a tuple", "cannot be referenced weakly")
-    assert seats(unreferable) is not seats(unreferable)
+    assert leaders(unreferable) is not leaders(unreferable)
 
 
 def test_each_loop_has_flights_of_its_own():
-    seats, loop = SeatsOfLoops(), Loop()
-    assert seats.of(loop) is seats.of(loop)
-    assert seats.of(loop) is not seats.of(Loop())
+    leaders, loop = LeadersOfLoops(), Loop()
+    assert leaders.of(loop) is leaders.of(loop)
+    assert leaders.of(loop) is not leaders.of(Loop())
 
 
 FINISHED = Finished(State.SUCCEEDED, None, 1, 1, 60.0)
@@ -397,54 +399,54 @@ class Caller:
     ("given", "next_given"), [("nothing", FINISHED), ("lead", LEAD), ("answer", FINISHED)]
 )
 def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, given, next_given):
-    flights, waiting = threads.Flights(Seats()), threading.Event()
-    interrupt, wait_at = iter([True]), threads.Seat.wait
+    shared, waiting = threads.SharedRuns(Leaders()), threading.Event()
+    interrupt, wait_at = iter([True]), threads.Waiter.wait
     callers = [Caller(), Caller(), Caller()]
 
-    def wait(seat, timeout):
+    def wait(waiter, timeout):
         if next(interrupt, False):
             waiting.wait(PATIENCE)
             raise Stop
-        return wait_at(seat, timeout)
+        return wait_at(waiter, timeout)
 
-    monkeypatch.setattr(threads.Seat, "wait", wait)
-    assert flights.lead("place", callers[0])
+    monkeypatch.setattr(threads.Waiter, "wait", wait)
+    assert shared.lead("place", callers[0])
     ends = {}
 
     def share(number):
         try:
-            ends[number] = flights.join("place", callers[number], PATIENCE)
+            ends[number] = shared.join("place", callers[number], PATIENCE)
         except Stop:
             ends[number] = "stopped"
 
     sharers = [threading.Thread(target=share, args=(number,)) for number in (1, 2)]
     for number, sharer in enumerate(sharers, 1):
         sharer.start()
-        wait_until(lambda n=number: len(flights._seats._waiting["place"]) == n)
+        wait_until(lambda n=number: len(shared._leaders._waiting["place"]) == n)
     if given == "lead":
-        flights.pass_on("place", callers[0])
+        shared.pass_on("place", callers[0])
     elif given == "answer":
-        flights.share("place", FINISHED)
+        shared.share("place", FINISHED)
     waiting.set()
     sharers[0].join(PATIENCE)
     if given == "nothing":
-        assert len(flights._seats._waiting["place"]) == 1
-        flights.share("place", FINISHED)
+        assert len(shared._leaders._waiting["place"]) == 1
+        shared.share("place", FINISHED)
     sharers[1].join(PATIENCE)
     assert ends == {1: "stopped", 2: next_given}
 
 
 def test_a_thread_that_is_given_the_lead_in_the_moment_of_its_timeout_leads(monkeypatch):
-    flights, leader, follower = threads.Flights(Seats()), Caller(), Caller()
-    assert flights.lead("place", leader)
-    leave = flights._seats.leave
+    shared, leader, follower = threads.SharedRuns(Leaders()), Caller(), Caller()
+    assert shared.lead("place", leader)
+    leave = shared._leaders.leave
 
-    def leave_too_late(place, seat):
-        flights.pass_on(place, leader)
-        return leave(place, seat)
+    def leave_too_late(place, waiter):
+        shared.pass_on(place, leader)
+        return leave(place, waiter)
 
-    monkeypatch.setattr(flights._seats, "leave", leave_too_late)
-    assert flights.join("place", follower, 0.0) is LEAD
+    monkeypatch.setattr(shared._leaders, "leave", leave_too_late)
+    assert shared.join("place", follower, 0.0) is LEAD
 
 
 def test_seats_are_served_in_the_order_they_were_taken(world):

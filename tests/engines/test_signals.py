@@ -29,7 +29,7 @@ import semel
 from engines.facade import PATIENCE, Effect, until, wait_until
 from semel import AsyncIdempotency, Idempotency, Policy, current_attempt, open_store
 from semel.engine.colours import tasks
-from semel.engine.colours.leaders import Seats
+from semel.engine.colours.leaders import Leaders
 from semel.errors import IdempotencyError
 from semel.stores.sql.postgres.patience import Patience
 
@@ -217,7 +217,7 @@ class Waiting(Scenario):
         self.effect.release()
 
     def waits(self):
-        return any(map(len, tuple(self.idem._flights._seats._waiting.values())))
+        return any(map(len, tuple(self.idem.internals.shared_runs._leaders._waiting.values())))
 
     def finish(self):
         self.first.join(PATIENCE)
@@ -235,7 +235,7 @@ class WaitingElsewhere(Waiting):
         self.effect.release()
 
     def asked(self):
-        return self.idem._flights._seats._waiting
+        return self.idem.internals.shared_runs._leaders._waiting
 
 
 SCENARIOS = [
@@ -286,10 +286,10 @@ def later(scenario: Scenario) -> list[object]:
 
 
 def check_nothing_is_left(idem: Idempotency) -> None:
-    wait_until(lambda: not idem._leases._running)
-    assert not idem._flights._seats._waiting
+    wait_until(lambda: not idem.internals.leases._running)
+    assert not idem.internals.shared_runs._leaders._waiting
     assert current_attempt() is None
-    transport = getattr(idem._store, "transport", None)
+    transport = getattr(idem.internals.store, "transport", None)
     if transport is not None:
         wait_until(lambda: transport._limit._free.qsize() == transport._limit._places)
         pool = transport._client.connection_pool
@@ -405,7 +405,7 @@ class MariaDB:
 
 
 def pools_of(idem: Idempotency) -> list[Any]:
-    store: Any = idem._store
+    store: Any = idem.internals.store
     if hasattr(store, "_postgres"):
         return [store._postgres._source, store._renewals._source]
     together = store._together
@@ -415,7 +415,7 @@ def pools_of(idem: Idempotency) -> list[Any]:
 def check_every_place_is_free(idem: Idempotency) -> None:
     check_nothing_is_left(idem)
     for pool in pools_of(idem):
-        seats = pool._seats
+        seats = pool._leaders
         wait_until(lambda seats=seats: seats._free.qsize() == seats._places)
 
 
@@ -455,7 +455,12 @@ def test_struck_at_any_line_a_call_keeps_no_connection(request, database, kind, 
 
 TELLING = {
     function.__code__
-    for function in (tasks.Flights.share, tasks.Flights.pass_on, Seats.end, Seats.next_leader)
+    for function in (
+        tasks.SharedRuns.share,
+        tasks.SharedRuns.pass_on,
+        Leaders.end,
+        Leaders.next_leader,
+    )
 }
 
 
@@ -479,7 +484,7 @@ def shared(trace: Trace, *, raising: bool) -> tuple[object, int]:
         leader = asyncio.create_task(idem.execute("k", work))
         await until(lambda: runs)
         follower = asyncio.create_task(idem.execute("k", work))
-        await until(lambda: any(map(len, idem._flights._seats._waiting.values())))
+        await until(lambda: any(map(len, idem.internals.shared_runs._leaders._waiting.values())))
         return leader, follower, may_end, may_go_on
 
     async def finish(leader, may_end):

@@ -22,12 +22,12 @@ HURRIED = Policy(lease=SHORT, wait_interval=60.0)  # too long a pause: the timer
 def stopped(memory_world):
     """An engine whose timer never ticks by itself."""
     engine = memory_world.engine(policy=HURRIED)
-    memory_world.kind.finish(engine.engine._timer.stop)
+    memory_world.kind.finish(engine.engine.internals.renewer.timer.stop)
     return engine
 
 
 def tick(engine):
-    engine._kind.finish(engine.engine._tick)
+    engine._kind.finish(engine.engine.internals.renewer.tick)
 
 
 def test_saving_late_stops_when_a_renewal_is_due(stopped):
@@ -37,9 +37,9 @@ def test_saving_late_stops_when_a_renewal_is_due(stopped):
     stopped.store.inject("complete", Delay(2 * SHORT))  # by then both have to be renewed
     tick(stopped)
     assert stopped.commands("complete") == 3
-    assert len(stopped.engine._leases.unsaved()) == 1
+    assert len(stopped.engine.internals.leases.unsaved()) == 1
     tick(stopped)
-    assert not stopped.engine._leases.unsaved()
+    assert not stopped.engine.internals.leases.unsaved()
 
 
 def test_giving_back_stops_when_a_renewal_is_due(stopped):
@@ -49,9 +49,9 @@ def test_giving_back_stops_when_a_renewal_is_due(stopped):
             stopped.execute(key, never)
     give_back = stopped.engine._disown_doubtful
     stopped._kind.finish(give_back, math.inf, -math.inf)
-    assert len(stopped.engine._leases._unsure) == 1
+    assert len(stopped.engine.internals.leases._unsure) == 1
     stopped._kind.finish(give_back, math.inf, math.inf)
-    assert not stopped.engine._leases._unsure
+    assert not stopped.engine.internals.leases._unsure
 
 
 async def test_what_falls_due_during_a_tick_is_followed_by_another():

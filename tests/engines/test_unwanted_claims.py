@@ -49,7 +49,7 @@ def refuse_a_reply(engine, key, **options):
 
 
 def wait_given_back(engine):
-    wait_until(lambda: not engine.engine._leases._unsure)
+    wait_until(lambda: not engine.engine.internals.leases._unsure)
 
 
 def test_giving_back_never_replaces_a_newer_payload(world):
@@ -181,7 +181,7 @@ def test_more_claims_in_doubt_than_can_be_remembered_are_left_to_their_leases(
     with pytest.raises(Interrupted):
         engine.execute("k", never)
     wait_until(lambda: engine.commands("claim") > asked)
-    assert not engine.engine._leases._unsure
+    assert not engine.engine.internals.leases._unsure
 
 
 def test_a_closing_engine_gives_back_what_is_in_doubt(memory_world):
@@ -208,7 +208,7 @@ def test_claims_in_doubt_do_not_keep_the_timer_from_renewing(impatient):
                 impatient.execute(f"k{key}", never)
         impatient.store.heal()
         impatient.store.inject("claim", Delay(0.2), times=6)
-        while impatient.engine._leases._unsure:
+        while impatient.engine.internals.leases._unsure:
             assert not attempt.lost
             time.sleep(0.01)
 
@@ -225,7 +225,7 @@ def test_results_to_be_saved_do_not_keep_the_timer_from_renewing(impatient):
             impatient.execute(f"k{key}", lambda: 1, policy=Policy(lease=60))
         impatient.store.heal()
         impatient.store.inject("complete", Delay(0.2), times=6)
-        while len(impatient.engine._leases) > 1:
+        while len(impatient.engine.internals.leases) > 1:
             assert not attempt.lost
             time.sleep(0.01)
 
@@ -238,7 +238,7 @@ def test_closing_asks_a_store_that_is_away_once_and_not_for_every_result(impatie
     impatient.store.inject("complete", Refuse(), times=MANY)
     for key in range(20):
         impatient.execute(f"k{key}", lambda: 1, policy=Policy(lease=60))
-    impatient._kind.finish(impatient.engine._timer.stop)
+    impatient._kind.finish(impatient.engine.internals.renewer.timer.stop)
     asked = impatient.commands("complete")
     impatient.close(timeout=0)
     assert impatient.commands("complete") == asked + 1

@@ -250,10 +250,10 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_no_subscription(re
     async with AsyncIdempotency(redis_url) as owner, AsyncIdempotency(redis_url) as waiter:
         may_end = asyncio.Event()
         running = asyncio.create_task(owner.execute("k", may_end.wait))
-        await until(lambda: owner._leases)
+        await until(lambda: owner.internals.leases)
         waiting = asyncio.create_task(waiter.execute("k", may_end.wait))
-        await until(lambda: listeners_of(waiter._store))
-        (listener,) = listeners_of(waiter._store)
+        await until(lambda: listeners_of(waiter.internals.store))
+        (listener,) = listeners_of(waiter.internals.store)
         channels = listener.subscriptions._channels
         await until(lambda: any(channel.subscribed for channel in channels.values()))
         waiting.cancel()

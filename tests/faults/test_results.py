@@ -112,7 +112,7 @@ def test_a_result_whose_class_is_gone_or_has_changed_is_an_error_and_not_a_secon
 )
 def test_damaged_bytes_are_an_error_and_not_a_second_run(world, stored):
     engine = world.engine()
-    identity = engine.engine._identity("k", "default")
+    identity = engine.engine.internals.setup.identity("k", "default")
     assert engine.ask_store("put", identity, stored, 60.0, owner=b"a deploy ago")
     with pytest.raises(ResultUnavailable):
         engine.execute("k", never)

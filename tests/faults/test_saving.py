@@ -105,7 +105,7 @@ def test_a_result_that_could_not_be_stored_in_time_does_not_touch_its_successor(
     assert engine.execute("k", Effect(), policy=Policy(lease=0.5)) == "done"
     assert successor.execute("k", Effect("by the successor")) == "by the successor"
     engine.store.heal()
-    wait_until(lambda: not len(engine.engine._leases))
+    wait_until(lambda: not len(engine.engine.internals.leases))
     assert not engine.told(events.ResultStoredLate)
     assert engine.execute("k", never) == "by the successor"
 

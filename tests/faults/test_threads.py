@@ -173,12 +173,12 @@ def test_an_attempt_that_a_hook_interrupts_before_it_runs_gives_its_claim_back(k
         engine = world.engine(policy=TAKEOVER)
         engine.ask_store("claim", ClaimRequest(owner, b"gone", None, 60.0, 60.0))
         engine.ask_store("renew", owner, b"gone", 0.0)  # its owner has crashed
-        engine.engine._announce._hooks += (interrupt,)
+        engine.engine.internals.announce._hooks += (interrupt,)
         with pytest.raises(Stop):
             engine.execute("k", never)
         assert interrupted
         wait_until(lambda: engine.peek("k").state is State.FAILED)
-        assert len(engine.engine._leases) == 0, "nothing is renewed for which nothing runs"
+        assert len(engine.engine.internals.leases) == 0, "nothing is renewed for which nothing runs"
         assert engine.execute("k", Effect("now")) == "now"
 
 
@@ -189,7 +189,7 @@ def test_a_hook_that_exits_in_the_thread_of_the_timer_does_not_switch_renewal_of
         if isinstance(event, events.RenewalFailed):
             raise SystemExit
 
-    engine.engine._announce._hooks += (exits,)
+    engine.engine.internals.announce._hooks += (exits,)
     effect = Effect("once").held()
     running = engine.start("k", effect)
     effect.wait_started()

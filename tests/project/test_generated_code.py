@@ -41,7 +41,7 @@ FOR_TASKS = '''"""A part for asyncio."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-from semel.engine.colours.tasks import heed, mark_coroutine_function, sleep
+from semel.engine.colours.tasks import mark_coroutine_function, raise_if_cancelled, sleep
 
 
 class AsyncX:
@@ -52,17 +52,17 @@ class AsyncX:
 
     def __init__(self) -> None:
         self.plan = Plan(asynchronous=True)
-        self._home = Home()
-        self._flights = flights_of(self._store, self._home)
+        self.loop_guard = LoopGuard()
+        self.shared_runs = shared_runs_of(self.store, self.loop_guard)
         mark_coroutine_function(self)
 
     async def __aenter__(
         self, fn: Callable[[], Awaitable[int]], step: Callable[[], Coroutine[Any, Any, list[int]]]
     ) -> AsyncIterator[int]:
         """Say `async with AsyncX()`."""
-        self._home.check()  # its loop
+        self.loop_guard.check()  # its loop
         async with self.lock:  # one AsyncLock
-            heed(before)
+            raise_if_cancelled(before)
             (await step()).sort()
             await sleep((await step())[0])
             return [await one async for one in finished(fn())]
@@ -83,7 +83,7 @@ class X:
 
     def __init__(self) -> None:
         self.plan = Plan(asynchronous=False)
-        self._flights = flights_of(self._store)
+        self.shared_runs = shared_runs_of(self.store)
 
     def __enter__(self, fn: Callable[[], int], step: Callable[[], list[int]]) -> Iterator[int]:
         """Say `with X()`."""

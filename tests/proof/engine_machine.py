@@ -189,8 +189,8 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
             for faulty in self.faulty
         ]
         for engine in self.engines:
-            self.ask(engine._timer.stop)
-            self.ask(engine._watch.stop)
+            self.ask(engine.internals.renewer.timer.stop)
+            self.ask(engine.internals.renewer.watch.stop)
 
     def teardown(self) -> None:
         for engine in self.engines:
@@ -302,7 +302,7 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
     @rule(engine=some_engine)
     def tick(self, engine):
         self.told.clear()
-        self.ask(self.engines[engine]._tick)
+        self.ask(self.engines[engine].internals.renewer.tick)
         self.ask(self.engines[engine]._disown_doubtful, math.inf, math.inf)
         told = [type(event) for event in self.told]
         expected = self.model.tick(engine)

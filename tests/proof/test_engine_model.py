@@ -24,7 +24,7 @@ from semel import (
 )
 from semel.core import judge
 from semel.core.leases import Leases
-from semel.engine.outcomes import Answers
+from semel.engine.outcomes import Outcomes
 
 STEPS = 50
 
@@ -91,7 +91,7 @@ def no_doubt(_leases, _ask, now):
     [
         (judge, "_differ", never_different),
         (judge, "_ended_for_good", never_for_good),
-        (Answers, "_pass_on", nothing),
+        (Outcomes, "_pass_on", nothing),
         (Leases, "doubt", no_doubt),
     ],
 )

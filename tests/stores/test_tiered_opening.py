@@ -196,10 +196,10 @@ async def test_engines_open_tiers_by_settings(redis_url, sqlite_url, monkeypatch
     monkeypatch.setenv("SEMEL_BEHIND", sqlite_url)
     with Idempotency() as idem:
         assert idem.execute("k", lambda: "done") == "done"
-        assert isinstance(idem._store, TieredStore)
+        assert isinstance(idem.internals.store, TieredStore)
     async with AsyncIdempotency() as idem:
         assert await idem.consume("k", never) is False
-        assert isinstance(idem._store, AsyncTieredStore)
+        assert isinstance(idem.internals.store, AsyncTieredStore)
 
 
 def test_a_store_behind_another_than_redis_is_refused_by_engines(monkeypatch):

@@ -125,10 +125,10 @@ def test_policies_and_hooks_stay():
 
 
 def test_an_exception_ends_the_block_as_well(shop):
-    own = shop.idem._store
+    own = shop.idem.internals.store
     with pytest.raises(ZeroDivisionError), in_memory(shop.idem):
         shop.idem.execute("k", lambda: 1 / 0)
-    assert shop.idem._store is own
+    assert shop.idem.internals.store is own
 
 
 def test_blocks_can_be_nested(shop):
@@ -140,14 +140,14 @@ def test_blocks_can_be_nested(shop):
 
 
 def test_blocks_that_end_in_another_order_leave_the_engine_as_it_was(shop):
-    own, outer, inner = shop.idem._store, in_memory(shop.idem), in_memory(shop.idem)
+    own, outer, inner = shop.idem.internals.store, in_memory(shop.idem), in_memory(shop.idem)
     outer.__enter__()
     inside = inner.__enter__()
     outer.__exit__(None, None, None)
-    assert shop.idem._store is inside
+    assert shop.idem.internals.store is inside
     assert shop.charge("o1") == 1
     inner.__exit__(None, None, None)
-    assert shop.idem._store is own
+    assert shop.idem.internals.store is own
     with pytest.raises(StoreUnavailable):
         shop.charge("o1")
 
@@ -264,7 +264,7 @@ def test_a_block_whose_end_is_interrupted_while_it_is_logged_has_ended(shop):
     def interrupt(record):
         raise KeyboardInterrupt  # as Ctrl-C does, or the time limit of a test
 
-    own, block = shop.idem._store, in_memory(shop.idem)
+    own, block = shop.idem.internals.store, in_memory(shop.idem)
     block.__enter__()
     attempt = shop.idem.attempt("k")
     attempt.__enter__()
@@ -275,12 +275,12 @@ def test_a_block_whose_end_is_interrupted_while_it_is_logged_has_ended(shop):
             block.__exit__(None, None, None)
     finally:
         logger.removeFilter(interrupt)
-    assert shop.idem._store is own
+    assert shop.idem.internals.store is own
     with pytest.raises(LeaseLost):
         attempt.__exit__(None, None, None)
     with in_memory(shop.idem):
         assert shop.idem.peek("k") is None
-    assert shop.idem._store is own
+    assert shop.idem.internals.store is own
 
 
 def test_the_default_engine_is_meant_without_another(tmp_path, monkeypatch):
@@ -305,7 +305,7 @@ def test_the_default_engine_is_meant_without_another(tmp_path, monkeypatch):
 def test_a_forked_child_that_leaves_the_block_has_connections_of_its_own(tmp_path):
     shop = Shop(f"sqlite:///{tmp_path / 'shop.db'}")
     shop.charge("before")
-    own = shop.idem._store
+    own = shop.idem.internals.store
     block = in_memory(shop.idem)
     block.__enter__()
     child = os.fork()
@@ -313,13 +313,13 @@ def test_a_forked_child_that_leaves_the_block_has_connections_of_its_own(tmp_pat
         ended = 1
         try:
             block.__exit__(None, None, None)
-            ended = 0 if shop.idem._store is not own and shop.charge("before") == 1 else 2
+            ended = 0 if shop.idem.internals.store is not own and shop.charge("before") == 1 else 2
         finally:
             os._exit(ended)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     block.__exit__(None, None, None)
-    assert shop.idem._store is own
+    assert shop.idem.internals.store is own
     assert shop.charge("before") == 1
     shop.idem.close()
 
@@ -331,10 +331,10 @@ def test_what_is_no_engine_is_refused_with_what_to_do():
 
 
 def test_a_store_of_the_other_kind_is_refused_and_changes_nothing(shop):
-    own = shop.idem._store
+    own = shop.idem.internals.store
     with pytest.raises(ConfigError, match="for threads"), in_memory(shop.idem, AsyncMemoryStore()):
         pytest.fail("it was not refused")
-    assert shop.idem._store is own
+    assert shop.idem.internals.store is own
 
 
 async def test_an_engine_for_threads_has_no_async_block(shop):
@@ -346,7 +346,7 @@ async def test_an_engine_for_threads_has_no_async_block(shop):
 def test_a_call_that_failed_before_is_no_reason_to_refuse(shop):
     with pytest.raises(StoreUnavailable):
         shop.charge("o1")
-    assert shop.idem._leases.next_doubt() < float("inf")
+    assert shop.idem.internals.leases.next_doubt() < float("inf")
     with in_memory(shop.idem):
         assert shop.charge("o1") == 1
 
@@ -414,14 +414,14 @@ async def test_the_end_of_an_async_block_waits_for_its_calls(async_shop):
 
 
 async def test_an_async_block_that_nothing_used_ends_at_once(async_shop):
-    own = async_shop.idem._store
+    own = async_shop.idem.internals.store
     async with in_memory(async_shop.idem):
         pass
-    assert async_shop.idem._store is own
+    assert async_shop.idem.internals.store is own
 
 
 async def test_a_plain_block_of_an_async_engine_does_not_wait(async_shop, caplog):
-    own = async_shop.idem._store
+    own = async_shop.idem.internals.store
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow():
@@ -434,7 +434,7 @@ async def test_a_plain_block_of_an_async_engine_does_not_wait(async_shop, caplog
     go_on.set()
     with pytest.raises(LeaseLost):
         await running
-    assert async_shop.idem._store is own
+    assert async_shop.idem.internals.store is own
     assert "1 calls still ran" in caplog.text
 
 

@@ -175,7 +175,7 @@ async def test_who_does_not_wait_lets_mariadb_answer_without_a_wait(world, bound
 )
 def test_mysql_itself_cannot_wait_for_less_than_a_second(mysql_url, version, wait, bound):
     with Idempotency(mysql_url) as idem:
-        asking = records_of(idem._store, "mysql", None).prepare(2.5, wait=wait)
+        asking = records_of(idem.internals.store, "mysql", None).prepare(2.5, wait=wait)
         next(asking)
         session = (50, mysql_login(mysql_url)["database"], version, 1 << 24, 0)
         assert asking.send(Reply([session], 1)).parameters == (bound,)

@@ -205,7 +205,7 @@ def test_an_engine_on_given_mysql_connections_does_not_know_the_databases_name(m
             attempt.result = 1
         connection.commit()
         assert idem.peek("k").state is State.SUCCEEDED
-        idem._store.close()
+        idem.internals.store.close()
 
 
 @on(MYSQL)

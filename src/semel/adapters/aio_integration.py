@@ -56,13 +56,17 @@ class AsyncIntegration:
         self._unused = [engine]
         self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
         self.routing = Routing(
-            resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
+            resolved=engine.internals.setup.rules,
+            key_pattern=engine.internals.setup.key_rules.pattern,
+            **options,
         )
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
         """Make the rules of one endpoint, for a decorator."""
         engine = self.engine
-        return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
+        return RouteRules(
+            chosen(options), engine.internals.setup.rules, engine.internals.setup.key_rules.pattern
+        )
 
     async def called(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
@@ -90,7 +94,7 @@ class AsyncIntegration:
                 return None
             self.before_claim()
             here = self._here()
-            attempt = await here.engine._begin(call)
+            attempt = await here.engine.internals.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
@@ -161,7 +165,7 @@ class AsyncExchange(Struct, eq=False):
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = Undone(f"answered with {status}", outcome)
-            await self._engine._failed(self._call, self._attempt, undone)
+            await self._engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
             if body is None or len(body) < LARGE:
@@ -189,17 +193,19 @@ class AsyncExchange(Struct, eq=False):
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
-        return self._engine._succeeded(self._call, self._attempt, stored)
+        return self._engine.internals.succeeded(self._call, self._attempt, stored)
 
     async def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
-        await self._engine._failed(self._call, self._attempt, Undone("a live stream", "forget"))
+        await self._engine.internals.failed(
+            self._call, self._attempt, Undone("a live stream", "forget")
+        )
 
     async def raised(self, error: BaseException) -> None:
         """Record that the handler raised, as the policy says of failures."""
         self._leave()
-        await self._engine._failed(self._call, self._attempt, error)
+        await self._engine.internals.failed(self._call, self._attempt, error)
 
     def _leave(self) -> None:
         self.ended = True

@@ -40,13 +40,17 @@ class Integration:
         self.engine = engine
         self._large = Places(LARGE_AT_ONCE)
         self.routing = Routing(
-            resolved=engine._rules, key_pattern=engine._key_rules.pattern, **options
+            resolved=engine.internals.setup.rules,
+            key_pattern=engine.internals.setup.key_rules.pattern,
+            **options,
         )
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
         """Make the rules of one endpoint, for a decorator."""
         engine = self.engine
-        return RouteRules(chosen(options), engine._rules, engine._key_rules.pattern)
+        return RouteRules(
+            chosen(options), engine.internals.setup.rules, engine.internals.setup.key_rules.pattern
+        )
 
     def called(self, rules: RouteRules, request: Request, read: Callable[[], bytes]) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
@@ -71,7 +75,7 @@ class Integration:
             if call is None:
                 return None
             self.before_claim()
-            attempt = self.engine._begin(call)
+            attempt = self.engine.internals.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
@@ -123,7 +127,7 @@ class Exchange(Struct, eq=False):
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = Undone(f"answered with {status}", outcome)
-            self._engine._failed(self._call, self._attempt, undone)
+            self._engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
             if body is None or len(body) < LARGE:
@@ -151,17 +155,17 @@ class Exchange(Struct, eq=False):
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
-        return self._engine._succeeded(self._call, self._attempt, stored)
+        return self._engine.internals.succeeded(self._call, self._attempt, stored)
 
     def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
-        self._engine._failed(self._call, self._attempt, Undone("a live stream", "forget"))
+        self._engine.internals.failed(self._call, self._attempt, Undone("a live stream", "forget"))
 
     def raised(self, error: BaseException) -> None:
         """Record that the handler raised, as the policy says of failures."""
         self._leave()
-        self._engine._failed(self._call, self._attempt, error)
+        self._engine.internals.failed(self._call, self._attempt, error)
 
     def _leave(self) -> None:
         self.ended = True

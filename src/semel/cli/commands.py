@@ -392,7 +392,7 @@ def _scheme(url: str) -> str:
 
 
 def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
-    store = engine._store
+    store = engine.internals.store
     identity = Identity("semel.doctor", new_key())
     behind = found_settings(options).behind
     if behind is None:

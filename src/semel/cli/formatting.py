@@ -83,7 +83,7 @@ def outcome_of(engine: Idempotency, record: Record) -> object:
     if record.outcome.codec == FAILURE:
         return ": ".join(decode_failure(record.outcome))
     try:
-        return engine._read(record.outcome, record.identity, None)
+        return engine.internals.setup.read(record.outcome, record.identity, None)
     except ResultUnavailable as error:
         return error.text
 

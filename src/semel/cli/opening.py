@@ -43,7 +43,7 @@ def opened(options: Namespace) -> Iterator[Idempotency]:
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
-        _create_nothing(engine._store)
+        _create_nothing(engine.internals.store)
     with engine:
         yield engine
 

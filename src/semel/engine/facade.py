@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from functools import partial
-from time import monotonic
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from semel.attempts import Attempt, Outcome, Result
 from semel.core.codec_classes import returned_by
-from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
-from semel.decorating import KeySource, PayloadSource
-from semel.engine.colours.tasks import aside, can_go_on, drain, sleep
+from semel.decorating import KeySource, PayloadSource, Unknown
+from semel.engine.colours.tasks import finished, sleep
 from semel.engine.marks import AsyncMarks
 from semel.engine.once import AsyncOnce, AsyncOnceDecorator
-from semel.engine.setup import Call
-from semel.engine.transactions import AsyncTransactionRunner
-from semel.errors import ConfigError, IdempotencyError, raise_about
-from semel.stores.base import AsyncScannable
+from semel.engine.outcomes import pauses
+from semel.engine.runs import AsyncRuns
+from semel.engine.setup import Call, Setup, unexpected
+from semel.engine.transactions import AsyncTransactionContext, AsyncTransactionsContext
+from semel.errors import ConfigError, IdempotencyError, about, raise_about
+from semel.events import Hook
+from semel.stores.base import AsyncScannable, AsyncStore
+from semel.stores.registry import open_async_store
+from semel.transactions import db_errors, inside
+
+if TYPE_CHECKING:
+    from semel.core.codec import Codec
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
 
 CONSUMING = Policy(concurrent="reject")
 
 
-class AsyncIdempotency(AsyncTransactionRunner):
+class AsyncIdempotency:
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
     `url_or_store` is a store URL, a store object, or nothing (then the settings decide).
@@ -48,6 +62,39 @@ class AsyncIdempotency(AsyncTransactionRunner):
         ...     await idem.execute("order:42", charge)
         'paid'
     """
+
+    def __init__(
+        self,
+        url_or_store: str | AsyncStore | None = None,
+        *,
+        policy: Policy | None = None,
+        scopes: Mapping[str, Policy] | None = None,
+        prefix: str | UnsetType = UNSET,
+        hooks: Sequence[Hook] = (),
+        key_pattern: str | UnsetType | None = UNSET,
+        codecs: Sequence[Codec] = (),
+        cache: int = 0,
+        cache_ttl: Duration = 60.0,
+        max_waiting: int | UnsetType | None = UNSET,
+        **unknown: Unpack[Unknown],
+    ) -> None:
+        if unknown:
+            raise unexpected(type(self).__name__, unknown, "open_async_store")
+        setup = Setup(
+            url_or_store,
+            asynchronous=True,
+            policy=policy,
+            scopes=scopes,
+            prefix=prefix,
+            hooks=hooks,
+            key_pattern=key_pattern,
+            codecs=codecs,
+            cache=cache,
+            cache_ttl=cache_ttl,
+            max_waiting=max_waiting,
+        )
+        self.internals = AsyncRuns(setup, setup.opened(open_async_store, url_or_store))
+        """For the integrations of semel itself: no part of the public API."""
 
     async def execute(
         self,
@@ -69,10 +116,11 @@ class AsyncIdempotency(AsyncTransactionRunner):
             >>> await idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
             'paid'
         """
-        self._check_function(fn)
+        setup = self.internals.setup
+        setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        attempt = await self._run(call, fn)
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
+        attempt = await self.internals.run(call, fn)
         return attempt.result
 
     async def run(
@@ -94,10 +142,11 @@ class AsyncIdempotency(AsyncTransactionRunner):
             >>> outcome.value, outcome.replayed, outcome.attempt.number
             ('paid', False, 1)
         """
-        self._check_function(fn)
+        setup = self.internals.setup
+        setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return Outcome.of(await self._run(call, fn))
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
+        return Outcome.of(await self.internals.run(call, fn))
 
     async def consume(
         self,
@@ -121,11 +170,12 @@ class AsyncIdempotency(AsyncTransactionRunner):
             >>> await idem.consume("message:7", charge)
             False
         """
-        self._check_function(fn)
+        setup = self.internals.setup
+        setup.check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
-        rules = self._rules(scope, CONSUMING, retention, policy)
-        call = self._call(key, scope, payload, rules, keeps_value=False)
-        return not (await self._run(call, fn)).replayed
+        rules = setup.rules(scope, CONSUMING, retention, policy)
+        call = setup.call(key, scope, payload, rules, keeps_value=False)
+        return not (await self.internals.run(call, fn)).replayed
 
     @overload
     def once(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncOnce[P, R]: ...
@@ -200,8 +250,128 @@ class AsyncIdempotency(AsyncTransactionRunner):
             >>> attempt.result
             'paid'
         """
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
-        return AsyncAttemptContext(self, call)
+        setup = self.internals.setup
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=returns)
+        return AsyncAttemptContext(self.internals, call)
+
+    @overload
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: type[T],
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionContext[T]: ...
+    @overload
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionContext[Any]: ...
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: type[Any] | None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionContext[Any]:
+        """Write the record in the caller's own open transaction.
+
+        Record and business rows are committed together, by the caller, or not at all. `connection`
+        is a connection, or a session, with an open transaction, and `table` the name of the table
+        of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
+        are those of `attempt`.
+
+        Examples:
+            >>> async with idem.transaction(connection, "order:42") as attempt:
+            ...     if not attempt.replayed:
+            ...         attempt.result = "paid"
+        """
+        setup = self.internals.setup
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=returns)
+        return AsyncTransactionContext(self.internals, call, connection, table)
+
+    def transactions(
+        self,
+        connection: object,
+        keys: Iterable[str],
+        *,
+        scope: str = "default",
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> AsyncTransactionsContext:
+        """Do the same with several `keys` at once; the block gets a dict of their attempts.
+
+        They are claimed in one order, so that two such transactions do not block each other.
+        `connection`, `scope`, `policy` and `table` are those of `transaction`.
+        """
+        inside.check_keys(keys)
+        setup = self.internals.setup
+        rules = setup.rules(scope, policy)
+        calls = {key: setup.call(key, scope, UNSET, rules) for key in keys}
+        return AsyncTransactionsContext(
+            {
+                key: AsyncTransactionContext(self.internals, call, connection, table)
+                for key, call in calls.items()
+            }
+        )
+
+    async def run_transaction(
+        self,
+        begin: Callable[[], AbstractAsyncContextManager[S]],
+        key: str,
+        fn: Callable[[S], Awaitable[T]],
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        retries: int = 3,
+    ) -> T:
+        """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
+
+        Duplicates get the stored result. `begin` is, for example, `Session.begin`, and `fn` gets
+        the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
+        `scope`, `payload` and `policy` are those of `execute`.
+        """
+        inside.check_begin(begin)
+        setup = self.internals.setup
+        setup.check_function(fn)
+        rules = setup.rules(scope, policy)
+        call = setup.call(key, scope, payload, rules, returns=returned_by(fn))
+        waits = pauses(rules)
+        for left in range(retries, -1, -1):
+            try:
+                async with inside.enterable(begin(), AbstractAsyncContextManager) as connection:
+                    context: AsyncTransactionContext[T] = AsyncTransactionContext(
+                        self.internals, call, connection, None
+                    )
+                    async with context as attempt:
+                        if not attempt.replayed:
+                            attempt.result = await finished(fn(connection), call.identity)
+            except Exception as error:
+                if not db_errors.must_repeat(error):
+                    raise
+                if left == 0:
+                    raise about(db_errors.repeat(), call.identity) from error
+            else:
+                return attempt.result
+            await sleep(next(waits))
+        wrong = ConfigError(f"retries must be 0 or more, not {retries}")
+        raise about(wrong, call.identity)
 
     @property
     def marks(self) -> AsyncMarks:
@@ -222,10 +392,10 @@ class AsyncIdempotency(AsyncTransactionRunner):
             >>> await idem.peek("order:42") is None
             True
         """
-        identity = self._identity(key, scope)
-        self._home.check(identity)
+        identity = self.internals.setup.identity(key, scope)
+        self.internals.loop_guard.check(identity)
         try:
-            return await self._store.get(identity)
+            return await self.internals.store.get(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
 
@@ -236,12 +406,14 @@ class AsyncIdempotency(AsyncTransactionRunner):
 
         `prefix` is the beginning of the key.
         """
-        self._home.check()
-        if not isinstance(self._store, AsyncScannable):
-            raise ConfigError(f"{type(self._store).__name__} cannot list its records")
+        self.internals.loop_guard.check()
+        if not isinstance(self.internals.store, AsyncScannable):
+            raise ConfigError(f"{type(self.internals.store).__name__} cannot list its records")
         cursor: str | None = None
         while True:
-            page = await self._store.scan(scope=scope, prefix=prefix, state=state, cursor=cursor)
+            page = await self.internals.store.scan(
+                scope=scope, prefix=prefix, state=state, cursor=cursor
+            )
             for record in page.records:
                 yield record
             cursor = page.cursor
@@ -253,14 +425,14 @@ class AsyncIdempotency(AsyncTransactionRunner):
 
         False when there was none.
         """
-        identity = self._identity(key, scope)
-        self._home.check(identity)
+        identity = self.internals.setup.identity(key, scope)
+        self.internals.loop_guard.check(identity)
         try:
-            return await self._store.forget(identity)
+            return await self.internals.store.forget(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
         finally:
-            self._forgotten(identity)
+            self.internals.forgotten(identity)
 
     async def close(self, timeout: Duration = 5.0) -> None:  # noqa: ASYNC109 - twin of a thread's
         """Take no new calls, let running ones end and save, and close what was opened here.
@@ -273,35 +445,7 @@ class AsyncIdempotency(AsyncTransactionRunner):
         interrupted it or its claim, this returns at once: the engine is closed when the function's
         result is saved, or the claim is given back.
         """
-        self._closed = True
-        end = monotonic() + seconds("timeout", timeout, zero=True)
-        own = self._held_here()
-        claims = self._claiming_here()
-        if own or claims:
-            # Waiting here would hold up the very function, or claim, that is waited for.
-            self._closing = aside(
-                partial(self._close, own, claims, end), partial(self._close, (), (), end)
-            )
-        else:
-            await self._close((), (), end)
-
-    async def _close(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
-        """Close after these attempts, while they can go on, and after the others until `end`."""
-        while can_go_on(self._leases.running(own)) or self._leases.claims(claims):
-            await sleep(0.01)
-        while monotonic() < end and (self._leases.running() or self._leases.claims()):
-            await sleep(0.01)
-        await drain(self._tasks, max(0.0, end - monotonic()))
-        await self._timer.stop()
-        await self._watch.stop()
-        for timer in self._timers.values():
-            await timer.stop()
-        for lease, ask in self._leases.unsaved():
-            if not await self._save_late(lease, ask) and monotonic() >= end:
-                break  # The store is away and the time is over: the leases end by themselves.
-        await self._disown_doubtful(math.inf, end)
-        if self._opening is not None:
-            await self._store.close()
+        await self.internals.close(seconds("timeout", timeout, zero=True))
 
     async def __aenter__(self) -> Self:
         return self
@@ -313,19 +457,19 @@ class AsyncIdempotency(AsyncTransactionRunner):
 class AsyncAttemptContext(Generic[Result]):
     """One attempt by hand; made by `attempt()`."""
 
-    def __init__(self, engine: AsyncIdempotency, call: Call) -> None:
-        self._engine = engine
+    def __init__(self, runs: AsyncRuns, call: Call) -> None:
+        self._runs = runs
         self._call = call
 
     async def __aenter__(self) -> Attempt[Result]:
         attempt: Attempt[Result] | None = None
         try:
-            attempt = self._attempt = await self._engine._begin(self._call)
+            attempt = self._attempt = await self._runs.begin(self._call)
             if not attempt.replayed:
                 attempt.__enter__()
             return attempt  # noqa: TRY300 - inside: an interruption of this line, too, gives it back
         except BaseException as error:
-            self._engine._settle(self._call, error, attempt)
+            self._runs.settle(self._call, error, attempt)
             raise
 
     async def __aexit__(
@@ -340,13 +484,13 @@ class AsyncAttemptContext(Generic[Result]):
                 return
             attempt.__exit__(kind, error, trace)
             if error is None:
-                attempt.result = await self._engine._succeeded(self._call, attempt, attempt.result)
+                attempt.result = await self._runs.succeeded(self._call, attempt, attempt.result)
             else:
-                await self._engine._failed(self._call, attempt, error)
+                await self._runs.failed(self._call, attempt, error)
         except BaseException as failure:
             attempt = self._attempt
             if error is None:
-                self._engine._settle(self._call, failure, attempt, attempt.result)
+                self._runs.settle(self._call, failure, attempt, attempt.result)
             else:
-                self._engine._settle(self._call, error, attempt)
+                self._runs.settle(self._call, error, attempt)
             raise

@@ -45,6 +45,7 @@ class AsyncMarks:
 
     def __init__(self, engine: AsyncIdempotency) -> None:
         self._engine = engine
+        self._runs = engine.internals
 
     async def check(self, key: str, *, scope: str = "default") -> bool:
         """Tell whether it was done. What is still running is not done."""
@@ -92,13 +93,13 @@ class AsyncMarks:
         if record is None or not _done(record):
             if default is UNSET:
                 missing = ResultUnavailable("this key is not marked as done")
-                raise about(missing, self._engine._identity(key, scope))
+                raise about(missing, self._runs.setup.identity(key, scope))
             return default
         return self._read(record, returns)
 
     async def delete(self, key: str, *, scope: str = "default") -> bool:
         """Remove the mark, whatever it says; False when there was none."""
-        identity = self._engine._identity(key, scope)
+        identity = self._runs.setup.identity(key, scope)
         return (await self._forget([identity]))[0]
 
     async def ttl(self, key: str, *, scope: str = "default") -> float | None:
@@ -110,14 +111,14 @@ class AsyncMarks:
         self, key: str, *, ttl: Duration | None = None, scope: str = "default"
     ) -> bool:
         """Keep a finished mark for a whole `ttl` from now; False when there is none."""
-        engine = self._engine
-        identity = engine._identity(key, scope)
+        runs = self._runs
+        identity = runs.setup.identity(key, scope)
         try:
             return await self._store.touch(identity, self._seconds(ttl, scope))
         except IdempotencyError as error:
             raise_about(error, identity)
         finally:
-            engine._forgotten(identity)
+            runs.forgotten(identity)
 
     async def clear(self, prefix: str, *, scope: str = "default") -> int:
         """Remove what is finished in a scope and whose key begins with `prefix`; tells how many.
@@ -131,7 +132,7 @@ class AsyncMarks:
         store = self._store
         if not isinstance(store, AsyncScannable):
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
-        self._engine._key_rules.check_scope(scope)
+        self._runs.setup.key_rules.check_scope(scope)
         removed = 0
         cursor: str | None = None
         while True:
@@ -191,21 +192,21 @@ class AsyncMarks:
     async def delete_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
-        identities = [self._engine._identity(key, scope) for key in wanted]
+        identities = [self._runs.setup.identity(key, scope) for key in wanted]
         return dict(zip(wanted, await self._forget(identities), strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
     @property
     def _store(self) -> AsyncStore:
-        if self._engine._bypassing():
+        if self._runs.setup.bypassing():
             return open_async_store("memory://")  # where nothing is marked, and nothing stays
-        self._engine._home.check()
-        warn_inside(self._engine._store)
-        return self._engine._store
+        self._runs.loop_guard.check()
+        warn_inside(self._runs.store)
+        return self._runs.store
 
     async def _get(self, key: str, scope: str) -> Record | None:
-        identity = self._engine._identity(key, scope)
+        identity = self._runs.setup.identity(key, scope)
         try:
             return await self._store.get(identity)
         except IdempotencyError as error:
@@ -219,7 +220,7 @@ class AsyncMarks:
 
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
-        identities = [self._engine._identity(key, scope) for key in wanted]
+        identities = [self._runs.setup.identity(key, scope) for key in wanted]
         store = self._store
         if isinstance(store, AsyncBatching):
             records = await store.get_many(identities)
@@ -235,7 +236,7 @@ class AsyncMarks:
         except IdempotencyError as error:
             raise_about(error, identity)
         finally:
-            self._engine._forgotten(identity)
+            self._runs.forgotten(identity)
 
     async def _forget(self, identities: list[Identity]) -> list[bool]:
         try:
@@ -249,23 +250,23 @@ class AsyncMarks:
             raise_about(error, identities[0])
         finally:
             for identity in identities:
-                self._engine._forgotten(identity)
+                self._runs.forgotten(identity)
 
     def _put(self, key: str, value: object, ttl: Duration | None, scope: str) -> PutRequest:
-        engine = self._engine
-        identity = engine._identity(key, scope)
+        runs = self._runs
+        identity = runs.setup.identity(key, scope)
         try:
-            result = stored_form(value, identity, engine._rules(scope))
+            result = stored_form(value, identity, runs.setup.rules(scope))
         except IdempotencyError as error:
             raise_about(error, identity)
-        return PutRequest(identity, engine._owners.next(), result, self._seconds(ttl, scope))
+        return PutRequest(identity, runs.owners.next(), result, self._seconds(ttl, scope))
 
     def _seconds(self, ttl: Duration | None, scope: str) -> float:
         words = None if ttl is None else Policy(ttl=ttl)
-        return self._engine._rules(scope, words).ttl
+        return self._runs.setup.rules(scope, words).ttl
 
     def _read(self, record: Record, returns: type | None) -> object:
-        return self._engine._read(record.outcome, record.identity, returns)
+        return self._runs.setup.read(record.outcome, record.identity, returns)
 
 
 def _done(record: Record | None) -> bool:

@@ -6,17 +6,18 @@ This module answers. It never waits and never touches the store.
 from __future__ import annotations
 
 import math
+import os
 from _thread import get_ident
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import random
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from weakref import WeakSet, ref
 
 from msgspec.structs import replace
 
 from semel import events
-from semel.attempts import Attempt, current_attempt
+from semel.attempts import Attempt, current_attempt, innermost, is_nested
 from semel.core.codec import StoredResult, decode_result, encode_failure, encode_result, omitted
 from semel.core.decide import (
     Reject,
@@ -27,7 +28,8 @@ from semel.core.decide import (
     verdict,
     waited_too_long,
 )
-from semel.core.leases import DANGER, Lease
+from semel.core.keys import OwnerIds
+from semel.core.leases import DANGER, Lease, Leases
 from semel.core.policy import Rules
 from semel.core.records import (
     OMITTED,
@@ -41,11 +43,13 @@ from semel.core.records import (
     Finished,
     Identity,
 )
-from semel.engine.colours.leaders import NoTimer
-from semel.engine.setup import CLOSED, Call, Setup
+from semel.engine.colours.leaders import NoTimer, forget_shared_runs
+from semel.engine.setup import CLOSED, Call, Setup, WaitingCalls, checked_store
 from semel.errors import (
+    ConfigError,
     IdempotencyError,
     LeaseLost,
+    NestedCall,
     OutcomeUnknown,
     SerializationError,
     StoreError,
@@ -55,6 +59,7 @@ from semel.errors import (
     ValueRejected,
     about,
 )
+from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
     from semel.core.cache import FinishedCache
@@ -99,190 +104,53 @@ UNWANTED_TTL = 300.0
 """How long it is remembered that a claim which nobody wanted was given back."""
 
 
-class Answers(Setup[S]):
-    """Turns answers into attempts, results, errors and events."""
+class LeaseEvents:
+    """What becomes of leases: it is announced, and a lease that has ended is dropped."""
 
-    _flights: Any  # `Flights` and `Timer` of the engine's own kind
-    _timer: Any
-    _watch: Any
+    def __init__(self, announce: events.Announcer, leases: Leases) -> None:
+        self._announce = announce
+        self._leases = leases
 
-    # --- after the claim -----------------------------------------------------------------
+    def lost(self, lease: Lease) -> None:
+        """Tell that another attempt may have replaced this one."""
+        if not lease.refused:  # else it was told when the store refused to renew
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
 
-    def _started(self, call: Call, owner: bytes, claimed: Claimed, sent: float) -> Attempt:
-        """Begin an attempt that owns its record; its lease is counted from before the claim."""
-        rules = call.rules
-        lease = Lease(
-            call.identity,
-            owner,
-            claimed.number,
-            rules.lease,
-            sent,
-            thread=get_ident(),
-            holder=ref(call),
-        )
-        call.lease = lease  # First: who is interrupted now finds here what to give back.
-        self._leases.add(lease)
-        try:
-            if self._closed:  # After `add`: `close` sets it first, and then looks at the leases.
-                raise NoTimer(f"{CLOSED}; nothing ran")  # noqa: TRY301 - its lease is dropped below
-            self._timer.due(lease.due)
-            # Renewals may hang for longer than the lease: the watch reports its loss in time.
-            self._watch.due(lease.danger)
-            if claimed.takeover:
-                self._announce(events.TakenOver(identity=call.identity, number=claimed.number))
-            self._leases.claiming.pop(owner, None)
-            return Attempt(
-                call.identity, claimed.number, claimed.fence, owner, store=self._store, lease=lease
+    def store_failed(self, lease: Lease, verb: str, error: Exception) -> None:
+        """Tell that the store did not answer."""
+        self._announce(
+            events.StoreFailed(
+                identity=lease.identity, number=lease.number, verb=verb, error=str(error)
             )
-        except BaseException:
-            # It cannot be renewed, or a signal handler raised: nothing runs that has to be renewed.
-            self._leases.drop(lease)
-            raise
-
-    def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
-        """Answer with a finished operation: its result, or the refusal that the rules ask for."""
-        step = decide(finished, call.rules)
-        if isinstance(step, Reject):
-            self._refuse(call, step.error, step.number)
-        return self._answered(call, finished, waited=waited)
-
-    def _found(self, call: Call, place: Hashable, finished: Finished, *, waited: bool) -> Attempt:
-        """Answer with what the store has, and pass it to the calls here that wait for it."""
-        if place is not None:
-            self._flights.share(place, finished)
-        if self._cache is not None:
-            self._remember(self._cache, call, finished)
-        return self._answered(call, finished, waited=waited)
-
-    def _answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
-        """Give the result of a finished operation, which the rules permit."""
-        value = (
-            decode_result(
-                finished.outcome, call.identity, call.returns, call.rules.codec, self._codecs
-            )
-            if call.keeps_value
-            else None
         )
-        if self._announce.reaches(events.Replayed.level):
+
+    def renewed(self, lease: Lease, answer: bool | StoreError, sent: float) -> None:
+        """Note the store's answer to a renewal, and tell when the lease is lost by it."""
+        if isinstance(answer, StoreError):
             self._announce(
-                events.Replayed(identity=call.identity, number=finished.number, waited=waited)
-            )
-        return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
-
-    def _read(self, stored: Encoded | None, identity: Identity, hint: object) -> Any:
-        """Read a stored result, outside of a call."""
-        return decode_result(
-            stored, identity, hint, self._rules(identity.scope).codec, self._codecs
-        )
-
-    def _refuse(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
-        """Reject the call; `number` is of the attempt that is in its way."""
-        if isinstance(error, OutcomeUnknown) and number is not None:
-            known, ending = self._endings.get(call.identity, (number, None))
-            ending = ending if known == number else None
-            error = outcome_unknown(number, call.rules, ending)
-        self._announce(events.rejection(error, call.identity, number))
-        raise about(error, call.identity)
-
-    def _out_of_patience(self, call: Call, retry_after: float) -> NoReturn:
-        self._refuse(call, waited_too_long(call.rules, retry_after))
-
-    def _too_many(self, call: Call, retry_after: float) -> NoReturn:
-        self._refuse(call, TooManyWaiting(call.rules.message or "", retry_after=retry_after))
-
-    def _left(self, call: Call, busy: Wait, end: float) -> float:
-        """How many seconds this call may still wait."""
-        left = end - monotonic()
-        if left <= 0:
-            self._out_of_patience(call, busy.retry_after)
-        return left
-
-    def _judged(self, call: Call, known: Finished) -> Finished:
-        """Give an outcome that was heard of, if this call may have it."""
-        step = decide(known, call.rules)
-        if isinstance(step, Reject):
-            self._refuse(call, step.error, step.number)
-        return known
-
-    def _without_store(self, call: Call, error: StoreError) -> Attempt:
-        """The claim could not be made: fail, or run unprotected and say so loudly."""
-        self._announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
-        # A closed engine runs nothing, not even unprotected.
-        if self._closed or call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
-            # Without the traceback: that of an error which was shared is of another caller.
-            raise about(error, call.identity).with_traceback(None)
-        attempt = self._unprotected(call)
-        self._announce(events.RanUnprotected(identity=call.identity, number=attempt.number))
-        return attempt
-
-    def _not_claiming(self, call: Call, ask: ClaimRequest) -> None:
-        """The claim was answered, or it is given back."""
-        self._leases.claiming.pop(ask.owner, None)
-        call.asked = None
-
-    def _claiming_here(self) -> list[bytes]:
-        """Owners of the claims that the caller, a signal handler, has interrupted."""
-        thread = None if self._asynchronous else get_ident()
-        claiming = tuple(self._leases.claiming.items())
-        return [owner for owner, (claimant, _) in claiming if claimant == thread]
-
-    def _held_here(self) -> list[Lease]:
-        """Return the leases of attempts that the caller runs inside: they wait for it to return."""
-        found = []
-        attempt = current_attempt()
-        while attempt is not None:
-            found.append(attempt.lease)
-            attempt = attempt.outer
-        thread = None if self._asynchronous else get_ident()
-        return [
-            lease
-            for lease in self._leases.running()
-            if lease.thread == thread or any(lease is one for one in found)
-        ]
-
-    # --- after the function --------------------------------------------------------------
-
-    def _kept(self, call: Call, attempt: Attempt, value: T) -> StoredResult[T]:
-        rules = call.rules
-        # Nobody asks for the value of a message: only that it was done is kept.
-        wanted = value if call.keeps_value else cast("T", None)
-        kept = encode_result(
-            wanted, rules.codec, call.identity, call.returns, rules.max_result_bytes
-        )
-        if kept.problem is not None:
-            self._announce(
-                events.ResultOmitted(
-                    identity=call.identity, number=attempt.number, reason=kept.problem
+                events.RenewalFailed(
+                    identity=lease.identity, number=lease.number, error=str(answer)
                 )
             )
-        return kept
+        if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
+            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
 
-    def _saved(
-        self, call: Call, attempt: Attempt, lease: Lease, result: Encoded, *, saved: bool
-    ) -> None:
-        """The store has answered: share the stored result with the calls that wait in this process.
+    def released(self, lease: Lease, *, released: bool) -> None:
+        """Tell that nobody knows whether an interrupted attempt happened."""
+        if released:
+            self._announce(
+                events.Parked(identity=lease.identity, number=lease.number, error="interrupted")
+            )
+        else:
+            self.lost(lease)
 
-        Or tell of the loss, when the store did not take it.
-        """
+    def saved_late(self, lease: Lease, *, saved: bool) -> None:
+        """Tell what the store said to a result that it could not be told before."""
         self._leases.drop(lease)
-        if not saved:
-            self._lost(call, lease)
-        ttl = call.rules.ttl
-        finished = Finished(SUCCEEDED, result, attempt.number, attempt.fence, ttl)
-        if self._cache is not None:
-            self._remember(self._cache, call, finished)
-        self._share(call, finished)
-        if self._announce.reaches(events.Ran.level):
-            self._announce(
-                events.Ran(
-                    identity=call.identity,
-                    number=attempt.number,
-                    seconds=monotonic() - lease.began,
-                    size=len(result.data),
-                )
-            )
+        kind = events.ResultStoredLate if saved else events.LostLease
+        self._announce(kind(identity=lease.identity, number=lease.number))
 
-    def _without_value(self, lease: Lease, result: Encoded, error: Exception) -> Encoded | None:
+    def without_value(self, lease: Lease, result: Encoded, error: Exception) -> Encoded | None:
         """What to store instead of a result that the store rejected; None = that is not the reason.
 
         The effect is done: a key that stays open for the sake of its result would run it again.
@@ -299,7 +167,7 @@ class Answers(Setup[S]):
         # Without the error's text, which names the server: duplicates may be anybody's.
         return omitted(f"the store refused its {len(result.data)} bytes")
 
-    def _rejected_for_good(self, lease: Lease, error: Exception) -> None:
+    def rejected_for_good(self, lease: Lease, error: Exception) -> None:
         """The store rejects the end of the attempt even without its result: do not try again."""
         self._leases.drop(lease)
         self._announce(
@@ -311,33 +179,276 @@ class Answers(Setup[S]):
             )
         )
 
+
+class Outcomes(Generic[S]):
+    """Turns answers into attempts, results, errors and events; and what it knows for that."""
+
+    shared_runs: Any  # `SharedRuns` and the renewer of the engine's own kind
+    renewer: Any
+
+    def __init__(self, setup: Setup, store: S) -> None:
+        self.setup = setup
+        self.store = store
+        self.owns_store = setup.opening is not None
+        """True when the store was opened here: then it is closed here, too."""
+        self.announce = setup.announce
+        self.cache = setup.cache
+        self.closed = False
+        self.reset()
+        _engines.add(self)
+
+    def reset(self) -> None:
+        """Begin with nothing running."""
+        self.owners = OwnerIds()
+        self.leases = Leases()
+        self.lease_events = LeaseEvents(self.announce, self.leases)
+        self.waiting = WaitingCalls(self.setup.max_waiting)
+        self.in_background: set[Any] = set()
+        self._endings: dict[Identity, tuple[int, str]] = {}
+        """How held attempts of this engine ended: the number of each, and what happened."""
+
+    def switch(self, store: S) -> dict[str, Any]:
+        """Go on with another store, as an engine that has just been made; for tests.
+
+        Returns the state to go back to: everything that the engine knew of its own store.
+        """
+        store = checked_store(store, asynchronous=self.setup.asynchronous)
+        if self.leases.running() or self.leases.claims():
+            raise ConfigError(
+                "this engine has calls that still run: its store can only be exchanged while none "
+                "does, as a call must not claim in one store and save in the other"
+            )
+        before = vars(self)
+        cache = None if self.cache is None else self.cache.emptied()
+        fresh = {"store": store, "owns_store": False, "closed": False, "cache": cache}
+        object.__setattr__(self, "__dict__", {**before, **fresh})
+        self.reset()
+        return before
+
+    # --- before the claim ----------------------------------------------------------------
+
+    def check_usable(self, call: Call) -> Attempt | None:
+        """Reject a call that could only wait for itself, or that comes after the end.
+
+        Gives the attempt around it, if any.
+        """
+        if self.closed:
+            raise about(StoreUnavailable(CLOSED), call.identity)
+        around = current_attempt()
+        if around is not None and is_nested(call.identity, self.store, around):
+            nested = NestedCall(
+                "the running attempt asked for its own key; it would wait for itself for ever"
+            )
+            raise about(nested, call.identity)
+        return around
+
+    def _wait_limit(self, call: Call) -> float | None:
+        """How long a usable call may wait in all; None = as long as its caller does."""
+        limit = call.rules.wait_timeout
+        if not self.closed and innermost() is None:
+            return limit
+        if self.check_usable(call) is None:
+            return limit
+        warn_inside(self.store)
+        # Two attempts that wait for each other's keys must not hang for ever.
+        return call.rules.lease if limit is None else limit
+
+    # --- after the claim -----------------------------------------------------------------
+
+    def _started(self, call: Call, owner: bytes, claimed: Claimed, sent: float) -> Attempt:
+        """Begin an attempt that owns its record; its lease is counted from before the claim."""
+        rules = call.rules
+        lease = Lease(
+            call.identity,
+            owner,
+            claimed.number,
+            rules.lease,
+            sent,
+            thread=get_ident(),
+            holder=ref(call),
+        )
+        call.lease = lease  # First: who is interrupted now finds here what to give back.
+        self.leases.add(lease)
+        try:
+            if self.closed:  # After `add`: `close` sets it first, and then looks at the leases.
+                raise NoTimer(f"{CLOSED}; nothing ran")  # noqa: TRY301 - its lease is dropped below
+            self.renewer.timer.due(lease.due)
+            # Renewals may hang for longer than the lease: the watch reports its loss in time.
+            self.renewer.watch.due(lease.danger)
+            if claimed.takeover:
+                self.announce(events.TakenOver(identity=call.identity, number=claimed.number))
+            self.leases.claiming.pop(owner, None)
+            return Attempt(
+                call.identity, claimed.number, claimed.fence, owner, store=self.store, lease=lease
+            )
+        except BaseException:
+            # It cannot be renewed, or a signal handler raised: nothing runs that has to be renewed.
+            self.leases.drop(lease)
+            raise
+
+    def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
+        """Answer with a finished operation: its result, or the refusal that the rules ask for."""
+        step = decide(finished, call.rules)
+        if isinstance(step, Reject):
+            self.refuse(call, step.error, step.number)
+        return self.answered(call, finished, waited=waited)
+
+    def _found(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
+        """Answer with what the store has, and pass it to the calls here that wait for it."""
+        if call.shared_as is not None:
+            self.shared_runs.share(call.shared_as, finished)
+        if self.cache is not None:
+            self._remember(self.cache, call, finished)
+        return self.answered(call, finished, waited=waited)
+
+    def answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
+        """Give the result of a finished operation, which the rules permit."""
+        value = (
+            decode_result(
+                finished.outcome, call.identity, call.returns, call.rules.codec, self.setup.codecs
+            )
+            if call.keeps_value
+            else None
+        )
+        if self.announce.reaches(events.Replayed.level):
+            self.announce(
+                events.Replayed(identity=call.identity, number=finished.number, waited=waited)
+            )
+        return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
+
+    def refuse(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
+        """Reject the call; `number` is of the attempt that is in its way."""
+        if isinstance(error, OutcomeUnknown) and number is not None:
+            known, ending = self._endings.get(call.identity, (number, None))
+            ending = ending if known == number else None
+            error = outcome_unknown(number, call.rules, ending)
+        self.announce(events.rejection(error, call.identity, number))
+        raise about(error, call.identity)
+
+    def _wait_timed_out(self, call: Call, retry_after: float) -> NoReturn:
+        self.refuse(call, waited_too_long(call.rules, retry_after))
+
+    def too_many(self, call: Call, retry_after: float) -> NoReturn:
+        """Reject the call, because so many wait already."""
+        self.refuse(call, TooManyWaiting(call.rules.message or "", retry_after=retry_after))
+
+    def _left(self, call: Call, busy: Wait, end: float) -> float:
+        """How many seconds this call may still wait."""
+        left = end - monotonic()
+        if left <= 0:
+            self._wait_timed_out(call, busy.retry_after)
+        return left
+
+    def _judged(self, call: Call, known: Finished) -> Finished:
+        """Give an outcome that was heard of, if this call may have it."""
+        step = decide(known, call.rules)
+        if isinstance(step, Reject):
+            self.refuse(call, step.error, step.number)
+        return known
+
+    def _without_store(self, call: Call, error: StoreError) -> Attempt:
+        """The claim could not be made: fail, or run unprotected and say so loudly."""
+        self.announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
+        # A closed engine runs nothing, not even unprotected.
+        if self.closed or call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
+            # Without the traceback: that of an error which was shared is of another caller.
+            raise about(error, call.identity).with_traceback(None)
+        attempt: Attempt = Attempt(call.identity, protected=False)
+        self.announce(events.RanUnprotected(identity=call.identity, number=attempt.number))
+        return attempt
+
+    def _not_claiming(self, call: Call, ask: ClaimRequest) -> None:
+        """The claim was answered, or it is given back."""
+        self.leases.claiming.pop(ask.owner, None)
+        call.asked = None
+
+    def claiming_here(self) -> list[bytes]:
+        """Owners of the claims that the caller, a signal handler, has interrupted."""
+        thread = None if self.setup.asynchronous else get_ident()
+        claiming = tuple(self.leases.claiming.items())
+        return [owner for owner, (claimant, _) in claiming if claimant == thread]
+
+    def held_here(self) -> list[Lease]:
+        """Return the leases of attempts that the caller runs inside: they wait for it to return."""
+        found = []
+        attempt = current_attempt()
+        while attempt is not None:
+            found.append(attempt.lease)
+            attempt = attempt.outer
+        thread = None if self.setup.asynchronous else get_ident()
+        return [
+            lease
+            for lease in self.leases.running()
+            if lease.thread == thread or any(lease is one for one in found)
+        ]
+
+    # --- after the function --------------------------------------------------------------
+
+    def result_to_store(self, call: Call, attempt: Attempt, value: T) -> StoredResult[T]:
+        """Encode the result of an attempt; one that cannot be kept is announced."""
+        rules = call.rules
+        # Nobody asks for the value of a message: only that it was done is kept.
+        wanted = value if call.keeps_value else cast("T", None)
+        kept = encode_result(
+            wanted, rules.codec, call.identity, call.returns, rules.max_result_bytes
+        )
+        if kept.problem is not None:
+            self.announce(
+                events.ResultOmitted(
+                    identity=call.identity, number=attempt.number, reason=kept.problem
+                )
+            )
+        return kept
+
+    def _saved(
+        self, call: Call, attempt: Attempt, lease: Lease, result: Encoded, *, saved: bool
+    ) -> None:
+        """The store has answered: share the stored result with the calls that wait in this process.
+
+        Or tell of the loss, when the store did not take it.
+        """
+        self.leases.drop(lease)
+        if not saved:
+            self._lost(call, lease)
+        ttl = call.rules.ttl
+        finished = Finished(SUCCEEDED, result, attempt.number, attempt.fence, ttl)
+        if self.cache is not None:
+            self._remember(self.cache, call, finished)
+        if call.shared_as is not None:
+            self.shared_runs.share(call.shared_as, finished)
+        if self.announce.reaches(events.Ran.level):
+            self.announce(
+                events.Ran(
+                    identity=call.identity,
+                    number=attempt.number,
+                    seconds=monotonic() - lease.began,
+                    size=len(result.data),
+                )
+            )
+
     def _not_stored(self, call: Call, lease: Lease, result: Encoded, error: Exception) -> None:
         """The store cannot be told: the timer goes on renewing and saving."""
         lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
         lease.retry(monotonic())
-        self._remind(self._timer, lease.due)
+        remind(self.renewer.timer, lease.due)
         self._pass_on(call)
-        self._announce(
+        self.announce(
             events.ResultNotStored(identity=call.identity, number=lease.number, error=str(error))
         )
 
     def _lost(self, call: Call, lease: Lease) -> NoReturn:
         self._pass_on(call)
-        self._announce_loss(lease)
+        self.lease_events.lost(lease)
         lost = LeaseLost(
             "another attempt replaced this one, or its record was removed: its result is not kept"
         )
         raise about(lost, call.identity)
 
-    def _announce_loss(self, lease: Lease) -> None:
-        if not lease.refused:  # else the timer told of it when the store refused to renew
-            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
-
     def _verdict(self, call: Call, lease: Lease, error: BaseException) -> Failure:
         """What to record of a failure; a policy that cannot say so is told of, loudly."""
         found = verdict(error, call.rules)
         if found.problem is not None:
-            self._announce(
+            self.announce(
                 events.FailureUndecided(
                     identity=call.identity,
                     number=lease.number,
@@ -352,12 +463,12 @@ class Answers(Setup[S]):
     ) -> None:
         identity, number, name = lease.identity, lease.number, type(error).__name__
         if not recorded:
-            self._announce_loss(lease)
+            self.lease_events.lost(lease)
         elif decision == "unknown":
             self._note_ending(lease, error)
-            self._announce(events.Parked(identity=identity, number=number, error=name))
+            self.announce(events.Parked(identity=identity, number=number, error=name))
         else:
-            self._announce(
+            self.announce(
                 events.Failed(identity=identity, number=number, verdict=decision, error=name)
             )
 
@@ -370,74 +481,28 @@ class Answers(Setup[S]):
             ending = f"it {error}"
         self._endings[lease.identity] = lease.number, ending
 
-    def _store_failed(self, lease: Lease, verb: str, error: Exception) -> None:
-        self._announce(
-            events.StoreFailed(
-                identity=lease.identity, number=lease.number, verb=verb, error=str(error)
-            )
-        )
-
-    # --- the timer's book ----------------------------------------------------------------
-
-    def _remind(self, timer: Any, at: float) -> float:
-        """Schedule a timer; return when to try again if its thread cannot start, else infinity.
-
-        Not to be raised: the caller has its own answer, and the next attempt starts the timer too.
-        """
-        try:
-            timer.due(at)
-        except NoTimer:
-            return monotonic() + START_AGAIN
-        return math.inf
-
-    def _renewed(self, lease: Lease, answer: bool | StoreError, sent: float) -> None:
-        """Note the store's answer to a renewal, and tell when the lease is lost by it."""
-        if isinstance(answer, StoreError):
-            self._announce(
-                events.RenewalFailed(
-                    identity=lease.identity, number=lease.number, error=str(answer)
-                )
-            )
-        if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
-            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
-
-    def _released(self, lease: Lease, *, released: bool) -> None:
-        if released:
-            self._announce(
-                events.Parked(identity=lease.identity, number=lease.number, error="interrupted")
-            )
-        else:
-            self._announce_loss(lease)
-
-    def _saved_late(self, lease: Lease, *, saved: bool) -> None:
-        self._leases.drop(lease)
-        kind = events.ResultStoredLate if saved else events.LostLease
-        self._announce(kind(identity=lease.identity, number=lease.number))
-
     # --- sharing and remembering ---------------------------------------------------------
 
     def _share(self, call: Call, answer: Finished | StoreError) -> None:
-        place = call.place
-        if place is not None:
-            self._flights.share(place, answer)
+        if call.shared_as is not None:
+            self.shared_runs.share(call.shared_as, answer)
 
     def _pass_on(self, call: Call) -> None:
-        place = call.place
-        if place is not None:
-            self._flights.pass_on(place, call)
+        if call.shared_as is not None:
+            self.shared_runs.pass_on(call.shared_as, call)
 
     def _remembered(self, call: Call) -> Finished | None:
         """Ask the local cache."""
-        if self._cache is None or call.rules.replace:
+        if self.cache is None or call.rules.replace:
             return None
-        return self._cache.get(call.identity, call.fingerprint, monotonic(), call.generation)
+        return self.cache.get(call.identity, call.fingerprint, monotonic(), call.generation)
 
-    def _forgotten(self, identity: Identity) -> None:
+    def forgotten(self, identity: Identity) -> None:
         """Do not return results from before this `forget` to later calls."""
-        self._flights.forgets.add(identity)
+        self.shared_runs.forgets.add(identity)
         self._endings.pop(identity, None)
-        if self._cache is not None:
-            self._cache.drop(identity)
+        if self.cache is not None:
+            self.cache.drop(identity)
 
     def _remember(self, cache: FinishedCache, call: Call, finished: Finished) -> None:
         """Keep an answer that just came from the store; one from the cache is no younger."""
@@ -445,6 +510,19 @@ class Answers(Setup[S]):
             cache.drop(call.identity)
             return
         cache.add(call.identity, call.fingerprint, finished, monotonic(), call.generation)
+
+
+_engines: WeakSet[Any] = WeakSet()
+
+
+def _in_forked_child() -> None:
+    forget_shared_runs()
+    for engine in tuple(_engines):
+        engine.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
+    os.register_at_fork(after_in_child=_in_forked_child)
 
 
 # --- rules of a call that is under way -----------------------------------------------------
@@ -495,7 +573,19 @@ def pauses(rules: Rules) -> Iterator[float]:
         pause = min(pause * 2, rules.wait_interval_max)
 
 
-class SavePatience:
+def remind(timer: Any, at: float) -> float:
+    """Schedule a timer; return when to try again if its thread cannot start, else infinity.
+
+    Not to be raised: the caller has its own answer, and the next attempt starts the timer too.
+    """
+    try:
+        timer.due(at)
+    except NoTimer:
+        return monotonic() + START_AGAIN
+    return math.inf
+
+
+class SaveBackoff:
     """How a call goes on telling the store its result, after the first failure."""
 
     def __init__(self, rules: Rules, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The way of one call on asyncio: claim, run, save.
+"""The engine inside, and the way of one call on asyncio: claim, run, save.
 
 An interrupted step is done again in the background, because every verb is safe to send twice.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from _thread import get_ident
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -25,24 +25,31 @@ from semel.core.records import Claimed, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine.colours.leaders import LATE, NoTimer
 from semel.engine.colours.tasks import (
+    LoopGuard,
     Polling,
     background,
+    can_go_on,
     cancellations,
+    drain,
     finished,
-    heed,
+    raise_if_cancelled,
     ready,
+    shared_runs_of,
     sleep,
+    start_beside,
     unawaited,
 )
 from semel.engine.outcomes import (
     RENEWAL_LOOK,
-    SavePatience,
+    Outcomes,
+    SaveBackoff,
     as_first_told,
     came_late,
     heard,
     pauses,
+    remind,
 )
-from semel.engine.renewing import AsyncKeeper
+from semel.engine.renewing import AsyncRenewer
 from semel.engine.setup import CLOSED, Call
 from semel.errors import (
     IdempotencyError,
@@ -52,17 +59,39 @@ from semel.errors import (
     raise_about,
 )
 from semel.events import logger
-from semel.stores.base import AsyncNotifying, AsyncWatch
+from semel.stores.base import AsyncNotifying, AsyncStore, AsyncWatch
+from semel.stores.registry import open_async_store
 
 T = TypeVar("T")
 
 
-class AsyncRunner(AsyncKeeper):
-    """Runs calls; the doors are in `AsyncIdempotency`."""
+class AsyncRuns(Outcomes[AsyncStore]):
+    """The engine inside: it runs calls. `AsyncIdempotency` is what users see of it.
+
+    Integrations, repair and the command line of semel use the names without an underscore.
+    """
+
+    def reset(self) -> None:
+        """Begin with nothing running; also in a forked child, where nothing is."""
+        super().reset()
+        self.loop_guard = LoopGuard()
+        self.shared_runs = shared_runs_of(self.store, self.loop_guard)
+        self.renewer = AsyncRenewer(self.store, self.leases, self.lease_events, self.announce)
+
+    def after_fork(self) -> None:
+        """Go on in a forked child, with a store of its own."""
+        # The parent goes on using its connections: ours are left alone, unclosed, and not used.
+        self._inherited = self.store
+        if self.owns_store:
+            self.store = self.setup.opened(open_async_store, None)
+        if self.cache is not None:
+            self.cache.clear()
+        self.renewer.retire()
+        self.reset()
 
     # --- the way of one call -------------------------------------------------------------
 
-    async def _run(
+    async def run(
         self, call: Call, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
     ) -> Attempt[T]:
         """Run once per key; the attempt has the result."""
@@ -71,7 +100,7 @@ class AsyncRunner(AsyncKeeper):
         # Two handlers: what interrupts the first of them is met by the second.
         try:
             try:
-                attempt = await self._begin(call)
+                attempt = await self.begin(call)
                 if attempt.replayed:
                     return attempt
                 with attempt:
@@ -79,100 +108,102 @@ class AsyncRunner(AsyncKeeper):
                     if isinstance(value, CoroutineType):
                         given, value = value, UNSET
                         value = unawaited(given, call.identity)
-                attempt.result = await self._succeeded(call, attempt, value)
+                attempt.result = await self.succeeded(call, attempt, value)
             except BaseException as error:
                 if attempt is not None and value is UNSET:
-                    await self._failed(call, attempt, error)
+                    await self.failed(call, attempt, error)
                 raise
         except BaseException as error:
-            self._settle(call, error, attempt, value)
+            self.settle(call, error, attempt, value)
             raise
         return attempt
 
-    def _begin(self, call: Call) -> Awaitable[Attempt]:
+    def begin(self, call: Call) -> Awaitable[Attempt]:
         """Become the one that runs, or get the answer of the one that did."""
-        if self._disabled or BYPASSED.get():
-            return ready(self._unprotected(call))
-        self._home.check(call.identity)
-        patience = self._patience(call)
-        forgets = self._flights.forgets
+        if self.setup.disabled or BYPASSED.get():
+            return ready(Attempt(call.identity, protected=False))
+        self.loop_guard.check(call.identity)
+        limit = self._wait_limit(call)
+        forgets = self.shared_runs.forgets
         if forgets.any:
             call.generation = forgets.generation(call.identity)
-        remembered = None if self._cache is None else self._remembered(call)
+        remembered = None if self.cache is None else self._remembered(call)
         if remembered is not None:
             return ready(self._replayed(call, remembered, waited=False))
-        end = math.inf if patience is None else monotonic() + patience
-        place = call.place
-        if place is None or self._flights.lead(place, call):
-            return self._lead(call, place, end)
-        if self._waiting.elsewhere is None:
-            return self._follow(call, place, patience, end)
-        return self._follow_counted(call, place, patience, end)
+        end = math.inf if limit is None else monotonic() + limit
+        if not (call.keeps_value and call.rules.waits):
+            return self._lead(call, end)
+        place = call.shared_as = call.identity, call.fingerprint, call.generation
+        if self.shared_runs.lead(place, call):
+            return self._lead(call, end)
+        if self.waiting.elsewhere is None:
+            return self._follow(call, place, limit, end)
+        return self._follow_counted(call, place, limit, end)
 
     async def _follow_counted(
-        self, call: Call, place: Hashable, patience: float | None, end: float
+        self, call: Call, place: Hashable, limit: float | None, end: float
     ) -> Attempt:
         """Follow, if one more call may wait; else ask the store, which may have the answer."""
         try:
-            if self._waiting.join(call, self._waiting.elsewhere):
-                return await self._follow(call, place, patience, end)
+            if self.waiting.join(call, self.waiting.elsewhere):
+                return await self._follow(call, place, limit, end)
         finally:
-            self._waiting.leave(call)
-        call.shares = False
-        return await self._lead(call, None, end)
+            self.waiting.leave(call)
+        call.shared_as = None
+        return await self._lead(call, end)
 
     async def _follow(
-        self, call: Call, place: Hashable, patience: float | None, end: float
+        self, call: Call, place: Hashable, limit: float | None, end: float
     ) -> Attempt:
         """Wait for the execution that runs in this process; lead if it ends without an answer."""
-        given = await self._flights.join(place, call, patience)
-        if given == LATE:
-            self._out_of_patience(call, 0.0)
-        if isinstance(given, Finished):
-            return self._replayed(call, given, waited=True)
-        if isinstance(given, StoreError):
-            return self._without_store(call, given)
-        return await self._lead(call, place, end)
+        reply = await self.shared_runs.join(place, call, limit)
+        if reply == LATE:
+            self._wait_timed_out(call, 0.0)
+        if isinstance(reply, Finished):
+            return self._replayed(call, reply, waited=True)
+        if isinstance(reply, StoreError):
+            return self._without_store(call, reply)
+        return await self._lead(call, end)
 
-    async def _lead(self, call: Call, place: Hashable | None, end: float) -> Attempt:
+    async def _lead(self, call: Call, end: float) -> Attempt:
         """Ask the store, and do what it says; pass the answer to the calls that wait for it."""
         waited = False
         try:
-            answer = await self._ask(call)
+            answer = await self._claim(call)
             if type(answer) is Wait:
                 waited = True
                 answer = await self._wait_counted(call, answer, end)
             if type(answer) is Finished:
-                return self._found(call, place, answer, waited=waited)
+                return self._found(call, answer, waited=waited)
         except StoreError as error:
-            if self._closed:  # no answer for the calls of other engines on this store
+            if self.closed:  # no answer for the calls of other engines on this store
                 self._pass_on(call)
             else:
                 self._share(call, error)
             return self._without_store(call, error)
         except BaseException as error:
-            self._settle(call, error)
+            self.settle(call, error)
             if isinstance(error, IdempotencyError) and error.key_digest is None:
                 raise_about(error, call.identity)  # a store does not know whom it answers
             raise
         return answer
 
-    async def _ask(self, call: Call) -> Attempt | Finished | Wait:
+    async def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
-        ask = call.ask(self._owners.next())
-        before = cancellations(self._home)
+        ask = call.claim_request(self.owners.next())
+        before = cancellations(self.loop_guard)
         late: tuple[Claimed, ...] = ()
         call.asked = ask  # First: whatever interrupts this call from now on gives it back.
-        self._leases.claiming[ask.owner] = get_ident(), ref(call)
+        self.leases.claiming[ask.owner] = get_ident(), ref(call)
         # In this order: `close` sets it first, and then waits for the claims that are noted.
-        if self._closed:
+        if self.closed:
             self._not_claiming(call, ask)
             raise StoreUnavailable(CLOSED)
         while True:
             sent = monotonic()
             try:
-                answer = await self._store.claim(ask)
-                heed(before)
+                answer = await self.store.claim(ask)
+                raise_if_cancelled(before)
                 step = decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
@@ -184,25 +215,25 @@ class AsyncRunner(AsyncKeeper):
                     return self._started(call, ask.owner, step, sent)
             except IdempotencyError as error:
                 if isinstance(error, NoTimer):
-                    background(self._tasks, partial(self._disown, ask))
+                    background(self.in_background, partial(self.renewer.give_back, ask))
                 elif isinstance(error, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
-                    self._remind(self._timer, self._leases.doubt(ask, monotonic()))
+                    remind(self.renewer.timer, self.leases.doubt(ask, monotonic()))
                 self._not_claiming(call, ask)
                 raise
             self._not_claiming(call, ask)
             if type(step) is Reject:
-                self._refuse(call, step.error, step.number)
+                self.refuse(call, step.error, step.number)
             return step
 
     async def _wait_counted(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Wait, if one more call may."""
         try:
-            if not self._waiting.join(call, self._waiting.elsewhere):
-                self._too_many(call, busy.retry_after)
+            if not self.waiting.join(call, self.waiting.elsewhere):
+                self.too_many(call, busy.retry_after)
             return await self._wait(call, busy, end)
         finally:
-            self._waiting.leave(call)
+            self.waiting.leave(call)
 
     async def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""
@@ -215,33 +246,33 @@ class AsyncRunner(AsyncKeeper):
                 known = heard(ended, busy, call)
                 if known is not None:
                     return self._judged(call, known)
-                answer = await self._ask(call)
+                answer = await self._claim(call)
                 if type(answer) is not Wait:
                     return answer
                 busy, left = answer, self._left(call, answer, end)
 
     def _watched(self, call: Call) -> AbstractContextManager[AsyncWatch]:
-        if isinstance(self._store, AsyncNotifying):
-            return self._store.watch(call.identity)
+        if isinstance(self.store, AsyncNotifying):
+            return self.store.watch(call.identity)
         return Polling()
 
     # --- the end of one call -------------------------------------------------------------
 
-    async def _succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
+    async def succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
         """Tell the store the result; the caller gets it even if the store cannot be told yet."""
         lease = attempt.lease
         if lease is None:
             return value
-        before = cancellations(self._home)
+        before = cancellations(self.loop_guard)
         try:
-            kept = self._kept(call, attempt, value)
-            if lease not in self._leases:
+            kept = self.result_to_store(call, attempt, value)
+            if lease not in self.leases:
                 # Refused by the store already, or inherited through a fork: not ours to save.
                 self._lost(call, lease)
             lease.ending = True
             result = kept.encoded
             try:
-                saved = await self._store.complete(
+                saved = await self.store.complete(
                     call.identity, lease.owner, result, call.rules.ttl
                 )
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
@@ -253,15 +284,15 @@ class AsyncRunner(AsyncKeeper):
             if not isinstance(interruption, IdempotencyError):
                 # By `partial`: a closure would cost every call a cell for each of these values.
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again), lease)
+                background(self.in_background, partial(self._quietly, again), lease)
             raise
-        heed(before)
+        raise_if_cancelled(before)
         if kept.interruption is not None:
             # The result is saved; now the interruption may reach the caller.
             raise kept.interruption
         return kept.value
 
-    async def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
+    async def failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
         lease = attempt.lease
         if lease is None:
@@ -269,17 +300,17 @@ class AsyncRunner(AsyncKeeper):
         recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, recording, lease)
+            background(self.in_background, recording, lease)
             return
-        before = cancellations(self._home)
+        before = cancellations(self.loop_guard)
         try:
             await recording()
         except BaseException:  # interrupted, for a recording raises nothing by itself
-            background(self._tasks, recording, lease)
+            background(self.in_background, recording, lease)
             raise
-        heed(before)
+        raise_if_cancelled(before)
 
-    def _settle(
+    def settle(
         self,
         call: Call,
         error: BaseException,
@@ -297,16 +328,16 @@ class AsyncRunner(AsyncKeeper):
         if ask is not None and (lease is None or lease.owner != ask.owner or not lease.entered):
             # Nothing has run.
             if lease is not None:
-                self._leases.drop(lease)
-            background(self._tasks, partial(self._disown, ask))
+                self.leases.drop(lease)
+            background(self.in_background, partial(self.renewer.give_back, ask))
             self._not_claiming(call, ask)
-        elif lease is not None and lease in self._leases and lease.ends_here:
+        elif lease is not None and lease in self.leases and lease.ends_here:
             if attempt is None or value is UNSET:
                 recording = partial(self._record_failure, call, lease, error)
-                background(self._tasks, recording, lease)
+                background(self.in_background, recording, lease)
             else:
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again), lease)
+                background(self.in_background, partial(self._quietly, again), lease)
         if lease is None or not lease.handed_over:
             self._pass_on(call)
 
@@ -319,7 +350,7 @@ class AsyncRunner(AsyncKeeper):
 
     async def _save_again(self, call: Call, attempt: Attempt, lease: Lease, value: object) -> None:
         """Save from the start, wherever it was interrupted: every step may be done twice."""
-        await self._save(call, attempt, lease, self._kept(call, attempt, value).encoded)
+        await self._save(call, attempt, lease, self.result_to_store(call, attempt, value).encoded)
 
     async def _save(
         self,
@@ -331,24 +362,26 @@ class AsyncRunner(AsyncKeeper):
     ) -> None:
         """Tell the store the result, until it knows or the timer takes over."""
         lease.ending = True
-        patience = SavePatience(call.rules, monotonic())
+        backoff = SaveBackoff(call.rules, monotonic())
         while True:
-            smaller = None if error is None else self._without_value(lease, result, error)
+            smaller = (
+                None if error is None else self.lease_events.without_value(lease, result, error)
+            )
             if smaller is not None:
                 result = smaller
             elif error is not None:
-                self._store_failed(lease, "complete", error)
+                self.lease_events.store_failed(lease, "complete", error)
                 if isinstance(error, ValueRejected):
-                    self._rejected_for_good(lease, error)
+                    self.lease_events.rejected_for_good(lease, error)
                     self._pass_on(call)
                     return
-                pause = patience.pause(monotonic())
+                pause = backoff.pause(monotonic())
                 if pause is None:
                     self._not_stored(call, lease, result, error)
                     return
                 await sleep(pause)
             try:
-                saved = await self._store.complete(
+                saved = await self.store.complete(
                     call.identity, lease.owner, result, call.rules.ttl
                 )
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
@@ -367,7 +400,7 @@ class AsyncRunner(AsyncKeeper):
         while lease.renewing and monotonic() < end:
             await sleep(RENEWAL_LOOK)
         lease.park_again = lease.renewing
-        return await self._store.renew(call.identity, lease.owner, 0.0)
+        return await self.store.renew(call.identity, lease.owner, 0.0)
 
     async def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
@@ -376,13 +409,13 @@ class AsyncRunner(AsyncKeeper):
         once_more = True
         while True:
             try:
-                if lease not in self._leases:
+                if lease not in self.leases:
                     recorded = False
                 elif decision == "unknown":
                     recorded = await self._park(call, lease)
                 else:
                     lease.ending = True
-                    recorded = await self._store.fail(
+                    recorded = await self.store.fail(
                         call.identity,
                         lease.owner,
                         encode_failure(error),
@@ -391,12 +424,40 @@ class AsyncRunner(AsyncKeeper):
                         ttl=call.rules.ttl if final else call.rules.failed_ttl,
                     )
             except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
-                self._store_failed(lease, "fail", failure)
+                self.lease_events.store_failed(lease, "fail", failure)
                 if once_more and not isinstance(failure, IdempotencyError):
                     once_more = False  # no error of a store's: a signal handler's comes only once
                     continue
             else:
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
-        self._leases.drop(lease)
+        self.leases.drop(lease)
         self._pass_on(call)
+
+    # --- the end of the engine -----------------------------------------------------------
+
+    async def close(self, timeout: float) -> None:  # noqa: ASYNC109 - twin of a thread's
+        """Take no new calls, and close after those that run."""
+        self.closed = True
+        end = monotonic() + timeout
+        own = self.held_here()
+        claims = self.claiming_here()
+        if own or claims:
+            # Waiting here would hold up the very function, or claim, that is waited for.
+            self._closing = start_beside(
+                partial(self.close_after, own, claims, end), partial(self.close_after, (), (), end)
+            )
+        else:
+            await self.close_after((), (), end)
+
+    async def close_after(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
+        """Close after these attempts, while they can go on, and after the others until `end`."""
+        while can_go_on(self.leases.running(own)) or self.leases.claims(claims):
+            await sleep(0.01)
+        while monotonic() < end and (self.leases.running() or self.leases.claims()):
+            await sleep(0.01)
+        await drain(self.in_background, max(0.0, end - monotonic()))
+        await self.renewer.stop()
+        await self.renewer.save_all(end)
+        if self.owns_store:
+            await self.store.close()

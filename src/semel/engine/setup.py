@@ -6,41 +6,30 @@ This module prepares. Every bad input of a call is refused here, before anything
 from __future__ import annotations
 
 import inspect
-import os
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, NotRequired, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
 from msgspec import UNSET, Struct, UnsetType
 
 from semel import events
-from semel.attempts import Attempt, current_attempt, innermost, is_nested
 from semel.core.cache import FinishedCache
-from semel.core.codec import check_codec
+from semel.core.codec import check_codec, decode_result
 from semel.core.fingerprint import fingerprint
-from semel.core.keys import KeyRules, OwnerIds
-from semel.core.leases import Lease, Leases
+from semel.core.keys import KeyRules
+from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
-from semel.core.records import (
-    ClaimRequest,
-    Identity,
-)
-from semel.core.settings import BYPASSED, CODE, Settings, load_settings
-from semel.decorating import Unknown
-from semel.engine.colours.leaders import forget_flights
+from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.settings import BYPASSED, CODE, load_settings
 from semel.errors import (
     ConfigError,
     IdempotencyError,
-    NestedCall,
-    StoreUnavailable,
     about,
     raise_about,
 )
 from semel.stores.base import Store, is_for_asyncio
-from semel.transactions.inside import warn_inside
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -79,17 +68,10 @@ class Call(Struct, eq=False, weakref=True):
     """The lease of the claim that the store gave."""
     generation: int = 0
     """Of its identity when the call began: an execution is not shared over a `forget`."""
-    shares: bool = True
-    """False for a call that may not wait for others of its process: too many do."""
+    shared_as: tuple[Identity, bytes | None, int] | None = None
+    """Calls of a process with the same value share one execution; None = this one shares none."""
 
-    @property
-    def place(self) -> tuple[Identity, bytes | None, int] | None:
-        """Calls of a process with the same place share one execution; None = this one does not."""
-        if self.keeps_value and self.rules.waits and self.shares:
-            return self.identity, self.fingerprint, self.generation
-        return None
-
-    def ask(self, owner: bytes) -> ClaimRequest:
+    def claim_request(self, owner: bytes) -> ClaimRequest:
         """Make the claim of this call for a new owner."""
         rules = self.rules
         return ClaimRequest(
@@ -158,33 +140,24 @@ class EngineOptions(TypedDict, total=False):
     max_waiting: int | UnsetType | None
 
 
-class Setup(ABC, Generic[S]):
-    """An engine's settings and parts, and the preparing of calls."""
-
-    _asynchronous: bool
+class Setup:
+    """What an engine is made of: settings, rules and codecs; and the preparing of calls."""
 
     def __init__(
         self,
-        url_or_store: str | S | None = None,
+        url_or_store: object,
         *,
-        policy: Policy | None = None,
-        scopes: Mapping[str, Policy] | None = None,
-        prefix: str | UnsetType = UNSET,
-        hooks: Sequence[events.Hook] = (),
-        key_pattern: str | UnsetType | None = UNSET,
-        codecs: Sequence[Codec] = (),
-        cache: int = 0,
-        cache_ttl: Duration = 60.0,
-        max_waiting: int | UnsetType | None = UNSET,
-        **unknown: Unpack[Unknown],
+        asynchronous: bool,
+        policy: Policy | None,
+        scopes: Mapping[str, Policy] | None,
+        prefix: str | UnsetType,
+        hooks: Sequence[events.Hook],
+        key_pattern: str | UnsetType | None,
+        codecs: Sequence[Codec],
+        cache: int,
+        cache_ttl: Duration,
+        max_waiting: int | UnsetType | None,
     ) -> None:
-        if unknown:  # Python itself would name this class, which users do not know
-            opener = "open_async_store" if self._asynchronous else "open_store"
-            name, taken = min(unknown), inspect.getfullargspec(Setup.__init__).kwonlyargs
-            raise TypeError(
-                f"{type(self).__name__}() got an unexpected keyword argument {name!r}; "
-                f"{where_it_goes(name, taken, opener)}"
-            )
         check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {
             "prefix": prefix,
@@ -196,112 +169,72 @@ class Setup(ABC, Generic[S]):
         settings = load_settings(
             **{name: value for name, value in written.items() if value is not UNSET}
         )
-        self._levels = (policy, settings.policy)
-        self._scopes: dict[str, tuple[Policy | None, ...]] = {
+        self.asynchronous = asynchronous
+        self.levels = (policy, settings.policy)
+        self.scopes: dict[str, tuple[Policy | None, ...]] = {
             scope: ((scopes or {}).get(scope), settings.scopes.get(scope))
             for scope in {*(scopes or {}), *settings.scopes}
         }
         self._rules_of: dict[tuple[object, ...], Rules] = {}
         self._known_scopes: set[str] = set()
-        self._key_rules = KeyRules(settings.key_pattern)
-        self._max_waiting = settings.max_waiting
-        self._disabled = settings.disabled
-        if self._disabled:
+        self.key_rules = KeyRules(settings.key_pattern)
+        self.max_waiting = settings.max_waiting
+        self.disabled = settings.disabled
+        if self.disabled:
             events.logger.warning("idempotency is switched off by the settings: every call runs")
-        base_rules = resolve(*self._levels)
-        self._codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
-        self._announce = events.Announcer(tuple(hooks))
-        self._cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
-        self._closed = False
-        self._opening: Opening | None = None
-        self._store: S
+        base_rules = resolve(*self.levels)
+        self.codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
+        self.announce = events.Announcer(tuple(hooks))
+        self.cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
+        self.opening: Opening | None = None
+        """What the store is opened with; None when the user gave an open one."""
         if url_or_store is None or isinstance(url_or_store, str):
-            self._opening = Opening(
+            self.opening = Opening(
                 url=cast("str", settings.url),
                 prefix=settings.prefix,
                 timeout=base_rules.store_timeout,
             )
             if settings.behind is not None:
-                self._opening["behind"] = settings.behind
-            self._store = self._open_as_set(self._opening, settings)
-        else:
-            self._store = checked_store(url_or_store, asynchronous=self._asynchronous)
-        self._reset()
-        _engines.add(self)
+                self.opening["behind"] = settings.behind
+            self._sources = [
+                settings.sources[name] for name in ("url", "behind") if name in self.opening
+            ]
 
-    @abstractmethod
-    def _open(self, opening: Opening) -> S:
-        """Open a store; it connects on first use."""
+    def opened(self, open_store: Callable[..., S], store: object) -> S:
+        """Open the store, which connects on first use, or check the one that the user gave.
 
-    def _reset(self) -> None:
-        """Begin with nothing running; also in a forked child, where nothing is."""
-        self._owners = OwnerIds()
-        self._leases = Leases()
-        self._endings: dict[Identity, tuple[int, str]] = {}
-        """How held attempts of this engine ended: the number of each, and what happened."""
-        self._tasks: set[Any] = set()
-        self._waiting = WaitingCalls(self._max_waiting)
-
-    def _switch(self, store: S) -> dict[str, Any]:
-        """Go on with another store, as an engine that has just been made; for tests.
-
-        Returns the state to go back to: everything that the engine knew of its own store.
+        An error names the settings that say which store to open, unless the code does.
         """
-        store = checked_store(store, asynchronous=self._asynchronous)
-        if self._leases.running() or self._leases.claims():
-            raise ConfigError(
-                "this engine has calls that still run: its store can only be exchanged while none "
-                "does, as a call must not claim in one store and save in the other"
-            )
-        before = vars(self)
-        cache = None if self._cache is None else self._cache.emptied()
-        fresh = {"_store": store, "_opening": None, "_closed": False, "_cache": cache}
-        object.__setattr__(self, "__dict__", {**before, **fresh})
-        self._reset()
-        return before
-
-    def _after_fork(self) -> None:
-        # The parent goes on using its connections: ours are left alone, unclosed, and not used.
-        self._inherited = self._store
-        if self._opening is not None:
-            self._store = self._open(self._opening)
-        if self._cache is not None:
-            self._cache.clear()
-        self._reset()
-
-    def _open_as_set(self, opening: Opening, settings: Settings) -> S:
-        """Open the store; an error names the settings that say which, unless the code does."""
+        if self.opening is None:
+            return checked_store(cast("S", store), asynchronous=self.asynchronous)
         try:
-            return self._open(opening)
+            return open_store(**self.opening)
         except ConfigError as error:
-            said = [settings.sources[name] for name in ("url", "behind") if name in opening]
-            if said == [f"{CODE}: url"]:
+            if self._sources == [f"{CODE}: url"]:
                 raise
-            raise ConfigError(f"{', '.join(said)}: {error}") from error
+            raise ConfigError(f"{', '.join(self._sources)}: {error}") from error
 
-    # --- preparing a call ----------------------------------------------------------------
-
-    def _rules(self, scope: str, *policies: Policy | None) -> Rules:
+    def rules(self, scope: str, *policies: Policy | None) -> Rules:
         """Give the rules of a scope under these policies, the highest level first."""
         try:
-            rules = self._rules_of.get((scope if scope in self._scopes else None, policies))
+            rules = self._rules_of.get((scope if scope in self.scopes else None, policies))
         except TypeError:  # nothing that can be looked up
             rules = None
         # Outside of the except clause, whose error is no part of a user's traceback.
         return self._resolve(scope, policies) if rules is None else rules
 
     def _resolve(self, scope: str, policies: tuple[Policy | None, ...]) -> Rules:
-        self._key_rules.check_scope(scope)
+        self.key_rules.check_scope(scope)
         for policy in policies:
             if policy is not None and not isinstance(policy, Policy):
                 raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
-        rules = resolve(*policies, *self._scopes.get(scope, ()), *self._levels)
+        rules = resolve(*policies, *self.scopes.get(scope, ()), *self.levels)
         if len(self._rules_of) < RULES_CACHED:
             with suppress(TypeError):  # a codec of the user's own may have no hash
-                self._rules_of[scope if scope in self._scopes else None, policies] = rules
+                self._rules_of[scope if scope in self.scopes else None, policies] = rules
         return rules
 
-    def _call(
+    def call(
         self,
         key: str,
         scope: str,
@@ -312,7 +245,7 @@ class Setup(ABC, Generic[S]):
         keeps_value: bool = True,
     ) -> Call:
         """Prepare a call; every bad input is refused here, before anything is stored."""
-        identity = self._identity(key, scope)
+        identity = self.identity(key, scope)
         if payload is not UNSET:
             try:
                 said = fingerprint(payload)
@@ -326,16 +259,17 @@ class Setup(ABC, Generic[S]):
             raise about(needed, identity)
         return Call(identity, None, rules, returns, keeps_value)
 
-    def _check_function(self, fn: object) -> None:
-        """Refuse what cannot be run before its key is claimed."""
+    def check_function(self, fn: object) -> None:
+        """Reject what cannot be run before its key is claimed."""
         if not callable(fn):
             raise ConfigError(f"a function without arguments is needed, not {type(fn).__name__}")
         code = getattr(fn, "__code__", None)
-        if not self._asynchronous and code is not None and code.co_flags & inspect.CO_COROUTINE:
+        if not self.asynchronous and code is not None and code.co_flags & inspect.CO_COROUTINE:
             raise ConfigError("an async function needs an AsyncIdempotency")
 
-    def _identity(self, key: str, scope: str) -> Identity:
-        self._key_rules.check(key)
+    def identity(self, key: str, scope: str) -> Identity:
+        """Check the key and the scope of an operation."""
+        self.key_rules.check(key)
         if type(key) is str and type(scope) is str:
             if scope not in self._known_scopes:
                 self._check_scope(scope)
@@ -345,57 +279,18 @@ class Setup(ABC, Generic[S]):
         return Identity(str.__str__(scope), str.__str__(key))
 
     def _check_scope(self, scope: str) -> None:
-        """Refuse a scope that cannot be used; those that can are few, and not looked at again."""
-        self._key_rules.check_scope(scope)
+        """Reject a scope that cannot be used; those that can are few, and not looked at again."""
+        self.key_rules.check_scope(scope)
         if len(self._known_scopes) < SCOPES_CACHED:
             self._known_scopes.add(scope)
 
-    # --- before the claim ----------------------------------------------------------------
+    def bypassing(self) -> bool:
+        """Tell whether calls run unprotected, by the settings or for this thread or task."""
+        return self.disabled or BYPASSED.get()
 
-    def _bypassing(self) -> bool:
-        return self._disabled or BYPASSED.get()
-
-    def _unprotected(self, call: Call) -> Attempt:
-        return Attempt(call.identity, protected=False)
-
-    def _refuse_unusable(self, call: Call) -> Attempt | None:
-        """Refuse a call that could only wait for itself, or that comes after the end.
-
-        Gives the attempt around it, if any.
-        """
-        if self._closed:
-            raise about(StoreUnavailable(CLOSED), call.identity)
-        around = current_attempt()
-        if around is not None and is_nested(call.identity, self._store, around):
-            nested = NestedCall(
-                "the running attempt asked for its own key; it would wait for itself for ever"
-            )
-            raise about(nested, call.identity)
-        return around
-
-    def _patience(self, call: Call) -> float | None:
-        """How long a usable call may wait in all; None = as long as its caller does."""
-        limit = call.rules.wait_timeout
-        if not self._closed and innermost() is None:
-            return limit
-        if self._refuse_unusable(call) is None:
-            return limit
-        warn_inside(self._store)
-        # Two attempts that wait for each other's keys must not hang for ever.
-        return call.rules.lease if limit is None else limit
-
-
-_engines: WeakSet[Setup[Any]] = WeakSet()
-
-
-def _in_forked_child() -> None:
-    forget_flights()
-    for engine in tuple(_engines):
-        engine._after_fork()  # noqa: SLF001 - our own class
-
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
-    os.register_at_fork(after_in_child=_in_forked_child)
+    def read(self, stored: Encoded | None, identity: Identity, hint: object) -> Any:
+        """Read a stored result, outside of a call."""
+        return decode_result(stored, identity, hint, self.rules(identity.scope).codec, self.codecs)
 
 
 # --- checks of what the user passed --------------------------------------------------------
@@ -413,22 +308,28 @@ SETTINGS: Final = {
 """Where a setting is said that is no argument of an engine."""
 
 
-def where_it_goes(name: str, taken: Sequence[str], opener: str) -> str:
-    """Say what to do with an argument that an engine does not take."""
+def unexpected(engine: str, options: Mapping[str, object], opener: str) -> TypeError:
+    """Say what to do with an argument that an engine does not take.
+
+    Python itself would name a class that users do not know.
+    """
+    name = min(options)
     if name in SETTINGS:
-        return SETTINGS[name]
-    if name in Policy.__struct_fields__:
-        return f"it is a field of a policy: policy=Policy({name}=...)"
-    return (
-        f"known are {', '.join(taken)}; "
-        f"options of a store, such as behind=, go to semel.{opener}(url, ...)"
-    )
+        advice = SETTINGS[name]
+    elif name in Policy.__struct_fields__:
+        advice = f"it is a field of a policy: policy=Policy({name}=...)"
+    else:
+        advice = (
+            f"known are {', '.join(EngineOptions.__annotations__)}; "
+            f"options of a store, such as behind=, go to semel.{opener}(url, ...)"
+        )
+    return TypeError(f"{engine}() got an unexpected keyword argument {name!r}; {advice}")
 
 
 def check_options(
     policy: object, scopes: object, hooks: object, codecs: object, cache: object
 ) -> None:
-    """Refuse options of the wrong kind."""
+    """Reject options of the wrong kind."""
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
     if scopes is not None and not (

@@ -5,27 +5,22 @@ Nothing here commits or rolls back more than a savepoint.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from time import monotonic
 from types import TracebackType
-from typing import Any, Generic, TypeVar, assert_never, overload
+from typing import Any, Generic, TypeVar, assert_never
 
 from msgspec import UNSET
 
 from semel import events
 from semel.attempts import Attempt, Result
-from semel.core.codec_classes import returned_by
 from semel.core.decide import Reject, Wait, decide
-from semel.core.policy import Policy
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
-from semel.engine.colours.tasks import finished, sleep
-from semel.engine.outcomes import pauses
-from semel.engine.runs import AsyncRunner
+from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
-    ConfigError,
     IdempotencyError,
     LeaseLost,
     about,
@@ -45,131 +40,6 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class AsyncTransactionRunner(AsyncRunner):
-    """Runs calls, also inside the caller's own transactions."""
-
-    @overload
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: type[T],
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> AsyncTransactionContext[T]: ...
-    @overload
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> AsyncTransactionContext[Any]: ...
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: type[Any] | None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> AsyncTransactionContext[Any]:
-        """Write the record in the caller's own open transaction.
-
-        Record and business rows are committed together, by the caller, or not at all. `connection`
-        is a connection, or a session, with an open transaction, and `table` the name of the table
-        of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
-        are those of `attempt`.
-
-        Examples:
-            >>> async with idem.transaction(connection, "order:42") as attempt:
-            ...     if not attempt.replayed:
-            ...         attempt.result = "paid"
-        """
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
-        return AsyncTransactionContext(self, call, connection, table)
-
-    def transactions(
-        self,
-        connection: object,
-        keys: Iterable[str],
-        *,
-        scope: str = "default",
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> AsyncTransactionsContext:
-        """Do the same with several `keys` at once; the block gets a dict of their attempts.
-
-        They are claimed in one order, so that two such transactions do not block each other.
-        `connection`, `scope`, `policy` and `table` are those of `transaction`.
-        """
-        inside.check_keys(keys)
-        rules = self._rules(scope, policy)
-        calls = {key: self._call(key, scope, UNSET, rules) for key in keys}
-        return AsyncTransactionsContext(
-            {
-                key: AsyncTransactionContext(self, call, connection, table)
-                for key, call in calls.items()
-            }
-        )
-
-    async def run_transaction(
-        self,
-        begin: Callable[[], AbstractAsyncContextManager[S]],
-        key: str,
-        fn: Callable[[S], Awaitable[T]],
-        *,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        retries: int = 3,
-    ) -> T:
-        """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
-
-        Duplicates get the stored result. `begin` is, for example, `Session.begin`, and `fn` gets
-        the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
-        `scope`, `payload` and `policy` are those of `execute`.
-        """
-        inside.check_begin(begin)
-        self._check_function(fn)
-        rules = self._rules(scope, policy)
-        call = self._call(key, scope, payload, rules, returns=returned_by(fn))
-        waits = pauses(rules)
-        for left in range(retries, -1, -1):
-            try:
-                async with inside.enterable(begin(), AbstractAsyncContextManager) as connection:
-                    attempt = await self._run_inside(call, connection, fn)
-            except Exception as error:
-                if not db_errors.must_repeat(error):
-                    raise
-                if left == 0:
-                    raise about(db_errors.repeat(), call.identity) from error
-            else:
-                return attempt.result
-            await sleep(next(waits))
-        wrong = ConfigError(f"retries must be 0 or more, not {retries}")
-        raise about(wrong, call.identity)
-
-    async def _run_inside(
-        self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
-    ) -> Attempt[T]:
-        context: AsyncTransactionContext[T] = AsyncTransactionContext(self, call, connection, None)
-        async with context as attempt:
-            if attempt.replayed:
-                return attempt
-            attempt.result = await finished(fn(connection), call.identity)
-        return attempt
-
-
 class AsyncTransactionContext(Generic[Result]):
     """One attempt in the caller's transaction; made by `transaction()`."""
 
@@ -178,10 +48,8 @@ class AsyncTransactionContext(Generic[Result]):
     _nested: AsyncNested
     _marker: AsyncSavepoint
 
-    def __init__(
-        self, engine: AsyncTransactionRunner, call: Call, connection: object, table: str | None
-    ) -> None:
-        self._engine = engine
+    def __init__(self, runs: AsyncRuns, call: Call, connection: object, table: str | None) -> None:
+        self._runs = runs
         self._call = call
         self._connection = connection
         self._table = table
@@ -195,15 +63,15 @@ class AsyncTransactionContext(Generic[Result]):
             raise_about(error, self._call.identity)
 
     async def _enter(self) -> Attempt[Result]:
-        engine, call = self._engine, self._call
-        if engine._bypassing():
-            self._attempt = engine._unprotected(call)
+        runs, call = self._runs, self._call
+        if runs.setup.bypassing():
+            self._attempt = Attempt(call.identity, protected=False)
             return self._attempt
-        engine._home.check()
-        engine._refuse_unusable(call)
+        runs.loop_guard.check()
+        runs.check_usable(call)
         self._began = monotonic()
         self._link = link_to(self._connection, asynchronous=True)
-        self._records = records_of(engine._store, self._link.dialect, self._table)
+        self._records = records_of(runs.store, self._link.dialect, self._table)
         try:
             self._nested = await self._link.begin()
         except Exception as error:  # noqa: BLE001 - translated, every one
@@ -263,8 +131,8 @@ class AsyncTransactionContext(Generic[Result]):
 
     async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
-        engine, call = self._engine, self._call
-        ask = call.ask(engine._owners.next())
+        runs, call = self._runs, self._call
+        ask = call.claim_request(runs.owners.next())
         answer = await self._ask(ask)
         await self._drive(self._records.restore(self._bound))
         self._bound = UNSET
@@ -276,22 +144,22 @@ class AsyncTransactionContext(Generic[Result]):
                     number=step.number,
                     fence=step.fence,
                     owner=ask.owner,
-                    store=engine._store,
+                    store=runs.store,
                 )
             case Finished():
-                return engine._answered(call, step, waited=False)
+                return runs.answered(call, step, waited=False)
             case Reject(error=error, number=number):
-                engine._refuse(call, error, number)
+                runs.refuse(call, error, number)
             case Wait(retry_after=retry_after):
                 # It runs elsewhere under a lease: no lock of ours would end with it.
-                engine._refuse(call, ConcurrentRequest(retry_after=retry_after))
+                runs.refuse(call, ConcurrentRequest(retry_after=retry_after))
             case _:
                 assert_never(step)
 
     async def _ask(self, ask: ClaimRequest) -> Claim:
         """Ask for the record; wait for the transaction that has it, if one more call may wait."""
-        engine, call, records = self._engine, self._call, self._records
-        waits, most = call.rules.waits, engine._waiting.in_transaction
+        runs, call, records = self._runs, self._call, self._records
+        waits, most = call.rules.waits, runs.waiting.in_transaction
         if not waits or most is None or not records.by_key:
             await self._prepare(wait=waits)
             return await self._asked(ask, wait=waits)
@@ -302,12 +170,12 @@ class AsyncTransactionContext(Generic[Result]):
                 answer = await self._asked(ask, wait=False)
                 if answer is not LOCKED:
                     return answer
-                if not engine._waiting.join(call, most):
-                    engine._too_many(call, 0.0)
+                if not runs.waiting.join(call, most):
+                    runs.too_many(call, 0.0)
             await self._prepare(wait=True)
             return await self._asked(ask, wait=True)
         finally:
-            engine._waiting.leave(call)
+            runs.waiting.leave(call)
 
     async def _prepare(self, *, wait: bool) -> None:
         """Bound how long the session waits for locks; what the bound was is kept from the first."""
@@ -332,15 +200,15 @@ class AsyncTransactionContext(Generic[Result]):
             return LOCKED
 
     async def _complete(self, attempt: Attempt) -> None:
-        engine, call = self._engine, self._call
-        kept = engine._kept(call, attempt, attempt.result)
+        runs, call = self._runs, self._call
+        kept = runs.result_to_store(call, attempt, attempt.result)
         if kept.interruption is not None:
             raise kept.interruption
         ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
         if not await self._drive(inside.complete(self._records, ask, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
-        engine._announce(
+        runs.announce(
             events.RanInTransaction(
                 identity=call.identity,
                 number=attempt.number,

@@ -22,10 +22,10 @@ from semel.aio import AsyncIdempotency
 from semel.core.policy import Duration, seconds
 from semel.core.settings import Settings, load_settings
 from semel.engine.colours.tasks import sleep
-from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.stores.base import Counts, Scannable
 from semel.stores.urls import split_url, whole_number
+from semel.sync import Idempotency
 
 ALERT_AFTER = 300.0
 """Seconds after which an abandoned attempt is worth waking somebody."""
@@ -122,7 +122,7 @@ async def open_async_target(target: Any) -> AsyncIterator[Any]:
 
 def store_of(target: Any) -> Any:
     """Return the store of an engine, or the store itself, if it lists its records."""
-    store = target._store if isinstance(target, Setup) else target
+    store = target.internals.store if isinstance(target, Idempotency | AsyncIdempotency) else target
     if not isinstance(store, Scannable):
         raise ConfigError(f"{type(store).__name__} cannot list its records")
     return store

@@ -105,8 +105,9 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
             if store is None:
                 is_async = isinstance(engine, AsyncIdempotency)
                 store = AsyncMemoryStore() if is_async else MemoryStore()
-            self._before = engine._switch(store)
-            self._engine, self._mine, self._process = engine, vars(engine), os.getpid()
+            self._before = engine.internals.switch(store)
+            self._engine, self._process = engine.internals, os.getpid()
+            self._mine = vars(self._engine)
             _blocks.append(self)
         opened: S = store
         return opened
@@ -118,8 +119,8 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
         trace: TracebackType | None,
     ) -> None:
         try:
-            if isinstance(self._engine, Idempotency) and self._can_wait():
-                self._engine._close((), (), monotonic() + _LEFT_WITHIN)
+            if not self._engine.setup.asynchronous and self._can_wait():
+                self._engine.close_after((), (), monotonic() + _LEFT_WITHIN)
         finally:
             self._end()
 
@@ -135,9 +136,9 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
         trace: TracebackType | None,
     ) -> None:
         try:
-            loop = self._engine._home.loop
+            loop = self._engine.loop_guard.loop
             if loop is asyncio.get_running_loop() and self._can_wait():
-                await self._engine._close((), (), monotonic() + _LEFT_WITHIN)
+                await self._engine.close_after((), (), monotonic() + _LEFT_WITHIN)
         finally:
             self._end()
 
@@ -146,8 +147,8 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
         engine = self._engine
         if vars(engine) is not self._mine:
             return False  # another block is open inside this one: it was not ended in its turn
-        engine._closed = True
-        return not engine._held_here() and not engine._claiming_here()
+        engine.closed = True
+        return not engine.held_here() and not engine.claiming_here()
 
     def _end(self) -> None:
         """Let the engine, or the block inside this one, go back to what was before."""
@@ -160,8 +161,9 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
                 engine.__dict__ = self._before
             _blocks.remove(self)
         if inside is None and self._process != os.getpid():
-            engine._after_fork()  # the connections belong to the parent
-        running = len(self._mine["_leases"])
+            engine.after_fork()  # the connections belong to the parent
+        self._mine["renewer"].retire()
+        running = len(self._mine["leases"])
         if running:  # logged last: a signal that comes meanwhile must not keep the engine here
             logger.warning(
                 "%d calls still ran when their in_memory block ended: their results are not "

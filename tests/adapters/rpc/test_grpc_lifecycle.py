@@ -94,7 +94,7 @@ def test_a_handler_that_fails_after_its_client_has_gone_frees_the_key(serve, kin
     cancel(server.client.start(PAY, "hold raise oh", "k"), server, shop)
     shop.release()
     shop.wait_ended()
-    wait_until(lambda: not engine.engine._leases)
+    wait_until(lambda: not engine.engine.internals.leases)
     assert server.client.pay("ok", "k").value == "run 2"
     if kind != "threads":
         assert "whose client had gone raised" in caplog.text
@@ -105,7 +105,7 @@ def test_a_handler_that_aborts_after_its_client_has_gone_harms_nobody(serve):
     cancel(server.client.start(PAY, "hold abort NOT_FOUND", "k"), server, shop)
     shop.release()
     shop.wait_ended()
-    wait_until(lambda: not engine.engine._leases)
+    wait_until(lambda: not engine.engine.internals.leases)
     assert server.client.pay("ok", "k").value == "run 2"
 
 
@@ -139,7 +139,7 @@ def test_an_interceptor_opened_by_url_closes_what_it_opened(kind, sqlite_url):
         assert server.client.pay("ok", "k").replayed
         engine = server.interceptor._engine
         server.close()
-        assert engine._closed
+        assert engine.internals.closed
 
 
 def test_closing_waits_for_handlers_whose_clients_have_gone(sqlite_url):

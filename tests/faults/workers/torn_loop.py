@@ -45,7 +45,7 @@ async def main() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await task
     await store.saving.wait()  # the save goes on in the background
-    tell(left=len(engine._tasks))
+    tell(left=len(engine.internals.in_background))
 
 
 asyncio.run(main())

@@ -381,12 +381,16 @@ def _nothing_left(world: World) -> None:
         if world.process_of(number).dead:
             continue
         left = {
-            "task": engine._tasks,
-            "timer": engine._timer._ticking or engine._watch._ticking,
-            "shared run": engine._flights._seats._waiting,
+            "task": engine.internals.in_background,
+            "timer": engine.internals.renewer.timer._ticking
+            or engine.internals.renewer.watch._ticking,
+            "shared run": engine.internals.shared_runs._leaders._waiting,
         }
         if number not in world.closed:
-            left |= {"lease": len(engine._leases), "doubt": engine._leases._unsure}
+            left |= {
+                "lease": len(engine.internals.leases),
+                "doubt": engine.internals.leases._unsure,
+            }
         for what, remains in left.items():
             if remains:
                 world.violation(f"{what} left", f"E{number}: {remains}")

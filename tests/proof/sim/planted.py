@@ -12,48 +12,49 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from semel.attempts import Attempt
 from semel.core.cache import FinishedCache
 from semel.core.codec import encode_failure
 from semel.core.leases import DANGER, Lease, Leases
 from semel.core.records import FAILED, SUCCEEDED, Finished
 from semel.engine import runs
 from semel.engine.colours.leaders import LATE
-from semel.engine.colours.tasks import Flights
-from semel.engine.outcomes import Answers
-from semel.engine.renewing import AsyncKeeper
-from semel.engine.runs import AsyncRunner
+from semel.engine.colours.tasks import SharedRuns
+from semel.engine.outcomes import Outcomes
+from semel.engine.renewing import AsyncRenewer
+from semel.engine.runs import AsyncRuns
 from semel.errors import StoreError
 
-_record_failure = AsyncRunner._record_failure
-_kept = Answers._kept
+_record_failure = AsyncRuns._record_failure
+_result_to_store = Outcomes.result_to_store
 
 
 async def _nothing(*_: object, **__: object) -> None:
     pass
 
 
-async def _tidy_up_only(self: AsyncRunner, step: Any) -> None:
+async def _tidy_up_only(self: AsyncRuns, step: Any) -> None:
     call, _, lease, _ = step.args
-    self._leases.drop(lease)
+    self.leases.drop(lease)
     self._pass_on(call)
 
 
-async def _settle_without_asking(self: AsyncRunner, ask: Any) -> bool:
+async def _settle_without_asking(self: AsyncRenewer, ask: Any) -> bool:
     self._leases.settled(ask)
     return True
 
 
 async def _lead_without_a_claim(
-    self: AsyncRunner, call: Any, place: Any, patience: float | None, _: float
+    self: AsyncRuns, call: Any, place: Any, patience: float | None, _: float
 ) -> Any:
-    given = await self._flights.join(place, call, patience)
+    given = await self.shared_runs.join(place, call, patience)
     if given == LATE:
-        self._out_of_patience(call, 0.0)
+        self._wait_timed_out(call, 0.0)
     if isinstance(given, Finished):
         return self._replayed(call, given, waited=True)
     if isinstance(given, StoreError):
         return self._without_store(call, given)
-    return self._unprotected(call)
+    return Attempt(call.identity, protected=False)
 
 
 def _notice_quietly(self: Leases, moment: float) -> list[Lease]:
@@ -62,27 +63,27 @@ def _notice_quietly(self: Leases, moment: float) -> list[Lease]:
     return []
 
 
-async def _share_then_record(self: AsyncRunner, call: Any, lease: Any, error: Any) -> None:
+async def _share_then_record(self: AsyncRuns, call: Any, lease: Any, error: Any) -> None:
     self._share(call, Finished(FAILED, encode_failure(error), lease.number, 0, 1.0))
     await _record_failure(self, call, lease, error)
 
 
-async def _wait_without_asking(self: AsyncRunner, call: Any, busy: Any, end: float) -> Any:
+async def _wait_without_asking(self: AsyncRuns, call: Any, busy: Any, end: float) -> Any:
     await asyncio.sleep(min(1e6, self._left(call, busy, end)))
     self._left(call, busy, end)
 
 
-def _share_before_saving(self: AsyncRunner, call: Any, attempt: Any, value: Any) -> Any:
-    kept = _kept(self, call, attempt, value)
+def _share_before_saving(self: AsyncRuns, call: Any, attempt: Any, value: Any) -> Any:
+    kept = _result_to_store(self, call, attempt, value)
     self._share(call, Finished(SUCCEEDED, kept.encoded, attempt.number, attempt.fence, 60.0))
     return kept
 
 
-def _cache_before_saving(self: AsyncRunner, call: Any, attempt: Any, value: Any) -> Any:
-    kept = _kept(self, call, attempt, value)
-    if self._cache is not None:
+def _cache_before_saving(self: AsyncRuns, call: Any, attempt: Any, value: Any) -> Any:
+    kept = _result_to_store(self, call, attempt, value)
+    if self.cache is not None:
         finished = Finished(SUCCEEDED, kept.encoded, attempt.number, attempt.fence, 60.0)
-        self._remember(self._cache, call, finished)
+        self._remember(self.cache, call, finished)
     return kept
 
 
@@ -105,25 +106,25 @@ class Bug:
 
 
 PLANTED: dict[str, Bug] = {
-    "a save that was interrupted is not done again": Bug(21, [(AsyncRunner, "_quietly", _nothing)]),
-    "a save that was interrupted is given up": Bug(176, [(AsyncRunner, "_quietly", _tidy_up_only)]),
+    "a save that was interrupted is not done again": Bug(21, [(AsyncRuns, "_quietly", _nothing)]),
+    "a save that was interrupted is given up": Bug(176, [(AsyncRuns, "_quietly", _tidy_up_only)]),
     "a claim whose answer was lost is not given back": Bug(
-        21, [(AsyncKeeper, "_disown", _settle_without_asking)]
+        21, [(AsyncRenewer, "give_back", _settle_without_asking)]
     ),
     "a slow claim is not made again before its function runs": Bug(
         77, [(runs, "came_late", lambda *_: False)]
     ),
     "a caller that is given the lead runs without a claim": Bug(
-        8, [(AsyncRunner, "_follow", _lead_without_a_claim)]
+        8, [(AsyncRuns, "_follow", _lead_without_a_claim)]
     ),
     "callers that wait get the failure of the one that ran": Bug(
-        17, [(AsyncRunner, "_record_failure", _share_then_record)]
+        17, [(AsyncRuns, "_record_failure", _share_then_record)]
     ),
     "a caller that waits never asks the store again": Bug(
-        1, [(AsyncRunner, "_wait", _wait_without_asking)]
+        1, [(AsyncRuns, "_wait", _wait_without_asking)]
     ),
     "the lead of a cancelled call is not passed on": Bug(
-        1, [(Answers, "_pass_on", lambda *_: None), (Flights, "pass_on", lambda *_: None)]
+        1, [(Outcomes, "_pass_on", lambda *_: None), (SharedRuns, "pass_on", lambda *_: None)]
     ),
     "a lease that has passed is not noticed": Bug(
         1,
@@ -133,10 +134,10 @@ PLANTED: dict[str, Bug] = {
         ],
     ),
     "a result is shared before the store has agreed": Bug(
-        1, [(Answers, "_kept", _share_before_saving)]
+        1, [(Outcomes, "result_to_store", _share_before_saving)]
     ),
     "a result is cached before the store has agreed": Bug(
-        23, [(Answers, "_kept", _cache_before_saving)]
+        23, [(Outcomes, "result_to_store", _cache_before_saving)]
     ),
     "the local cache ignores the payload": Bug(8, [(FinishedCache, "get", _any_payload)]),
 }

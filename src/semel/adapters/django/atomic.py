@@ -151,7 +151,7 @@ def _is_open_by_hand(connection: Any) -> bool:
 
 def shares_file(engine: Idempotency | AsyncIdempotency, connection: Any) -> bool:
     """Tell whether an engine keeps its records in the SQLite file of one of Django's databases."""
-    store = engine._store
+    store = engine.internals.store
     if connection.vendor != "sqlite" or not isinstance(store, OnFile) or store.path is None:
         return False
     try:
@@ -186,7 +186,10 @@ def protected(
             return view()
     failure: Exception | None = None
     try:
-        with together, TransactionContext(integration.engine, call, alias, None) as attempt:
+        with (
+            together,
+            TransactionContext(integration.engine.internals, call, alias, None) as attempt,
+        ):
             if attempt.replayed:
                 return response_of(rules.replay(attempt.result))
             try:
@@ -214,7 +217,7 @@ def _explained(integration: Integration, call: Call, error: IdempotencyError) ->
     owners = owners_around(call.identity)
     if owners:
         with suppress(StoreError):
-            record = integration.engine._store.get(call.identity)
+            record = integration.engine.internals.store.get(call.identity)
             if record is not None and record.owner in owners:
                 return claimed_outside("atomic")
     return error

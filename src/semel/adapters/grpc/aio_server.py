@@ -154,7 +154,9 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
                 f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
             )
         self._engine = engine
-        self._books = MethodBooks(engine._rules, engine._key_rules.pattern, **options)
+        self._books = MethodBooks(
+            engine.internals.setup.rules, engine.internals.setup.key_rules.pattern, **options
+        )
         self._background = Background()
 
     async def intercept_service(
@@ -227,7 +229,7 @@ class _Protected:
                 tenant = book.choices.tenant(view)
                 tenant = await tenant if inspect.isawaitable(tenant) else tenant
             call = book.call(key, tenant, received)
-            attempt = await self._engine._begin(call)
+            attempt = await self._engine.internals.begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
@@ -268,7 +270,7 @@ class _Protected:
                 response = await self._call(message, seen)
         except BaseException as error:
             if seen.aborted is None or not isinstance(error, grpc.aio.AbortError):
-                await self._engine._failed(call, attempt, error)
+                await self._engine.internals.failed(call, attempt, error)
                 raise
         code, details, trailers = seen.end()
         if code is not grpc.StatusCode.OK:
@@ -297,11 +299,11 @@ class _Protected:
             seen.set_trailing_metadata(trailers)
         ended = self._book.answered(response, self._serialize)
         if isinstance(ended, Undone):
-            await self._engine._failed(call, attempt, ended)
+            await self._engine.internals.failed(call, attempt, ended)
             seen.set_trailing_metadata((*seen.trailing_metadata(), (STATUS, "not-stored")))
             return response
         try:
-            await self._engine._succeeded(call, attempt, ended)
+            await self._engine.internals.succeeded(call, attempt, ended)
         except IdempotencyError as error:  # another attempt took over: its answer counts
             return self._book.refusal(error)
         return response
@@ -309,7 +311,7 @@ class _Protected:
     async def _ended(self, call: Call, attempt: Attempt, ended: bytes | Undone) -> None:
         """Record a code other than OK."""
         if isinstance(ended, Undone):
-            await self._engine._failed(call, attempt, ended)
+            await self._engine.internals.failed(call, attempt, ended)
         else:
             with suppress(IdempotencyError):  # the client hears of this end, stored or not
-                await self._engine._succeeded(call, attempt, ended)
+                await self._engine.internals.succeeded(call, attempt, ended)

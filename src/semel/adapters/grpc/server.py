@@ -51,7 +51,9 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self._engine = engine
-        self._books = MethodBooks(engine._rules, engine._key_rules.pattern, **options)
+        self._books = MethodBooks(
+            engine.internals.setup.rules, engine.internals.setup.key_rules.pattern, **options
+        )
         if any(inspect.iscoroutinefunction(choices.tenant) for choices in self._books.choices):
             raise ConfigError("an async tenant needs the interceptor for asyncio")
 
@@ -135,7 +137,7 @@ class _Protected:
                 view = CallView(book.method, grpc.aio.Metadata(*self._metadata), context)
                 tenant = book.choices.tenant(view)
             call = book.call(key, tenant, received)
-            attempt = self._engine._begin(call)
+            attempt = self._engine.internals.begin(call)
             if attempt.replayed:
                 return book.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
@@ -152,13 +154,13 @@ class _Protected:
             return response
         ended = self._book.answered(response, self._serialize)
         if isinstance(ended, Undone):
-            self._engine._failed(call, attempt, ended)
+            self._engine.internals.failed(call, attempt, ended)
             context.set_trailing_metadata(
                 (*(context.trailing_metadata() or ()), (STATUS, "not-stored"))
             )
             return response
         try:
-            self._engine._succeeded(call, attempt, ended)
+            self._engine.internals.succeeded(call, attempt, ended)
         except IdempotencyError as error:  # another attempt took over: its answer counts
             _abort(context, self._book.refusal(error))
         return response
@@ -169,16 +171,16 @@ class _Protected:
         if type(error) is Exception and not error.args and code is not grpc.StatusCode.OK:
             self._ended(call, attempt, code, context)
         else:
-            self._engine._failed(call, attempt, error)
+            self._engine.internals.failed(call, attempt, error)
 
     def _ended(self, call: Call, attempt: Attempt, code: grpc.StatusCode, context: Any) -> None:
         """Record a code other than OK."""
         ended = self._book.failed(code, context.details(), context.trailing_metadata())
         if isinstance(ended, Undone):
-            self._engine._failed(call, attempt, ended)
+            self._engine.internals.failed(call, attempt, ended)
         else:
             with suppress(IdempotencyError):  # the client hears of this end, stored or not
-                self._engine._succeeded(call, attempt, ended)
+                self._engine.internals.succeeded(call, attempt, ended)
 
 
 def _abort(context: grpc.ServicerContext, abort: Abort) -> NoReturn:

@@ -355,7 +355,9 @@ class _ThreadSteps(_Steps):
             stack.enter_context(_transaction(session))
             attempt = None
             if call is not None:
-                attempt = stack.enter_context(TransactionContext(engine, call, session, None))
+                attempt = stack.enter_context(
+                    TransactionContext(engine.internals, call, session, None)
+                )
             self.guard = _CommitGuard(session)
             self._stack = stack.pop_all()
         return attempt
@@ -366,7 +368,7 @@ class _ThreadSteps(_Steps):
 
     async def known(self, engine: Idempotency, call: Call) -> Any:
         """Look up the record of a call."""
-        return await in_step(engine._store.get, call.identity)
+        return await in_step(engine.internals.store.get, call.identity)
 
 
 class _AsyncSteps(_Steps):
@@ -383,7 +385,7 @@ class _AsyncSteps(_Steps):
                 attempt = None
                 if call is not None:
                     attempt = await stack.enter_async_context(
-                        AsyncTransactionContext(engine, call, session, None)
+                        AsyncTransactionContext(engine.internals, call, session, None)
                     )
                 self.guard = _CommitGuard(plain_session(session))
                 self._stack = stack.pop_all()
@@ -395,7 +397,7 @@ class _AsyncSteps(_Steps):
 
     async def known(self, engine: AsyncIdempotency, call: Call) -> Any:
         """Look up the record of a call."""
-        return await engine._store.get(call.identity)
+        return await engine.internals.store.get(call.identity)
 
 
 def _raised(error: BaseException | None) -> tuple[Any, Any, Any]:
@@ -487,7 +489,7 @@ class Work:
 
     async def _begun(self) -> Attempt | None:
         engine, call = self._mode.engine(), self._call
-        if call is not None and engine not in _ready and not engine._bypassing():
+        if call is not None and engine not in _ready and not engine.internals.setup.bypassing():
             await self._steps.known(engine, call)
             _ready.add(engine)
         return await self._steps.begin(engine, call)

@@ -3,37 +3,49 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from time import monotonic
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from semel.attempts import Attempt, Outcome, Result
 from semel.core.codec_classes import returned_by
-from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
-from semel.decorating import KeySource, PayloadSource
+from semel.decorating import KeySource, PayloadSource, Unknown
 from semel.engine._sync.marks import Marks
 from semel.engine._sync.once import Once, OnceDecorator
-from semel.engine._sync.transactions import TransactionRunner
-from semel.engine.colours.threads import aside, can_go_on, drain, sleep
-from semel.engine.setup import Call
-from semel.errors import ConfigError, IdempotencyError, raise_about
-from semel.stores.base import Scannable
+from semel.engine._sync.runs import Runs
+from semel.engine._sync.transactions import TransactionContext, TransactionsContext
+from semel.engine.colours.threads import finished, sleep
+from semel.engine.outcomes import pauses
+from semel.engine.setup import Call, Setup, unexpected
+from semel.errors import ConfigError, IdempotencyError, about, raise_about
+from semel.events import Hook
+from semel.stores.base import Scannable, Store
+from semel.stores.registry import open_store
+from semel.transactions import db_errors, inside
+
+if TYPE_CHECKING:
+    from semel.core.codec import Codec
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
 
 CONSUMING = Policy(concurrent="reject")
 
 
-class Idempotency(TransactionRunner):
+class Idempotency:
     """Makes operations safe to retry: one execution per key, one answer for every duplicate.
 
     `url_or_store` is a store URL, a store object, or nothing (then the settings decide).
@@ -49,6 +61,39 @@ class Idempotency(TransactionRunner):
         ...     idem.execute("order:42", charge)
         'paid'
     """
+
+    def __init__(
+        self,
+        url_or_store: str | Store | None = None,
+        *,
+        policy: Policy | None = None,
+        scopes: Mapping[str, Policy] | None = None,
+        prefix: str | UnsetType = UNSET,
+        hooks: Sequence[Hook] = (),
+        key_pattern: str | UnsetType | None = UNSET,
+        codecs: Sequence[Codec] = (),
+        cache: int = 0,
+        cache_ttl: Duration = 60.0,
+        max_waiting: int | UnsetType | None = UNSET,
+        **unknown: Unpack[Unknown],
+    ) -> None:
+        if unknown:
+            raise unexpected(type(self).__name__, unknown, "open_store")
+        setup = Setup(
+            url_or_store,
+            asynchronous=False,
+            policy=policy,
+            scopes=scopes,
+            prefix=prefix,
+            hooks=hooks,
+            key_pattern=key_pattern,
+            codecs=codecs,
+            cache=cache,
+            cache_ttl=cache_ttl,
+            max_waiting=max_waiting,
+        )
+        self.internals = Runs(setup, setup.opened(open_store, url_or_store))
+        """For the integrations of semel itself: no part of the public API."""
 
     def execute(
         self,
@@ -70,10 +115,11 @@ class Idempotency(TransactionRunner):
             >>> idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
             'paid'
         """
-        self._check_function(fn)
+        setup = self.internals.setup
+        setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        attempt = self._run(call, fn)
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
+        attempt = self.internals.run(call, fn)
         return attempt.result
 
     def run(
@@ -95,10 +141,11 @@ class Idempotency(TransactionRunner):
             >>> outcome.value, outcome.replayed, outcome.attempt.number
             ('paid', False, 1)
         """
-        self._check_function(fn)
+        setup = self.internals.setup
+        setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=hint)
-        return Outcome.of(self._run(call, fn))
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
+        return Outcome.of(self.internals.run(call, fn))
 
     def consume(
         self,
@@ -122,11 +169,12 @@ class Idempotency(TransactionRunner):
             >>> idem.consume("message:7", charge)
             False
         """
-        self._check_function(fn)
+        setup = self.internals.setup
+        setup.check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
-        rules = self._rules(scope, CONSUMING, retention, policy)
-        call = self._call(key, scope, payload, rules, keeps_value=False)
-        return not self._run(call, fn).replayed
+        rules = setup.rules(scope, CONSUMING, retention, policy)
+        call = setup.call(key, scope, payload, rules, keeps_value=False)
+        return not self.internals.run(call, fn).replayed
 
     @overload
     def once(self, function: Callable[P, R], /) -> Once[P, R]: ...
@@ -201,8 +249,128 @@ class Idempotency(TransactionRunner):
             >>> attempt.result
             'paid'
         """
-        call = self._call(key, scope, payload, self._rules(scope, policy), returns=returns)
-        return AttemptContext(self, call)
+        setup = self.internals.setup
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=returns)
+        return AttemptContext(self.internals, call)
+
+    @overload
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: type[T],
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> TransactionContext[T]: ...
+    @overload
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> TransactionContext[Any]: ...
+    def transaction(
+        self,
+        connection: object,
+        key: str,
+        *,
+        returns: type[Any] | None = None,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> TransactionContext[Any]:
+        """Write the record in the caller's own open transaction.
+
+        Record and business rows are committed together, by the caller, or not at all. `connection`
+        is a connection, or a session, with an open transaction, and `table` the name of the table
+        of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
+        are those of `attempt`.
+
+        Examples:
+            >>> with idem.transaction(connection, "order:42") as attempt:
+            ...     if not attempt.replayed:
+            ...         attempt.result = "paid"
+        """
+        setup = self.internals.setup
+        call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=returns)
+        return TransactionContext(self.internals, call, connection, table)
+
+    def transactions(
+        self,
+        connection: object,
+        keys: Iterable[str],
+        *,
+        scope: str = "default",
+        policy: Policy | None = None,
+        table: str | None = None,
+    ) -> TransactionsContext:
+        """Do the same with several `keys` at once; the block gets a dict of their attempts.
+
+        They are claimed in one order, so that two such transactions do not block each other.
+        `connection`, `scope`, `policy` and `table` are those of `transaction`.
+        """
+        inside.check_keys(keys)
+        setup = self.internals.setup
+        rules = setup.rules(scope, policy)
+        calls = {key: setup.call(key, scope, UNSET, rules) for key in keys}
+        return TransactionsContext(
+            {
+                key: TransactionContext(self.internals, call, connection, table)
+                for key, call in calls.items()
+            }
+        )
+
+    def run_transaction(
+        self,
+        begin: Callable[[], AbstractContextManager[S]],
+        key: str,
+        fn: Callable[[S], T],
+        *,
+        scope: str = "default",
+        payload: object = UNSET,
+        policy: Policy | None = None,
+        retries: int = 3,
+    ) -> T:
+        """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
+
+        Duplicates get the stored result. `begin` is, for example, `Session.begin`, and `fn` gets
+        the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
+        `scope`, `payload` and `policy` are those of `execute`.
+        """
+        inside.check_begin(begin)
+        setup = self.internals.setup
+        setup.check_function(fn)
+        rules = setup.rules(scope, policy)
+        call = setup.call(key, scope, payload, rules, returns=returned_by(fn))
+        waits = pauses(rules)
+        for left in range(retries, -1, -1):
+            try:
+                with inside.enterable(begin(), AbstractContextManager) as connection:
+                    context: TransactionContext[T] = TransactionContext(
+                        self.internals, call, connection, None
+                    )
+                    with context as attempt:
+                        if not attempt.replayed:
+                            attempt.result = finished(fn(connection), call.identity)
+            except Exception as error:
+                if not db_errors.must_repeat(error):
+                    raise
+                if left == 0:
+                    raise about(db_errors.repeat(), call.identity) from error
+            else:
+                return attempt.result
+            sleep(next(waits))
+        wrong = ConfigError(f"retries must be 0 or more, not {retries}")
+        raise about(wrong, call.identity)
 
     @property
     def marks(self) -> Marks:
@@ -223,9 +391,9 @@ class Idempotency(TransactionRunner):
             >>> idem.peek("order:42") is None
             True
         """
-        identity = self._identity(key, scope)
+        identity = self.internals.setup.identity(key, scope)
         try:
-            return self._store.get(identity)
+            return self.internals.store.get(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
 
@@ -236,11 +404,11 @@ class Idempotency(TransactionRunner):
 
         `prefix` is the beginning of the key.
         """
-        if not isinstance(self._store, Scannable):
-            raise ConfigError(f"{type(self._store).__name__} cannot list its records")
+        if not isinstance(self.internals.store, Scannable):
+            raise ConfigError(f"{type(self.internals.store).__name__} cannot list its records")
         cursor: str | None = None
         while True:
-            page = self._store.scan(scope=scope, prefix=prefix, state=state, cursor=cursor)
+            page = self.internals.store.scan(scope=scope, prefix=prefix, state=state, cursor=cursor)
             for record in page.records:
                 yield record
             cursor = page.cursor
@@ -252,13 +420,13 @@ class Idempotency(TransactionRunner):
 
         False when there was none.
         """
-        identity = self._identity(key, scope)
+        identity = self.internals.setup.identity(key, scope)
         try:
-            return self._store.forget(identity)
+            return self.internals.store.forget(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
         finally:
-            self._forgotten(identity)
+            self.internals.forgotten(identity)
 
     def close(self, timeout: Duration = 5.0) -> None:
         """Take no new calls, let running ones end and save, and close what was opened here.
@@ -271,35 +439,7 @@ class Idempotency(TransactionRunner):
         interrupted it or its claim, this returns at once: the engine is closed when the function's
         result is saved, or the claim is given back.
         """
-        self._closed = True
-        end = monotonic() + seconds("timeout", timeout, zero=True)
-        own = self._held_here()
-        claims = self._claiming_here()
-        if own or claims:
-            # Waiting here would hold up the very function, or claim, that is waited for.
-            self._closing = aside(
-                partial(self._close, own, claims, end), partial(self._close, (), (), end)
-            )
-        else:
-            self._close((), (), end)
-
-    def _close(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
-        """Close after these attempts, while they can go on, and after the others until `end`."""
-        while can_go_on(self._leases.running(own)) or self._leases.claims(claims):
-            sleep(0.01)
-        while monotonic() < end and (self._leases.running() or self._leases.claims()):
-            sleep(0.01)
-        drain(self._tasks, max(0.0, end - monotonic()))
-        self._timer.stop()
-        self._watch.stop()
-        for timer in self._timers.values():
-            timer.stop()
-        for lease, ask in self._leases.unsaved():
-            if not self._save_late(lease, ask) and monotonic() >= end:
-                break  # The store is away and the time is over: the leases end by themselves.
-        self._disown_doubtful(math.inf, end)
-        if self._opening is not None:
-            self._store.close()
+        self.internals.close(seconds("timeout", timeout, zero=True))
 
     def __enter__(self) -> Self:
         return self
@@ -311,19 +451,19 @@ class Idempotency(TransactionRunner):
 class AttemptContext(Generic[Result]):
     """One attempt by hand; made by `attempt()`."""
 
-    def __init__(self, engine: Idempotency, call: Call) -> None:
-        self._engine = engine
+    def __init__(self, runs: Runs, call: Call) -> None:
+        self._runs = runs
         self._call = call
 
     def __enter__(self) -> Attempt[Result]:
         attempt: Attempt[Result] | None = None
         try:
-            attempt = self._attempt = self._engine._begin(self._call)
+            attempt = self._attempt = self._runs.begin(self._call)
             if not attempt.replayed:
                 attempt.__enter__()
             return attempt  # noqa: TRY300 - inside: an interruption of this line, too, gives it back
         except BaseException as error:
-            self._engine._settle(self._call, error, attempt)
+            self._runs.settle(self._call, error, attempt)
             raise
 
     def __exit__(
@@ -338,13 +478,13 @@ class AttemptContext(Generic[Result]):
                 return
             attempt.__exit__(kind, error, trace)
             if error is None:
-                attempt.result = self._engine._succeeded(self._call, attempt, attempt.result)
+                attempt.result = self._runs.succeeded(self._call, attempt, attempt.result)
             else:
-                self._engine._failed(self._call, attempt, error)
+                self._runs.failed(self._call, attempt, error)
         except BaseException as failure:
             attempt = self._attempt
             if error is None:
-                self._engine._settle(self._call, failure, attempt, attempt.result)
+                self._runs.settle(self._call, failure, attempt, attempt.result)
             else:
-                self._engine._settle(self._call, error, attempt)
+                self._runs.settle(self._call, error, attempt)
             raise

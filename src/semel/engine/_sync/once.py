@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from semel.core.policy import Duration, Policy
     from semel.core.records import Record
     from semel.engine._sync.facade import Idempotency
+    from semel.engine._sync.runs import Runs
     from semel.engine.setup import Call
 
 P = ParamSpec("P")
@@ -53,18 +54,18 @@ class Once(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once per key; a duplicate gets the first result."""
         plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
-        engine = self._engine()
-        call = self._prepared(engine, arguments, kwargs)
-        attempt = engine._run(call, plan.fn, *arguments, **kwargs)
+        runs = self._engine().internals
+        call = self._prepared(runs, arguments, kwargs)
+        attempt = runs.run(call, plan.fn, *arguments, **kwargs)
         result: R = attempt.result
         return result
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Do what a call does, and tell whether the value was replayed."""
         plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
-        engine = self._engine()
-        call = self._prepared(engine, arguments, kwargs)
-        attempt = engine._run(call, plan.fn, *arguments, **kwargs)
+        runs = self._engine().internals
+        call = self._prepared(runs, arguments, kwargs)
+        attempt = runs.run(call, plan.fn, *arguments, **kwargs)
         return Outcome.of(attempt)
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -111,14 +112,14 @@ class Once(Generic[P, R]):
         """A pickle names a decorated function, as it names any function."""
         return self._plan.name
 
-    def _prepared(self, engine: Idempotency, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _prepared(self, runs: Runs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         plan = self._plan
         arrived = plan.arrived(args, kwargs)
-        return engine._call(
+        return runs.setup.call(
             plan.key_of(arrived),
             plan.scope,
             plan.payload_of(arrived),
-            engine._rules(plan.scope, *plan.policies),
+            runs.setup.rules(plan.scope, *plan.policies),
             returns=plan.returns,
         )
 

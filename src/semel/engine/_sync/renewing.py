@@ -1,5 +1,8 @@
 # Generated from engine/renewing.py by `make generate`: change that file instead.
-"""What keeps an attempt while its caller is busy or gone: leases renewed, results saved late."""
+"""The timer of an engine: leases are renewed, results saved late, unwanted claims given back.
+
+It works while the callers are busy or gone, and knows nothing of calls: only leases.
+"""
 
 from __future__ import annotations
 
@@ -11,56 +14,71 @@ from time import monotonic
 from msgspec.structs import replace
 
 from semel import events
-from semel.core.leases import GIVING_BACK, Lease
+from semel.core.leases import GIVING_BACK, Lease, Leases
 from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
-from semel.engine.colours.threads import (
-    Flights,
-    Timer,
-    flights_of,
-)
+from semel.engine.colours.threads import Timer
 from semel.engine.outcomes import (
     GIVEN_BACK,
     OUTAGES,
     UNWANTED_TTL,
-    Answers,
+    LeaseEvents,
     as_store_error,
     given_back,
+    remind,
     unwanted,
 )
-from semel.engine.setup import Opening
 from semel.errors import StoreError, ValueRejected
 from semel.stores.base import Batching, Partitioned, Store
-from semel.stores.registry import open_store
 
 
-class Keeper(Answers[Store]):
+class Renewer:
     """Renews leases, saves what could not be saved, and gives back what nobody wants."""
 
-    _asynchronous = False
-    _flights: Flights
-    _timer: Timer
-
-    def _open(self, opening: Opening) -> Store:
-        return open_store(**opening)
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._flights = flights_of(self._store)
-        self._timer = Timer(self._tick)
-        self._watch = Timer(self._look)
+    def __init__(
+        self,
+        store: Store,
+        leases: Leases,
+        lease_events: LeaseEvents,
+        announce: events.Announcer,
+    ) -> None:
+        self._store = store
+        self._leases = leases
+        self._events = lease_events
+        self._announce = announce
+        self.timer = Timer(self.tick)
+        self.watch = Timer(self._report_lost)
         self._timers: dict[Hashable, Timer] = {}
+        """Of each server, where a store has several."""
 
-    def _tick(self) -> float:
+    def retire(self) -> None:
+        """Renew nothing any more: what is known here belongs to another process, or to a test."""
+        self._leases = Leases()
+
+    def stop(self) -> None:
+        """End the timers and wait for what they are doing."""
+        self.timer.stop()
+        self.watch.stop()
+        for timer in self._timers.values():
+            timer.stop()
+
+    def save_all(self, end: float) -> None:
+        """Save what could not be saved, and give back what is in doubt, until `end`."""
+        for lease, ask in self._leases.unsaved():
+            if not self._save_late(lease, ask) and monotonic() >= end:
+                break  # The store is away and the time is over: the leases end by themselves.
+        self._give_back_doubtful(math.inf, end)
+
+    def tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
         again = math.inf
         if isinstance(self._store, Partitioned):
             # A server that hangs must not delay renewals on the others.
             for server, at in self._leases.place(self._store.server_of).items():
-                again = min(again, self._remind(self._timer_of(server), at))
+                again = min(again, remind(self._timer_of(server), at))
         self._serve(None)
         if GIVING_BACK in self._timers:
             return min(again, self._leases.next_renewal())
-        self._disown_doubtful(monotonic(), self._leases.next_renewal())
+        self._give_back_doubtful(monotonic(), self._leases.next_renewal())
         return min(again, self._leases.next_due())
 
     def _timer_of(self, server: Hashable) -> Timer:
@@ -70,9 +88,9 @@ class Keeper(Answers[Store]):
         return self._timers[server]
 
     def _tick_beside(self, server: Hashable) -> float:
-        """Do for one server what `_tick` does; tells when to come back."""
+        """Do for one server what `tick` does; tells when to come back."""
         if server == GIVING_BACK:
-            self._disown_doubtful(monotonic(), math.inf)
+            self._give_back_doubtful(monotonic(), math.inf)
             return self._leases.next_doubt()
         self._serve(server)
         return self._leases.next_renewal(server)
@@ -80,7 +98,7 @@ class Keeper(Answers[Store]):
     def _serve(self, server: Hashable) -> None:
         """Renew what is due on a server, and save what could not be saved there."""
         # What was lost and then renewed after all can be lost again.
-        self._remind(self._watch, self._leases.next_danger())
+        remind(self.watch, self._leases.next_danger())
         for lease in self._leases.orphans(server):
             self._release(lease)
         for chunk in self._leases.due(monotonic(), server):
@@ -103,7 +121,7 @@ class Keeper(Answers[Store]):
                 if monotonic() >= until:
                     break
 
-    def _look(self) -> float:
+    def _report_lost(self) -> float:
         """Report leases that were not renewed in time; return when to look again."""
         for lease in self._leases.newly_lost(monotonic()):
             self._announce(events.LostLease(identity=lease.identity, number=lease.number))
@@ -118,13 +136,13 @@ class Keeper(Answers[Store]):
         try:
             released = self._store.renew(lease.identity, lease.owner, 0.0)
         except Exception as error:  # noqa: BLE001 - not renewed any more, it ends by itself
-            self._store_failed(lease, "renew", error)
+            self._events.store_failed(lease, "renew", error)
         else:
-            self._released(lease, released=released)
+            self._events.released(lease, released=released)
 
-    def _disown_doubtful(self, now: float, until: float) -> None:
+    def _give_back_doubtful(self, now: float, until: float) -> None:
         for claim in self._leases.doubtful(now):
-            if not self._disown(claim):
+            if not self.give_back(claim):
                 return
             if monotonic() >= until:
                 return
@@ -142,7 +160,7 @@ class Keeper(Answers[Store]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
             answers = [as_store_error(error)] * len(leases)
         for lease, answer in zip(leases, answers, strict=True):
-            self._renewed(lease, answer, sent)
+            self._events.renewed(lease, answer, sent)
 
     def _renew_one(self, lease: Lease) -> None:
         ask, sent = lease.renewal, monotonic()
@@ -152,34 +170,34 @@ class Keeper(Answers[Store]):
         except Exception as error:  # noqa: BLE001 - as above, and it is not the others' failure
             answer = as_store_error(error)
         lease.renewing = False
-        self._renewed(lease, answer, sent)
+        self._events.renewed(lease, answer, sent)
 
     def _park_again(self, lease: Lease) -> None:
         """The renewal may have come after the parking: the key would look busy."""
         try:
             self._store.renew(lease.identity, lease.owner, 0.0)
         except Exception as error:  # noqa: BLE001 - the lease ends by itself
-            self._store_failed(lease, "fail", error)
+            self._events.store_failed(lease, "fail", error)
 
     def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
         """Try once more to tell the store a result; False = it is still not to be reached."""
         try:
             saved = self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
-            smaller = self._without_value(lease, ask.result, error)
+            smaller = self._events.without_value(lease, ask.result, error)
             if smaller is not None:
                 lease.unsaved = replace(ask, result=smaller)
                 return self._save_late(lease, lease.unsaved)
-            self._store_failed(lease, "complete", error)
+            self._events.store_failed(lease, "complete", error)
             if isinstance(error, ValueRejected):
-                self._rejected_for_good(lease, error)
+                self._events.rejected_for_good(lease, error)
                 return True
             self._leases.put_off(lease, monotonic())
             return False
-        self._saved_late(lease, saved=saved)
+        self._events.saved_late(lease, saved=saved)
         return True
 
-    def _disown(self, ask: ClaimRequest) -> bool:
+    def give_back(self, ask: ClaimRequest) -> bool:
         """Give back a claim that nobody wants any more, if it was given; False = no answer."""
         # Asking again tells; and a first command that comes late is refused: its owner has ended.
         try:
@@ -202,15 +220,15 @@ class Keeper(Answers[Store]):
             # What no outage explains may fail for ever: each try begins the lease anew.
             outage = isinstance(error, OUTAGES)
             again = self._leases.doubt if outage else self._leases.not_found
-            self._remind(self._timer, again(ask, monotonic()))
+            remind(self.timer, again(ask, monotonic()))
             return False
         if isinstance(answer, Busy) and answer.owner is None:
             # An open transaction has the record, and the claim may still wait there for its end.
-            self._remind(self._timer, self._leases.doubt(ask, monotonic()))
+            remind(self.timer, self._leases.doubt(ask, monotonic()))
         elif given_back(answer):
             self._leases.settled(ask)
         else:
             # Had it been applied, this would be its record. It may be late, and must not be granted
             # when the record that is in its way now has gone.
-            self._remind(self._timer, self._leases.not_found(ask, monotonic()))
+            remind(self.timer, self._leases.not_found(ask, monotonic()))
         return True

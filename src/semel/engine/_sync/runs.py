@@ -1,5 +1,5 @@
 # Generated from engine/runs.py by `make generate`: change that file instead.
-"""The way of one call on a thread: claim, run, save.
+"""The engine inside, and the way of one call on a thread: claim, run, save.
 
 An interrupted step is done again, because every verb is safe to send twice.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from _thread import get_ident
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -24,22 +24,28 @@ from semel.core.decide import Reject, Wait, decide
 from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, Encoded, Finished
 from semel.core.settings import BYPASSED
-from semel.engine._sync.renewing import Keeper
+from semel.engine._sync.renewing import Renewer
 from semel.engine.colours.leaders import LATE, NoTimer
 from semel.engine.colours.threads import (
     Polling,
     background,
+    can_go_on,
+    drain,
     ready,
+    shared_runs_of,
     sleep,
+    start_beside,
     unawaited,
 )
 from semel.engine.outcomes import (
     RENEWAL_LOOK,
-    SavePatience,
+    Outcomes,
+    SaveBackoff,
     as_first_told,
     came_late,
     heard,
     pauses,
+    remind,
 )
 from semel.engine.setup import CLOSED, Call
 from semel.errors import (
@@ -50,24 +56,45 @@ from semel.errors import (
     raise_about,
 )
 from semel.events import logger
-from semel.stores.base import Notifying, Watch
+from semel.stores.base import Notifying, Store, Watch
+from semel.stores.registry import open_store
 
 T = TypeVar("T")
 
 
-class Runner(Keeper):
-    """Runs calls; the doors are in `Idempotency`."""
+class Runs(Outcomes[Store]):
+    """The engine inside: it runs calls. `Idempotency` is what users see of it.
+
+    Integrations, repair and the command line of semel use the names without an underscore.
+    """
+
+    def reset(self) -> None:
+        """Begin with nothing running; also in a forked child, where nothing is."""
+        super().reset()
+        self.shared_runs = shared_runs_of(self.store)
+        self.renewer = Renewer(self.store, self.leases, self.lease_events, self.announce)
+
+    def after_fork(self) -> None:
+        """Go on in a forked child, with a store of its own."""
+        # The parent goes on using its connections: ours are left alone, unclosed, and not used.
+        self._inherited = self.store
+        if self.owns_store:
+            self.store = self.setup.opened(open_store, None)
+        if self.cache is not None:
+            self.cache.clear()
+        self.renewer.retire()
+        self.reset()
 
     # --- the way of one call -------------------------------------------------------------
 
-    def _run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt[T]:
+    def run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt[T]:
         """Run once per key; the attempt has the result."""
         attempt: Attempt[T] | None = None
         value: T | UnsetType = UNSET
         # Two handlers: what interrupts the first of them is met by the second.
         try:
             try:
-                attempt = self._begin(call)
+                attempt = self.begin(call)
                 if attempt.replayed:
                     return attempt
                 with attempt:
@@ -75,95 +102,97 @@ class Runner(Keeper):
                     if isinstance(value, CoroutineType):
                         given, value = value, UNSET
                         value = unawaited(given, call.identity)
-                attempt.result = self._succeeded(call, attempt, value)
+                attempt.result = self.succeeded(call, attempt, value)
             except BaseException as error:
                 if attempt is not None and value is UNSET:
-                    self._failed(call, attempt, error)
+                    self.failed(call, attempt, error)
                 raise
         except BaseException as error:
-            self._settle(call, error, attempt, value)
+            self.settle(call, error, attempt, value)
             raise
         return attempt
 
-    def _begin(self, call: Call) -> Attempt:
+    def begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""
-        if self._disabled or BYPASSED.get():
-            return ready(self._unprotected(call))
-        patience = self._patience(call)
-        forgets = self._flights.forgets
+        if self.setup.disabled or BYPASSED.get():
+            return ready(Attempt(call.identity, protected=False))
+        limit = self._wait_limit(call)
+        forgets = self.shared_runs.forgets
         if forgets.any:
             call.generation = forgets.generation(call.identity)
-        remembered = None if self._cache is None else self._remembered(call)
+        remembered = None if self.cache is None else self._remembered(call)
         if remembered is not None:
             return ready(self._replayed(call, remembered, waited=False))
-        end = math.inf if patience is None else monotonic() + patience
-        place = call.place
-        if place is None or self._flights.lead(place, call):
-            return self._lead(call, place, end)
-        if self._waiting.elsewhere is None:
-            return self._follow(call, place, patience, end)
-        return self._follow_counted(call, place, patience, end)
+        end = math.inf if limit is None else monotonic() + limit
+        if not (call.keeps_value and call.rules.waits):
+            return self._lead(call, end)
+        place = call.shared_as = call.identity, call.fingerprint, call.generation
+        if self.shared_runs.lead(place, call):
+            return self._lead(call, end)
+        if self.waiting.elsewhere is None:
+            return self._follow(call, place, limit, end)
+        return self._follow_counted(call, place, limit, end)
 
     def _follow_counted(
-        self, call: Call, place: Hashable, patience: float | None, end: float
+        self, call: Call, place: Hashable, limit: float | None, end: float
     ) -> Attempt:
         """Follow, if one more call may wait; else ask the store, which may have the answer."""
         try:
-            if self._waiting.join(call, self._waiting.elsewhere):
-                return self._follow(call, place, patience, end)
+            if self.waiting.join(call, self.waiting.elsewhere):
+                return self._follow(call, place, limit, end)
         finally:
-            self._waiting.leave(call)
-        call.shares = False
-        return self._lead(call, None, end)
+            self.waiting.leave(call)
+        call.shared_as = None
+        return self._lead(call, end)
 
-    def _follow(self, call: Call, place: Hashable, patience: float | None, end: float) -> Attempt:
+    def _follow(self, call: Call, place: Hashable, limit: float | None, end: float) -> Attempt:
         """Wait for the execution that runs in this process; lead if it ends without an answer."""
-        given = self._flights.join(place, call, patience)
-        if given == LATE:
-            self._out_of_patience(call, 0.0)
-        if isinstance(given, Finished):
-            return self._replayed(call, given, waited=True)
-        if isinstance(given, StoreError):
-            return self._without_store(call, given)
-        return self._lead(call, place, end)
+        reply = self.shared_runs.join(place, call, limit)
+        if reply == LATE:
+            self._wait_timed_out(call, 0.0)
+        if isinstance(reply, Finished):
+            return self._replayed(call, reply, waited=True)
+        if isinstance(reply, StoreError):
+            return self._without_store(call, reply)
+        return self._lead(call, end)
 
-    def _lead(self, call: Call, place: Hashable | None, end: float) -> Attempt:
+    def _lead(self, call: Call, end: float) -> Attempt:
         """Ask the store, and do what it says; pass the answer to the calls that wait for it."""
         waited = False
         try:
-            answer = self._ask(call)
+            answer = self._claim(call)
             if type(answer) is Wait:
                 waited = True
                 answer = self._wait_counted(call, answer, end)
             if type(answer) is Finished:
-                return self._found(call, place, answer, waited=waited)
+                return self._found(call, answer, waited=waited)
         except StoreError as error:
-            if self._closed:  # no answer for the calls of other engines on this store
+            if self.closed:  # no answer for the calls of other engines on this store
                 self._pass_on(call)
             else:
                 self._share(call, error)
             return self._without_store(call, error)
         except BaseException as error:
-            self._settle(call, error)
+            self.settle(call, error)
             if isinstance(error, IdempotencyError) and error.key_digest is None:
                 raise_about(error, call.identity)  # a store does not know whom it answers
             raise
         return answer
 
-    def _ask(self, call: Call) -> Attempt | Finished | Wait:
+    def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
-        ask = call.ask(self._owners.next())
+        ask = call.claim_request(self.owners.next())
         late: tuple[Claimed, ...] = ()
         call.asked = ask  # First: whatever interrupts this call from now on gives it back.
-        self._leases.claiming[ask.owner] = get_ident(), ref(call)
+        self.leases.claiming[ask.owner] = get_ident(), ref(call)
         # In this order: `close` sets it first, and then waits for the claims that are noted.
-        if self._closed:
+        if self.closed:
             self._not_claiming(call, ask)
             raise StoreUnavailable(CLOSED)
         while True:
             sent = monotonic()
             try:
-                answer = self._store.claim(ask)
+                answer = self.store.claim(ask)
                 step = decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
@@ -175,25 +204,25 @@ class Runner(Keeper):
                     return self._started(call, ask.owner, step, sent)
             except IdempotencyError as error:
                 if isinstance(error, NoTimer):
-                    background(self._tasks, partial(self._disown, ask))
+                    background(self.in_background, partial(self.renewer.give_back, ask))
                 elif isinstance(error, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
-                    self._remind(self._timer, self._leases.doubt(ask, monotonic()))
+                    remind(self.renewer.timer, self.leases.doubt(ask, monotonic()))
                 self._not_claiming(call, ask)
                 raise
             self._not_claiming(call, ask)
             if type(step) is Reject:
-                self._refuse(call, step.error, step.number)
+                self.refuse(call, step.error, step.number)
             return step
 
     def _wait_counted(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Wait, if one more call may."""
         try:
-            if not self._waiting.join(call, self._waiting.elsewhere):
-                self._too_many(call, busy.retry_after)
+            if not self.waiting.join(call, self.waiting.elsewhere):
+                self.too_many(call, busy.retry_after)
             return self._wait(call, busy, end)
         finally:
-            self._waiting.leave(call)
+            self.waiting.leave(call)
 
     def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""
@@ -206,32 +235,32 @@ class Runner(Keeper):
                 known = heard(ended, busy, call)
                 if known is not None:
                     return self._judged(call, known)
-                answer = self._ask(call)
+                answer = self._claim(call)
                 if type(answer) is not Wait:
                     return answer
                 busy, left = answer, self._left(call, answer, end)
 
     def _watched(self, call: Call) -> AbstractContextManager[Watch]:
-        if isinstance(self._store, Notifying):
-            return self._store.watch(call.identity)
+        if isinstance(self.store, Notifying):
+            return self.store.watch(call.identity)
         return Polling()
 
     # --- the end of one call -------------------------------------------------------------
 
-    def _succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
+    def succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
         """Tell the store the result; the caller gets it even if the store cannot be told yet."""
         lease = attempt.lease
         if lease is None:
             return value
         try:
-            kept = self._kept(call, attempt, value)
-            if lease not in self._leases:
+            kept = self.result_to_store(call, attempt, value)
+            if lease not in self.leases:
                 # Refused by the store already, or inherited through a fork: not ours to save.
                 self._lost(call, lease)
             lease.ending = True
             result = kept.encoded
             try:
-                saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
+                saved = self.store.complete(call.identity, lease.owner, result, call.rules.ttl)
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 self._save(call, attempt, lease, result, error)
             else:
@@ -241,14 +270,14 @@ class Runner(Keeper):
             if not isinstance(interruption, IdempotencyError):
                 # By `partial`: a closure would cost every call a cell for each of these values.
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again), lease)
+                background(self.in_background, partial(self._quietly, again), lease)
             raise
         if kept.interruption is not None:
             # The result is saved; now the interruption may reach the caller.
             raise kept.interruption
         return kept.value
 
-    def _failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
+    def failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
         lease = attempt.lease
         if lease is None:
@@ -256,15 +285,15 @@ class Runner(Keeper):
         recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
             # Cancelled or interrupted: the caller is freed at once.
-            background(self._tasks, recording, lease)
+            background(self.in_background, recording, lease)
             return
         try:
             recording()
         except BaseException:  # interrupted, for a recording raises nothing by itself
-            background(self._tasks, recording, lease)
+            background(self.in_background, recording, lease)
             raise
 
-    def _settle(
+    def settle(
         self,
         call: Call,
         error: BaseException,
@@ -282,16 +311,16 @@ class Runner(Keeper):
         if ask is not None and (lease is None or lease.owner != ask.owner or not lease.entered):
             # Nothing has run.
             if lease is not None:
-                self._leases.drop(lease)
-            background(self._tasks, partial(self._disown, ask))
+                self.leases.drop(lease)
+            background(self.in_background, partial(self.renewer.give_back, ask))
             self._not_claiming(call, ask)
-        elif lease is not None and lease in self._leases and lease.ends_here:
+        elif lease is not None and lease in self.leases and lease.ends_here:
             if attempt is None or value is UNSET:
                 recording = partial(self._record_failure, call, lease, error)
-                background(self._tasks, recording, lease)
+                background(self.in_background, recording, lease)
             else:
                 again = partial(self._save_again, call, attempt, lease, value)
-                background(self._tasks, partial(self._quietly, again), lease)
+                background(self.in_background, partial(self._quietly, again), lease)
         if lease is None or not lease.handed_over:
             self._pass_on(call)
 
@@ -304,7 +333,7 @@ class Runner(Keeper):
 
     def _save_again(self, call: Call, attempt: Attempt, lease: Lease, value: object) -> None:
         """Save from the start, wherever it was interrupted: every step may be done twice."""
-        self._save(call, attempt, lease, self._kept(call, attempt, value).encoded)
+        self._save(call, attempt, lease, self.result_to_store(call, attempt, value).encoded)
 
     def _save(
         self,
@@ -316,24 +345,26 @@ class Runner(Keeper):
     ) -> None:
         """Tell the store the result, until it knows or the timer takes over."""
         lease.ending = True
-        patience = SavePatience(call.rules, monotonic())
+        backoff = SaveBackoff(call.rules, monotonic())
         while True:
-            smaller = None if error is None else self._without_value(lease, result, error)
+            smaller = (
+                None if error is None else self.lease_events.without_value(lease, result, error)
+            )
             if smaller is not None:
                 result = smaller
             elif error is not None:
-                self._store_failed(lease, "complete", error)
+                self.lease_events.store_failed(lease, "complete", error)
                 if isinstance(error, ValueRejected):
-                    self._rejected_for_good(lease, error)
+                    self.lease_events.rejected_for_good(lease, error)
                     self._pass_on(call)
                     return
-                pause = patience.pause(monotonic())
+                pause = backoff.pause(monotonic())
                 if pause is None:
                     self._not_stored(call, lease, result, error)
                     return
                 sleep(pause)
             try:
-                saved = self._store.complete(call.identity, lease.owner, result, call.rules.ttl)
+                saved = self.store.complete(call.identity, lease.owner, result, call.rules.ttl)
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
                 error = again
             else:
@@ -350,7 +381,7 @@ class Runner(Keeper):
         while lease.renewing and monotonic() < end:
             sleep(RENEWAL_LOOK)
         lease.park_again = lease.renewing
-        return self._store.renew(call.identity, lease.owner, 0.0)
+        return self.store.renew(call.identity, lease.owner, 0.0)
 
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
@@ -359,13 +390,13 @@ class Runner(Keeper):
         once_more = True
         while True:
             try:
-                if lease not in self._leases:
+                if lease not in self.leases:
                     recorded = False
                 elif decision == "unknown":
                     recorded = self._park(call, lease)
                 else:
                     lease.ending = True
-                    recorded = self._store.fail(
+                    recorded = self.store.fail(
                         call.identity,
                         lease.owner,
                         encode_failure(error),
@@ -374,12 +405,40 @@ class Runner(Keeper):
                         ttl=call.rules.ttl if final else call.rules.failed_ttl,
                     )
             except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
-                self._store_failed(lease, "fail", failure)
+                self.lease_events.store_failed(lease, "fail", failure)
                 if once_more and not isinstance(failure, IdempotencyError):
                     once_more = False  # no error of a store's: a signal handler's comes only once
                     continue
             else:
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
-        self._leases.drop(lease)
+        self.leases.drop(lease)
         self._pass_on(call)
+
+    # --- the end of the engine -----------------------------------------------------------
+
+    def close(self, timeout: float) -> None:
+        """Take no new calls, and close after those that run."""
+        self.closed = True
+        end = monotonic() + timeout
+        own = self.held_here()
+        claims = self.claiming_here()
+        if own or claims:
+            # Waiting here would hold up the very function, or claim, that is waited for.
+            self._closing = start_beside(
+                partial(self.close_after, own, claims, end), partial(self.close_after, (), (), end)
+            )
+        else:
+            self.close_after((), (), end)
+
+    def close_after(self, own: Sequence[Lease], claims: Sequence[bytes], end: float) -> None:
+        """Close after these attempts, while they can go on, and after the others until `end`."""
+        while can_go_on(self.leases.running(own)) or self.leases.claims(claims):
+            sleep(0.01)
+        while monotonic() < end and (self.leases.running() or self.leases.claims()):
+            sleep(0.01)
+        drain(self.in_background, max(0.0, end - monotonic()))
+        self.renewer.stop()
+        self.renewer.save_all(end)
+        if self.owns_store:
+            self.store.close()

@@ -12,7 +12,7 @@ from semel.core.records import Finished
 from semel.errors import StoreError, StoreUnavailable
 
 
-class Waiting(Protocol):
+class WaitingCall(Protocol):
     """Where one call waits: a future, or what threads have in its place."""
 
     def done(self) -> bool:
@@ -21,11 +21,11 @@ class Waiting(Protocol):
 
 
 T = TypeVar("T")
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=WaitingCall)
 
 logger = logging.getLogger("semel")
 
-AFTER_TROUBLE = 1.0
+AFTER_FAILURE = 1.0
 """Seconds until a timer whose tick failed is there again."""
 
 REMEMBERED_FORGETS = 256
@@ -35,7 +35,7 @@ Answer: TypeAlias = Finished | StoreError
 
 LEAD: Literal["lead"] = "lead"
 LATE: Literal["late"] = "late"
-Given: TypeAlias = Answer | Literal["lead", "late"]
+Reply: TypeAlias = Answer | Literal["lead", "late"]
 """An answer; or this call leads now; or its time ran out."""
 
 
@@ -76,8 +76,8 @@ class Forgets:
             self.any = True
 
 
-class Row(dict[W, "ReferenceType[Any]"]):
-    """The calls that wait for one shared execution, by their seats, and the call that leads it.
+class SharedRun(dict[W, "ReferenceType[Any]"]):
+    """The calls that wait for one shared execution, by their waiters, and the call that leads it.
 
     The calls are referenced weakly: an exception raised by a signal handler may end a call at any
     step, even while it says that it ends. A call that is gone leads nothing and waits for nothing.
@@ -88,97 +88,99 @@ class Row(dict[W, "ReferenceType[Any]"]):
     answer: Answer | None
 
 
-class Seats(Generic[W]):
+class Leaders(Generic[W]):
     """Who leads each shared execution, and who waits for it. The order of waiting is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, Row[W]] = {}
+        self._waiting: dict[Hashable, SharedRun[W]] = {}
         self.forgets = Forgets()
 
     def lead(self, place: Hashable, caller: object) -> bool:
         """Lead when nobody does."""
-        fresh: Row[W] = Row()
+        fresh: SharedRun[W] = SharedRun()
         fresh.leader = ref(caller)
         fresh.answer = None
         return self._waiting.setdefault(place, fresh) is fresh  # one step: needs no lock
 
-    def take_lead(self, place: Hashable, caller: object, seat: Callable[[Row[W]], W]) -> W | None:
-        """Lead when nobody does (None), else take a seat."""
+    def take_lead(
+        self, place: Hashable, caller: object, waiter: Callable[[SharedRun[W]], W]
+    ) -> W | None:
+        """Lead when nobody does (None), else make a waiter."""
         with self._lock:
             while not self.lead(place, caller):
-                row = self._waiting.get(place)
-                if row is None:
+                run = self._waiting.get(place)
+                if run is None:
                     continue  # its leader has just left
-                if row.leader() in (None, caller):
+                if run.leader() in (None, caller):
                     # Its call ended without saying so, or passed the lead on to this one.
-                    row.leader = ref(caller)
+                    run.leader = ref(caller)
                     return None
-                mine = seat(row)
-                row[mine] = ref(caller)
-                if self._waiting.get(place) is row:
+                mine = waiter(run)
+                run[mine] = ref(caller)
+                if self._waiting.get(place) is run:
                     return mine
-                del row[mine]  # the leader left meanwhile, and may have seen an empty row
+                del run[mine]  # the leader left meanwhile, and may have seen an empty run
             return None
 
-    def is_orphaned(self, place: Hashable, caller: object, seat: W) -> bool:
+    def is_orphaned(self, place: Hashable, caller: object, waiter: W) -> bool:
         """Return True, and remove the waiter, if no leader is left to answer it."""
         with self._lock:
-            row = self._waiting.get(place)
-            if row is not None and seat in row and row.leader() not in (None, caller):
+            run = self._waiting.get(place)
+            if run is not None and waiter in run and run.leader() not in (None, caller):
                 return False
-            if row is not None:
-                row.pop(seat, None)
+            if run is not None:
+                run.pop(waiter, None)
             return True
 
     def end(self, place: Hashable, answer: Answer) -> Iterable[W]:
-        """Remove the row of this execution, and return those who wait in it for this answer.
+        """End this execution, and return those who wait for its answer.
 
-        The answer is in the row before the row is gone: a call that finds its row gone finds the
+        The answer is in the run before the run is gone: a call that finds its run gone finds the
         answer, even if it is the last of a thousand to be woken, or if the leader is interrupted.
         """
-        row = self._waiting.get(place)
-        if row is None:
+        run = self._waiting.get(place)
+        if run is None:
             return ()
-        row.answer = answer
+        run.answer = answer
         # One step (of a Python with its global lock): mostly nobody waits, and no lock is needed.
         self._waiting.pop(place, None)
-        if not row:
+        if not run:
             return ()
-        with self._lock:  # whoever is just taking a seat sees that the row is gone
-            waiting = tuple(row)
-            row.clear()  # a seat may know its row: they would keep each other alive
+        with self._lock:  # a call that is just making a waiter sees that the run is gone
+            waiting = tuple(run)
+            run.clear()  # a waiter may know its run: they would keep each other alive
             return waiting
 
     def next_leader(self, place: Hashable, caller: object) -> W | None:
-        """Take the first call that waits out of the row, if this one leads.
+        """Let the first call that waits lead the run, if this one does.
 
         The execution ends when there is none. Done twice, it changes nothing.
         """
         with self._lock:
-            row = self._waiting.get(place)
-            if row is None or row.leader() is not caller:
+            run = self._waiting.get(place)
+            if run is None or run.leader() is not caller:
                 return None
-            for seat, waiting in tuple(row.items()):
-                row.leader = waiting
-                del row[seat]
-                if waiting() is not None and not seat.done():
-                    return seat
+            for waiter, waiting in tuple(run.items()):
+                run.leader = waiting
+                del run[waiter]
+                if waiting() is not None and not waiter.done():
+                    return waiter
             self._waiting.pop(place, None)
             return None
 
-    def leave(self, place: Hashable, seat: W) -> bool:
-        """Give up a seat; False when something was given to it already."""
+    def leave(self, place: Hashable, waiter: W) -> bool:
+        """Remove a waiter; False when it was answered already."""
         with self._lock:
-            row = self._waiting.get(place)
-            return row is not None and row.pop(seat, None) is not None
+            run = self._waiting.get(place)
+            return run is not None and run.pop(waiter, None) is not None
 
-    def seat_of(self, place: Hashable, caller: object) -> W | None:
-        """Find the seat of a call that waits."""
+    def waiter_of(self, place: Hashable, caller: object) -> W | None:
+        """Find the waiter of a call that waits."""
         with self._lock:
-            row = self._waiting.get(place)
-            waiting = () if row is None else row.items()
-            return next((seat for seat, who in waiting if who() is caller), None)
+            run = self._waiting.get(place)
+            waiting = () if run is None else run.items()
+            return next((waiter for waiter, who in waiting if who() is caller), None)
 
 
 _of_stores: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
@@ -197,18 +199,18 @@ def _one_of(known: WeakKeyDictionary[object, Any], owner: object, kind: type[T])
     return found if isinstance(found, kind) else kind()
 
 
-class SeatsOfLoops:
-    """The seats of each event loop that uses a store: what waits belongs to its loop."""
+class LeadersOfLoops:
+    """The leaders of each event loop that uses a store: what waits belongs to its loop."""
 
     def __init__(self) -> None:
         self._of_loops: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
         self.forgets = Forgets()
 
-    def of(self, loop: object) -> Seats[Any]:
+    def of(self, loop: object) -> Leaders[Any]:
         """Give those of one loop."""
-        return _one_of(self._of_loops, loop, Seats)
+        return _one_of(self._of_loops, loop, Leaders)
 
 
-def forget_flights() -> None:
+def forget_shared_runs() -> None:
     """In a forked child nobody leads, whatever the parent's threads were doing."""
     _of_stores.clear()

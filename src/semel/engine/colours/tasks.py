@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from semel.engine.colours.leaders import (
-    AFTER_TROUBLE,
+    AFTER_FAILURE,
     LATE,
     LEAD,
     Answer,
-    Given,
-    Seats,
-    SeatsOfLoops,
+    Leaders,
+    LeadersOfLoops,
+    Reply,
     logger,
     one_for,
 )
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 sleep = asyncio.sleep
 
-LOOK = 1.0
+CHECK_EVERY = 1.0
 """Seconds after which tasks that share an execution are looked at: are they still led?"""
 
-Seat: TypeAlias = "asyncio.Future[Given | None]"
-"""Where one task waits for the execution it shares; given None, it finds out who leads."""
+Waiter: TypeAlias = "asyncio.Future[Reply | None]"
+"""Where one task waits for the execution it shares; on None it finds out who leads."""
 
 
 def background(
@@ -70,7 +70,7 @@ def _take_back(lease: Lease, task: asyncio.Task[Any]) -> None:
         lease.handed_over = False
 
 
-def aside(
+def start_beside(
     step: Callable[[], Coroutine[Any, Any, object]],
     otherwise: Callable[[], Coroutine[Any, Any, object]],
 ) -> asyncio.Task[Any]:
@@ -86,13 +86,13 @@ def can_go_on(leases: Collection[Lease]) -> bool:
 Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
 
 
-def cancellations(home: Home) -> Cancellations:
-    """Count how often this task was told to stop so far; `heed` compares."""
-    task = asyncio.current_task(home.loop)
+def cancellations(guard: LoopGuard) -> Cancellations:
+    """Count how often this task was told to stop so far; `raise_if_cancelled` compares."""
+    task = asyncio.current_task(guard.loop)
     return task, 0 if task is None else task.cancelling()
 
 
-def heed(before: Cancellations) -> None:
+def raise_if_cancelled(before: Cancellations) -> None:
     """Stop after all, when a cancellation since `before` was swallowed on the way.
 
     In Python 3.11 `asyncio.wait_for` does that if what it waits for ends at the same moment, and
@@ -109,11 +109,11 @@ async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
         await asyncio.wait(set(tasks), timeout=timeout)
 
 
-def finished(given: Awaitable[T], _: Identity | None = None) -> Awaitable[T]:
-    """Give what is to be awaited; a plain function, against its type, has given its value."""
-    if isinstance(given, CoroutineType) or inspect.isawaitable(given):
-        return given
-    return ready(cast("T", given))
+def finished(value: Awaitable[T], _: Identity | None = None) -> Awaitable[T]:
+    """Give what is to be awaited; a plain function, against its type, has returned its value."""
+    if isinstance(value, CoroutineType) or inspect.isawaitable(value):
+        return value
+    return ready(cast("T", value))
 
 
 def unawaited(value: T, _: Identity) -> T:
@@ -144,7 +144,7 @@ class Polling:
         await sleep(seconds)
 
 
-class Home:
+class LoopGuard:
     """The event loop that an engine belongs to: the first one that uses it."""
 
     __slots__ = ("loop", "settle")
@@ -176,84 +176,86 @@ class Home:
             raise foreign if identity is None else about(foreign, identity)
 
 
-class Flights:
+class SharedRuns:
     """Tasks of one loop that share one execution: one asks the store, the others wait for it.
 
     Several loops may use one store: each has places of its own, for a future belongs to its loop.
     """
 
-    def __init__(self, seats: SeatsOfLoops, home: Home) -> None:
-        self._home = home
-        self._following: dict[Seat, tuple[Hashable, ReferenceType[Any]]] = {}
-        """The calls of this engine that wait, by their seats; for `_look`."""
-        self._looking: asyncio.TimerHandle | None = None
-        self.forgets = seats.forgets
-        self._take(Seats())  # until the loop is known nobody waits
-        home.settle = lambda loop: self._take(seats.of(loop))
+    def __init__(self, leaders: LeadersOfLoops, guard: LoopGuard) -> None:
+        self._guard = guard
+        self._following: dict[Waiter, tuple[Hashable, ReferenceType[Any]]] = {}
+        """The calls of this engine that wait, by their waiters; for `_check`."""
+        self._checking: asyncio.TimerHandle | None = None
+        self.forgets = leaders.forgets
+        self._take(Leaders())  # until the loop is known nobody waits
+        guard.settle = lambda loop: self._take(leaders.of(loop))
 
-    def _take(self, seats: Seats[Seat]) -> None:
-        self._seats = seats
-        self.lead = seats.lead  # no function of ours around it: every call asks
+    def _take(self, leaders: Leaders[Waiter]) -> None:
+        self._leaders = leaders
+        self.lead = leaders.lead  # no function of ours around it: every call asks
 
-    async def join(self, place: Hashable, caller: object, timeout: float | None) -> Given:
+    async def join(self, place: Hashable, caller: object, timeout: float | None) -> Reply:
         """Wait for the leader's answer; lead when there is none any more."""
         end = None if timeout is None else time.monotonic() + timeout
-        seats = self._seats
+        leaders = self._leaders
         loop = asyncio.get_running_loop()
-        while (seat := seats.take_lead(place, caller, lambda _: loop.create_future())) is not None:
+        while (
+            waiter := leaders.take_lead(place, caller, lambda _: loop.create_future())
+        ) is not None:
             try:
-                given = await self._wait(place, caller, seat, end)
+                reply = await self._wait(place, caller, waiter, end)
             except BaseException:
-                seats.leave(place, seat)
+                leaders.leave(place, waiter)
                 self.pass_on(place, caller)  # The lead may have been given to a cancelled call.
                 raise
-            if given is not None:
-                return given
+            if reply is not None:
+                return reply
         return LEAD
 
     async def _wait(
-        self, place: Hashable, caller: object, seat: Seat, end: float | None
-    ) -> Given | None:
-        """Wait until something is given; None when nobody leads any more."""
-        self._following[seat] = place, ref(caller)
+        self, place: Hashable, caller: object, waiter: Waiter, end: float | None
+    ) -> Reply | None:
+        """Wait for a reply; None when nobody leads any more."""
+        self._following[waiter] = place, ref(caller)
         try:
-            if self._looking is None:
-                self._look_later()
+            if self._checking is None:
+                self._check_later()
             if end is None:
-                return await seat
-            await asyncio.wait((seat,), timeout=max(0.0, end - time.monotonic()))
+                return await waiter
+            await asyncio.wait((waiter,), timeout=max(0.0, end - time.monotonic()))
         finally:
-            self._following.pop(seat, None)
-        if not seat.done():
-            self._seats.leave(place, seat)
+            self._following.pop(waiter, None)
+        if not waiter.done():
+            self._leaders.leave(place, waiter)
             return LATE
-        return seat.result()
+        return waiter.result()
 
-    def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK, self._look)
+    def _check_later(self) -> None:
+        self._checking = asyncio.get_running_loop().call_later(CHECK_EVERY, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Wake those whose leader ended without saying so; one timer serves all who wait."""
-        self._looking = None
+        self._checking = None
         if self._following:
-            self._look_later()  # first: it goes on, whatever interrupts this one
-        for seat, (place, caller) in tuple(self._following.items()):
-            if not seat.done() and self._seats.is_orphaned(place, caller(), seat):
-                seat.set_result(None)
+            self._check_later()  # first: it goes on, whatever interrupts this one
+        for waiter, (place, caller) in tuple(self._following.items()):
+            if not waiter.done() and self._leaders.is_orphaned(place, caller(), waiter):
+                waiter.set_result(None)
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end(place, answer):
-            if not seat.done():
-                seat.set_result(answer)
+        for waiter in self._leaders.end(place, answer):
+            if not waiter.done():
+                waiter.set_result(answer)
 
     def pass_on(self, place: Hashable, caller: object) -> None:
         """Let the next call lead, if this one does; nothing was stored that could be shared."""
-        if asyncio._get_running_loop() is not self._home.loop:  # noqa: SLF001 - raises nothing
+        if asyncio._get_running_loop() is not self._guard.loop:  # noqa: SLF001 - raises nothing
             return  # The loop was torn down under the call, and under those that wait.
-        seat = self._seats.next_leader(place, caller)
-        if seat is not None:
-            seat.set_result(LEAD)
+        waiter = self._leaders.next_leader(place, caller)
+        if waiter is not None:
+            waiter.set_result(LEAD)
 
 
 class Timer:
@@ -295,7 +297,7 @@ class Timer:
         self._ticking = asyncio.Task(self._run(), loop=asyncio.get_running_loop())
 
     async def _run(self) -> None:
-        following = time.monotonic() + AFTER_TROUBLE
+        following = time.monotonic() + AFTER_FAILURE
         try:
             following = await self._tick()
         except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
@@ -318,6 +320,6 @@ def mark_coroutine_function(function: Any) -> None:
         function.__defaults__ = function.__kwdefaults__ = None
 
 
-def flights_of(store: object, home: Home) -> Flights:
+def shared_runs_of(store: object, guard: LoopGuard) -> SharedRuns:
     """Engines on the same store share its running executions."""
-    return Flights(one_for(store, SeatsOfLoops), home)
+    return SharedRuns(one_for(store, LeadersOfLoops), guard)

@@ -11,14 +11,14 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from semel.engine.colours.leaders import (
-    AFTER_TROUBLE,
+    AFTER_FAILURE,
     LATE,
     LEAD,
     Answer,
-    Given,
+    Leaders,
     NoTimer,
-    Row,
-    Seats,
+    Reply,
+    SharedRun,
     logger,
     one_for,
 )
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 sleep = time.sleep
 
-LOOK = 1.0
+CHECK_EVERY = 1.0
 """Seconds after which a thread that shares an execution looks whether it is still led."""
 
 
@@ -43,7 +43,7 @@ def background(tasks: set[Any], step: Callable[[], object], lease: Lease | None 
         lease.handed_over = True
 
 
-def aside(step: Callable[[], object], otherwise: Callable[[], object]) -> threading.Thread:
+def start_beside(step: Callable[[], object], otherwise: Callable[[], object]) -> threading.Thread:
     """Do this beside the caller. The process does not end before it is done.
 
     `otherwise` is called if no thread can be started, or if the process would not wait for it: in
@@ -86,14 +86,14 @@ def finished(value: T, identity: Identity) -> T:
     return unawaited(value, identity) if isinstance(value, CoroutineType) else value
 
 
-def unawaited(given: CoroutineType[Any, Any, Any], identity: Identity) -> NoReturn:
+def unawaited(value: CoroutineType[Any, Any, Any], identity: Identity) -> NoReturn:
     """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
     refusal = ConfigError(
         "the function gave a coroutine instead of a value: await it there, "
         "or use an AsyncIdempotency"
     )
-    refusal.nothing_ran = getcoroutinestate(given) == CORO_CREATED
-    given.close()
+    refusal.nothing_ran = getcoroutinestate(value) == CORO_CREATED
+    value.close()
     raise about(refusal, identity)
 
 
@@ -120,60 +120,62 @@ class Polling:
         sleep(seconds)
 
 
-class Seat:
+class Waiter:
     """Where one thread waits for the execution it shares."""
 
-    __slots__ = ("_gate", "_given", "_row")
+    __slots__ = ("_lock", "_reply", "_run")
 
-    def __init__(self, row: Row[Seat]) -> None:
-        self._row = row
-        self._given: Given | None = None
+    def __init__(self, run: SharedRun[Waiter]) -> None:
+        self._run = run
+        self._reply: Reply | None = None
         # Not an Event: an exception raised inside `Event.wait` may leave its lock held, and the
         # thread that sets it would wait for ever.
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def done(self) -> bool:
-        """Tell whether something is given already."""
-        return self._given is not None
+        """Tell whether it was answered already."""
+        return self._reply is not None
 
-    def give(self, given: Given) -> None:
+    def give(self, reply: Reply) -> None:
         """Wake the waiting thread with this."""
-        self._given = given
-        self._gate.release()
+        self._reply = reply
+        self._lock.release()
 
-    def wait(self, seconds: float) -> Given | None:
-        """Sleep until something is given or the time runs out."""
-        self._gate.acquire(timeout=seconds)
-        return self.given()
+    def wait(self, seconds: float) -> Reply | None:
+        """Sleep until there is a reply, or the time runs out."""
+        self._lock.acquire(timeout=seconds)
+        return self.reply()
 
-    def given(self) -> Given | None:
-        """Return what was given to this seat, or to its row."""
-        return self._given or self._row.answer
+    def reply(self) -> Reply | None:
+        """Return the reply to this waiter, or to all of its run."""
+        return self._reply or self._run.answer
 
 
-class Flights:
+class SharedRuns:
     """Threads that share one execution: one leads and asks the store, the others wait for it."""
 
-    def __init__(self, seats: Seats[Seat]) -> None:
-        self._seats = seats
-        self.forgets = seats.forgets
-        self.lead = seats.lead  # no function of ours around it: every call asks
+    def __init__(self, leaders: Leaders[Waiter]) -> None:
+        self._leaders = leaders
+        self.forgets = leaders.forgets
+        self.lead = leaders.lead  # no function of ours around it: every call asks
 
-    def join(self, place: Hashable, caller: object, timeout: float | None) -> Given:
+    def join(self, place: Hashable, caller: object, timeout: float | None) -> Reply:
         """Wait for the leader's answer; lead when there is none any more."""
         end = math.inf if timeout is None else time.monotonic() + timeout
-        seats = self._seats
+        leaders = self._leaders
         try:
-            while (seat := seats.take_lead(place, caller, Seat)) is not None:
-                while (given := seat.wait(max(0.0, min(LOOK, end - time.monotonic())))) is None:
-                    if time.monotonic() >= end and seats.leave(place, seat):
+            while (waiter := leaders.take_lead(place, caller, Waiter)) is not None:
+                while (
+                    reply := waiter.wait(max(0.0, min(CHECK_EVERY, end - time.monotonic())))
+                ) is None:
+                    if time.monotonic() >= end and leaders.leave(place, waiter):
                         return LATE
-                    if seats.is_orphaned(place, caller, seat):
-                        given = seat.given()  # perhaps an answer came since the last look
+                    if leaders.is_orphaned(place, caller, waiter):
+                        reply = waiter.reply()  # perhaps an answer came since the last look
                         break
-                if given is not None:
-                    return given
+                if reply is not None:
+                    return reply
         except BaseException:
             self.pass_on(place, caller)
             raise
@@ -181,20 +183,20 @@ class Flights:
 
     def share(self, place: Hashable, answer: Answer) -> None:
         """Give every waiting call the answer."""
-        for seat in self._seats.end(place, answer):
-            seat.give(answer)
+        for waiter in self._leaders.end(place, answer):
+            waiter.give(answer)
 
     def pass_on(self, place: Hashable, caller: object) -> None:
         """Let the next call lead, if this one does; nothing was stored that could be shared.
 
-        An interrupted call gives up its seat by this, too.
+        An interrupted call stops waiting by this, too.
         """
-        mine = self._seats.seat_of(place, caller)
+        mine = self._leaders.waiter_of(place, caller)
         if mine is not None:
-            self._seats.leave(place, mine)
-        seat = self._seats.next_leader(place, caller)
-        if seat is not None:
-            seat.give(LEAD)
+            self._leaders.leave(place, mine)
+        waiter = self._leaders.next_leader(place, caller)
+        if waiter is not None:
+            waiter.give(LEAD)
 
 
 class Timer:
@@ -254,7 +256,7 @@ class Timer:
                     return
                 # Whoever comes while we tick is heard: `due` compares with infinity.
                 self._next = math.inf
-            following = time.monotonic() + AFTER_TROUBLE
+            following = time.monotonic() + AFTER_FAILURE
             try:
                 following = self._tick()
             except BaseException:  # noqa: BLE001 - nor a hook that exits leave attempts unrenewed
@@ -263,6 +265,6 @@ class Timer:
                 self._next = min(self._next, following)
 
 
-def flights_of(store: object) -> Flights:
+def shared_runs_of(store: object) -> SharedRuns:
     """Engines on the same store share its running executions."""
-    return Flights(one_for(store, Seats))
+    return SharedRuns(one_for(store, Leaders))

@@ -49,13 +49,12 @@ class Decider:
         ttl: Duration | None = None,
         audit: Audit | None = None,
     ) -> None:
-        if not isinstance(engine._store, Repairing) or not isinstance(engine._store, Scannable):
-            raise ConfigError(
-                f"{type(engine._store).__name__} cannot list and adopt abandoned records"
-            )
+        store: object = engine.internals.store
+        if not isinstance(store, Repairing) or not isinstance(store, Scannable):
+            raise ConfigError(f"{type(store).__name__} cannot list and adopt abandoned records")
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise ConfigError(f"name must tell who decides; got {name!r}")
-        self._engine = engine
+        self._runs = engine.internals
         self._name = name
         self._lease = seconds("lease", lease)
         self._ttl = None if ttl is None else seconds("ttl", ttl)
@@ -64,11 +63,11 @@ class Decider:
     @property
     def store(self) -> Any:
         """The engine's store; another one after a fork."""
-        return self._engine._store
+        return self._runs.store
 
     def adopt(self, identity: Identity) -> Record | None:
         """Become the owner of an abandoned attempt; None = there is nothing to decide any more."""
-        record: Record | None = self.store.adopt(identity, self._engine._owners.next(), self._lease)
+        record: Record | None = self.store.adopt(identity, self._runs.owners.next(), self._lease)
         return record
 
     def give_back(self, record: Record, abandoned_for: float) -> bool:
@@ -89,8 +88,8 @@ class Decider:
             return True
         if isinstance(resolution, Failed) and resolution.retryable:
             return True  # it may run again anyway
-        engine_policy = self._engine._levels[0]
-        return record.scope in self._engine._scopes or (
+        engine_policy = self._runs.setup.levels[0]
+        return record.scope in self._runs.setup.scopes or (
             engine_policy is not None and engine_policy.abandoned == "hold"
         )
 
@@ -118,7 +117,7 @@ class Decider:
         return stored
 
     def _write(self, record: Record, resolution: Succeeded | Failed) -> Any:
-        rules = self._engine._rules(record.scope)
+        rules = self._runs.setup.rules(record.scope)
         store, identity, owner = self.store, record.identity, record.owner
         ttl = self._ttl_of(record, resolution)
         match resolution:
@@ -140,14 +139,14 @@ class Decider:
                 assert_never(resolution)
 
     def _omitted(self, record: Record, reason: str) -> None:
-        self._engine._announce(
+        self._runs.announce(
             events.ResultOmitted(identity=record.identity, number=record.number, reason=reason)
         )
 
     def _ttl_of(self, record: Record, resolution: Succeeded | Failed) -> float:
         if self._ttl is not None:
             return self._ttl
-        rules = self._engine._rules(record.scope)
+        rules = self._runs.setup.rules(record.scope)
         retryable = isinstance(resolution, Failed) and resolution.retryable
         return rules.failed_ttl if retryable else rules.ttl
 
@@ -177,7 +176,7 @@ class Decider:
 
     def report(self, decision: Decision) -> None:
         """Notify the hooks and the audit trail; neither can undo what is stored."""
-        self._engine._announce(decision)
+        self._runs.announce(decision)
         try:
             self._audit(decision)
         except Exception:
@@ -185,9 +184,7 @@ class Decider:
 
     def store_failed(self, identity: Identity, error: Exception) -> None:
         """Report that a record could not be looked into."""
-        self._engine._announce(
-            events.StoreFailed(identity=identity, verb="adopt", error=str(error))
-        )
+        self._runs.announce(events.StoreFailed(identity=identity, verb="adopt", error=str(error)))
 
 
 def settle(
@@ -218,7 +215,7 @@ def settle(
             f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
         )
     decider = Decider(idempotency, name=name, ttl=ttl, audit=audit)
-    identity = idempotency._identity(key, scope)
+    identity = idempotency.internals.setup.identity(key, scope)
     try:
         return _decide_by_hand(decider, identity, resolution)
     except IdempotencyError as error:

@@ -10,7 +10,7 @@ import pytest
 from engines.facade import PATIENCE
 from semel import AsyncIdempotency, ConfigError
 from semel.engine.colours import tasks
-from semel.engine.colours.tasks import Home
+from semel.engine.colours.tasks import LoopGuard
 
 
 def test_a_loop_that_goes_on_in_another_thread_is_still_the_engines_own():
@@ -54,14 +54,14 @@ def test_a_loop_that_went_to_another_thread_leaves_no_home_for_the_next_one_in_i
 
 
 async def test_a_loop_that_does_not_tell_its_thread_is_known_all_the_same(monkeypatch):
-    home = Home()
-    home.check()
+    guard = LoopGuard()
+    guard.check()
     monkeypatch.setattr(tasks, "get_ident", lambda: "as if it were uvloop's, which tells nothing")
-    home.check()
-    assert home.loop is asyncio.get_running_loop()
+    guard.check()
+    assert guard.loop is asyncio.get_running_loop()
 
 
 async def test_a_home_may_be_found_though_nobody_has_to_be_told():
-    home = Home()
-    home.check()
-    assert home.loop is asyncio.get_running_loop()
+    guard = LoopGuard()
+    guard.check()
+    assert guard.loop is asyncio.get_running_loop()
