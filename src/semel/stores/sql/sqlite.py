@@ -26,10 +26,10 @@ from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql import sqlite_statements as schema
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.members import answers_or_error
-from semel.stores.sql.migrations import not_ours
+from semel.stores.sql.migrations import DEFAULT_TABLE, not_ours
 from semel.stores.sql.rows import COLUMNS
 from semel.stores.sql.sqlite_session import Session, primary_code
-from semel.stores.sql.sqlite_statements import DEFAULT_TABLE, SQLiteTable, SQLiteVerbs
+from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.sqlite_writer import Combiner, Writer
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation

@@ -14,29 +14,38 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import cleandoc
 from itertools import chain
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from semel.core import judge
 from semel.core.records import (
     Abandoned,
+    AdoptRequest,
     Busy,
     Claim,
     ClaimRequest,
     CompleteRequest,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
     Identity,
+    PutRequest,
     Record,
+    RenewRequest,
     State,
+    TouchRequest,
 )
-from semel.errors import ConfigError, StoreError
-from semel.stores.base import Counts, Page
+from semel.errors import ConfigError, RecordUnreadable, StoreError
+from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.batching import ALONE, Alone
 from semel.stores.paging import position
 from semel.stores.sql.listed import listed, page_of
+from semel.stores.sql.migrations import VERSIONS
 from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import (
     COLUMNS,
@@ -49,7 +58,7 @@ from semel.stores.sql.rows import (
     to_record,
     to_row,
 )
-from semel.stores.sql.verbs import Joint, Operation, Statement, Verb, Verbs
+from semel.stores.sql.verbs import Joint, Operation, Statement, Verb, operation
 from semel.stores.urls import whole_number
 
 
@@ -145,15 +154,11 @@ def _places(rows: int, columns: int) -> str:
 
 # --- the statements of one table ----------------------------------------------------------
 
-DEFAULT_TABLE = "idempotent_record"
-
 SCHEMA_VERSION = 1
+"""Noted for each table in `VERSIONS`: `user_version` is one number for a whole file."""
 
 SIZES: Final = (64, 32, 16, 8, 4, 2)
 """Rows in one statement. Few sizes, because each is a text that SQLite has to prepare once."""
-
-VERSIONS = "semel_schema"
-"""Remembers the schema version of each table: `user_version` is one number for a whole file."""
 
 NOTE = "clock set back, seen at "
 """Begins the note in `codec` of a running record; microseconds follow."""
@@ -189,9 +194,9 @@ class SQLiteTable:
         """The name as it stands in statements."""
         self.autocreate = True
         """Whether opening the file creates the table."""
-        self._prefix = prefix
+        self.prefix = prefix
         self._salt = f"{len(prefix)}:{prefix}:".encode()
-        self._clock = clock
+        self.clock = clock
         self.create = create(name)
         self._read = f"SELECT {_LIST} FROM {self.quoted} WHERE identity = ?"  # noqa: S608 - checked above
         self._save = upsert(self.quoted)
@@ -219,20 +224,15 @@ class SQLiteTable:
         noted = WRITE_VERSION.replace("?, ?", f"'{self.name}', {SCHEMA_VERSION}")
         return "".join(f"{cleandoc(text)};\n\n" for text in (CREATE_VERSIONS, *self.create, noted))
 
-    def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
-        """Read the record as stored, and the store's time once the answer is there."""
-        record, now, _ = yield from self.look(identity)
-        return record, now
-
     # A clock that was set back: the lease of a record that was written "in the future" would last
     # until the clock is there again. It ends when its own length has passed since somebody noticed.
     # When that was is noted in the column `codec`, which a running record has no use for: whatever
     # writes the record, a renewal above all, removes the note. The times themselves stay as they
     # are, so that a clock that is set right again finds what it left.
 
-    def look(self, identity: Identity) -> Verb[tuple[Record | None, float, bool]]:
-        """`read`, and whether it should be noted that the clock is behind this record."""
-        reply = yield Statement(self._read, (self._digest(identity),), writes=False)
+    def read(self, identity: Identity) -> Verb[tuple[Record | None, float, bool]]:
+        """Read the record and the time, and whether to note that the clock is behind the record."""
+        reply = yield Statement(self._read, (self.digest(identity),), writes=False)
         now = self.now()
         if not reply.rows:
             return None, now, False
@@ -245,13 +245,14 @@ class SQLiteTable:
         ends = (now if since is None else since) + (record.lease_until - record.updated_at)
         return replace(record, lease_until=ends), now, since is None
 
-    def note(self, identity: Identity, now: float) -> Verb[None]:
+    def note(self, identity: Identity, now: float) -> Statement:
         """Note that the clock was seen to be behind this running record."""
-        yield Statement(self._note, (f"{NOTE}{stamp(now)}", self._digest(identity)), writes=True)
+        return Statement(self._note, (f"{NOTE}{stamp(now)}", self.digest(identity)), writes=True)
 
-    def save(self, record: Record) -> Verb[None]:
+    def save(self, record: Record) -> Statement:
         """Insert or overwrite the record."""
-        yield Statement(self._save, self._row(record), writes=True)
+        row = (self.digest(record.identity), self.prefix, *to_row(record))
+        return Statement(self._save, row, writes=True)
 
     def insert(self, records: Sequence[Record]) -> Statement:
         """Insert those of the records, each of a first claim, that have no row."""
@@ -270,11 +271,8 @@ class SQLiteTable:
 
     def whose(self, records: Sequence[Record]) -> Statement:
         """Read who owns the rows of these records, by which claim."""
-        digests = tuple(self._digest(record.identity) for record in records)
+        digests = tuple(self.digest(record.identity) for record in records)
         return Statement(self._whose[len(records)], digests, writes=False)
-
-    def _row(self, record: Record) -> Row:
-        return (self._digest(record.identity), self._prefix, *to_row(record))
 
     # The rows of every call. sqlite3 asks for an adapter of whatever is no plain number, text or
     # bytearray, which takes it longer than the rest of the parameter.
@@ -282,99 +280,29 @@ class SQLiteTable:
     def _claimed(self, record: Record) -> Row:
         identity, since = record.identity, stamp(record.created_at)
         return (
-            *(self._digest(identity), self._prefix, identity.key, identity.scope),
+            *(self.digest(identity), self.prefix, identity.key, identity.scope),
             *(record.fingerprint, since, since, bytearray(record.owner), record.fence),
             *(int(record.hold), stamp_or_none(record.lease_until)),
         )
 
     def _success(self, ask: CompleteRequest, now: float) -> Row:
-        result, identity = ask.result, self._digest(ask.identity)
+        result, identity = ask.result, self.digest(ask.identity)
         return (
             *(result.data, result.codec, stamp(now + ask.ttl), stamp(now)),
             *(identity, bytearray(ask.owner)),
         )
 
-    def delete(self, identity: Identity) -> Verb[None]:
+    def delete(self, identity: Identity) -> Statement:
         """Remove the record."""
-        yield Statement(self._delete, (self._digest(identity),), writes=True)
-
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Verb[Page]:
-        """List records in the order of the unique index, so that no page sorts or skips."""
-        whole_number("limit", limit)
-        now = self.now()
-        where = ["prefix = ?", "idem_key >= ?", "(expire_at IS NULL OR expire_at > ?)"]
-        values: list[object] = [self._prefix, prefix, stamp(now)]
-        end = behind(prefix)
-        for condition, value in (
-            ("idem_key < ?", end),
-            ("biz_type = ?", scope),
-            ("status = ?", None if state is None else int(state)),
-        ):
-            if value is not None:
-                where.append(condition)
-                values.append(value)
-        if cursor is not None:
-            where.append("(idem_key, biz_type) > (?, ?)")
-            values.extend(position(cursor))
-        reply = yield Statement(
-            f"SELECT {_LIST} FROM {self.quoted} WHERE {' AND '.join(where)} "  # noqa: S608 - constants
-            "ORDER BY idem_key, biz_type LIMIT ?",
-            (*values, limit + 1),
-            writes=False,
-        )
-        return page_of([(*row, stamp(now)) for row in reply.rows], limit)
-
-    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
-        """Read the index of leases from its old end."""
-        now = self.now()
-        reply = yield Statement(
-            f"SELECT {_LIST} FROM {self.quoted} "  # noqa: S608 - checked above
-            "WHERE status = 0 AND prefix = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?",
-            (self._prefix, stamp(now - older_than), limit),
-            writes=False,
-        )
-        return listed((*row, stamp(now)) for row in reply.rows)
-
-    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
-        """Delete along the indexes, in one small batch."""
-        now = self.now()
-        # By rowid, which each index holds: the record is looked up once, where it is deleted.
-        may_go = f"SELECT rowid FROM {self.quoted} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - checked above
-        values: list[object] = [stamp(now), self._prefix]
-        if abandoned_after is not None:
-            may_go += (
-                f" UNION ALL SELECT rowid FROM {self.quoted} "  # noqa: S608 - checked above
-                "WHERE status = 0 AND hold = 0 AND prefix = ? AND lease_until <= ?"
-            )
-            values.extend((self._prefix, stamp(now - abandoned_after)))
-        reply = yield Statement(
-            f"DELETE FROM {self.quoted} WHERE rowid IN ({may_go} LIMIT ?)",  # noqa: S608 - checked above
-            (*values, limit),
-            writes=True,
-        )
-        return reply.changed
-
-    def counts(self) -> Verb[Counts]:
-        """Count what has not expired."""
-        now = stamp(self.now())
-        reply = yield Statement(
-            "SELECT count(CASE WHEN status = 0 AND lease_until > ? THEN 1 END), "  # noqa: S608 - as above
-            "count(CASE WHEN status = 0 AND lease_until <= ? THEN 1 END), "
-            "count(CASE WHEN status = 1 THEN 1 END), count(CASE WHEN status = 2 THEN 1 END) "
-            f"FROM {self.quoted} WHERE prefix = ? AND (expire_at IS NULL OR expire_at > ?)",
-            (now, now, self._prefix, now),
-            writes=False,
-        )
-        return Counts(*reply.rows[0])
+        return Statement(self._delete, (self.digest(identity),), writes=True)
 
     def now(self) -> float:
         """Read the store's time."""
         # Cut to what the table can hold: a lease that ends "now" must read back as ended.
-        return seconds(int(self._clock() * MICROSECONDS))
+        return seconds(int(self.clock() * MICROSECONDS))
 
-    def _digest(self, identity: Identity) -> bytearray:
+    def digest(self, identity: Identity) -> bytearray:
+        """Return the primary key of an identity under this prefix."""
         return bytearray(hashlib.sha256(self._salt + identity.encoded).digest()[:16])
 
 
@@ -393,17 +321,23 @@ log = logging.getLogger(__name__)
 UPDATES_MANY: Final = (3, 33)
 """The version of SQLite that learned to update from a list of values."""
 
+A = TypeVar("A", RenewRequest, CompleteRequest, FailRequest, PutRequest, TouchRequest)
+Law: TypeAlias = Callable[[Record | None, A, float], Record | None]
+"""A rule of `judge`: from the record as it is to the one to write; None = refused."""
+
 LARGE: Final = 16_384
 """Bytes of a result that has a statement of its own: a list is copied before it is worked on."""
 
 
-class SQLiteVerbs(Verbs):
-    """The verbs on one table of SQLite, whose clock is the machine's and may be set back."""
+class SQLiteVerbs:
+    """The verbs of the store SPI on one table; each runs in a transaction if it writes.
+
+    The clock is the machine's and may be set back.
+    """
 
     def __init__(self, table: SQLiteTable) -> None:
-        super().__init__(table)
-        self._sqlite = table
-        self._many = sqlite3.sqlite_version_info >= UPDATES_MANY
+        self._table = table
+        self._shares = sqlite3.sqlite_version_info >= UPDATES_MANY
 
     def claim(self, ask: ClaimRequest) -> Operation[Claim]:
         """Ask to run the operation."""
@@ -412,26 +346,141 @@ class SQLiteVerbs(Verbs):
             peek=True,
             # Without a transaction it is only looked for: a replay needs no write lock.
             look=partial(self.claiming, ask),
-            joint=Joint(ask.identity, ask, self._insert_all) if self._many else None,
+            joint=Joint(ask.identity, ask, self._insert_all) if self._shares else None,
         )
 
     def complete(self, ask: CompleteRequest) -> Operation[bool]:
         """Store the owner's success."""
-        shares = self._many and len(ask.result.data) < LARGE
+        shares = self._shares and len(ask.result.data) < LARGE
         return Operation(
             partial(self._update_first, ask),
             peek=False,
             joint=Joint(ask.identity, ask, self._update_all) if shares else None,
         )
 
+    def renew(self, ask: RenewRequest) -> Operation[bool]:
+        """Extend the owner's lease from now."""
+        return Operation(partial(self.judged, judge.renew, ask), peek=False)
+
+    def fail(self, ask: FailRequest) -> Operation[bool]:
+        """Store the owner's failure."""
+        return Operation(partial(self.judged, _failed, ask), peek=False)
+
+    def put(self, ask: PutRequest) -> Operation[bool]:
+        """Mark as done without running."""
+        # A mark that exists is the frequent case here too.
+        return Operation(partial(self.judged, judge.put, ask), peek=True)
+
+    def touch(self, ask: TouchRequest) -> Operation[bool]:
+        """Keep a finished record for `ttl` from now."""
+        return Operation(partial(self.judged, _touched, ask), peek=False)
+
+    @operation(peek=True)
+    def get(self, ask: GetRequest) -> Verb[Record | None]:
+        """Read the record; expired is absent."""
+        stored, now, _ = yield from self._table.read(ask.identity)
+        return judge.present(stored, now)
+
+    @operation(peek=False)
+    def forget(self, ask: ForgetRequest) -> Verb[bool]:
+        """Remove the record, whatever its state."""
+        exists = known = True
+        with suppress(RecordUnreadable):  # a damaged record exists, and this is the way out of it
+            stored, now, _ = yield from self._table.read(ask.identity)
+            exists, known = stored is not None, judge.present(stored, now) is not None
+        if exists:
+            yield self._table.delete(ask.identity)
+        return known
+
+    @operation(peek=False)
+    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
+        """Give an abandoned attempt to a resolver."""
+        stored, now, _ = yield from self._table.read(ask.identity)
+        adopted = judge.adopt(stored, ask, now)
+        if adopted is not None:
+            yield self._table.save(adopted)
+        return adopted
+
+    @operation(peek=True)
+    def page(self, ask: ScanRequest) -> Verb[Page]:
+        """List records in the order of the unique index, so that no page sorts or skips."""
+        whole_number("limit", ask.limit)
+        now = self._table.now()
+        where = ["prefix = ?", "idem_key >= ?", "(expire_at IS NULL OR expire_at > ?)"]
+        values: list[object] = [self._table.prefix, ask.prefix, stamp(now)]
+        for condition, value in (
+            ("idem_key < ?", behind(ask.prefix)),
+            ("biz_type = ?", ask.scope),
+            ("status = ?", None if ask.state is None else int(ask.state)),
+        ):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if ask.cursor is not None:
+            where.append("(idem_key, biz_type) > (?, ?)")
+            values.extend(position(ask.cursor))
+        reply = yield Statement(
+            f"SELECT {_LIST} FROM {self._table.quoted} WHERE {' AND '.join(where)} "  # noqa: S608 - constants
+            "ORDER BY idem_key, biz_type LIMIT ?",
+            (*values, ask.limit + 1),
+            writes=False,
+        )
+        return page_of([(*row, stamp(now)) for row in reply.rows], ask.limit)
+
+    @operation(peek=True)
+    def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
+        """Read the index of leases from its old end."""
+        now = self._table.now()
+        reply = yield Statement(
+            f"SELECT {_LIST} FROM {self._table.quoted} "  # noqa: S608 - a checked name
+            "WHERE status = 0 AND prefix = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?",
+            (self._table.prefix, stamp(now - ask.older_than), ask.limit),
+            writes=False,
+        )
+        return listed((*row, stamp(now)) for row in reply.rows)
+
+    @operation(peek=False)
+    def purge(self, ask: PurgeRequest) -> Verb[int]:
+        """Delete along the indexes, in one small batch."""
+        now, prefix, table = self._table.now(), self._table.prefix, self._table.quoted
+        # By rowid, which each index holds: the record is looked up once, where it is deleted.
+        may_go = f"SELECT rowid FROM {table} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - a checked name
+        values: list[object] = [stamp(now), prefix]
+        if ask.abandoned_after is not None:
+            may_go += (
+                f" UNION ALL SELECT rowid FROM {table} "  # noqa: S608 - a checked name
+                "WHERE status = 0 AND hold = 0 AND prefix = ? AND lease_until <= ?"
+            )
+            values.extend((prefix, stamp(now - ask.abandoned_after)))
+        reply = yield Statement(
+            f"DELETE FROM {table} WHERE rowid IN ({may_go} LIMIT ?)",  # noqa: S608 - a checked name
+            (*values, ask.limit),
+            writes=True,
+        )
+        return reply.changed
+
+    @operation(peek=True)
+    def counts(self, _: CountRequest) -> Verb[Counts]:
+        """Count what has not expired."""
+        now = stamp(self._table.now())
+        reply = yield Statement(
+            "SELECT count(CASE WHEN status = 0 AND lease_until > ? THEN 1 END), "  # noqa: S608 - a checked name
+            "count(CASE WHEN status = 0 AND lease_until <= ? THEN 1 END), "
+            "count(CASE WHEN status = 1 THEN 1 END), count(CASE WHEN status = 2 THEN 1 END) "
+            f"FROM {self._table.quoted} WHERE prefix = ? AND (expire_at IS NULL OR expire_at > ?)",
+            (now, now, self._table.prefix, now),
+            writes=False,
+        )
+        return Counts(*reply.rows[0])
+
     def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
         """Read, judge and write a claim; note that the clock is behind a running record."""
-        stored, now, to_note = yield from self._sqlite.look(ask.identity)
+        stored, now, to_note = yield from self._table.read(ask.identity)
         answer, record = judge.claim(stored, ask, now)
         if record is not None:
-            yield from self._sqlite.save(record)
+            yield self._table.save(record)
         elif isinstance(answer, Busy) and to_note:
-            yield from self._sqlite.note(ask.identity, now)
+            yield self._table.note(ask.identity, now)
             log.warning(
                 "the clock of this machine was set back: a running record was written in the "
                 "future; its lease ends in %.1f s, counted from now, unless it is renewed",
@@ -439,27 +488,35 @@ class SQLiteVerbs(Verbs):
             )
         elif isinstance(answer, Abandoned) and stored is not None and stored.updated_at > now:
             # Written as it is seen: a resolver looks for leases that have ended.
-            yield from self._sqlite.save(replace(stored, updated_at=now))
+            yield self._table.save(replace(stored, updated_at=now))
         return answer
 
+    def judged(self, law: Law[A], ask: A) -> Verb[bool]:
+        """Read, judge and write; the very record that was read means it is there already."""
+        stored, now, _ = yield from self._table.read(ask.identity)
+        record = law(stored, ask, now)
+        if record is not None and record is not stored:
+            yield self._table.save(record)
+        return record is not None
+
     def _insert_first(self, ask: ClaimRequest) -> Verb[Claim]:
-        answer, record = judge.first_claim(ask, self._sqlite.now())
-        reply = yield self._sqlite.insert([record])
+        answer, record = judge.first_claim(ask, self._table.now())
+        reply = yield self._table.insert([record])
         if reply.changed:
             return answer
         return (yield from self.claiming(ask))
 
     def _update_first(self, ask: CompleteRequest) -> Verb[bool]:
-        reply = yield self._sqlite.complete(ask)
-        return reply.changed > 0 or (yield from self.completing(ask))
+        reply = yield self._table.complete(ask)
+        return reply.changed > 0 or (yield from self.judged(judge.complete, ask))
 
     def _insert_all(self, asks: Sequence[ClaimRequest]) -> Verb[list[Claim | Alone]]:
-        now = self._sqlite.now()
+        now = self._table.now()
         answers, records = zip(*(judge.first_claim(ask, now) for ask in asks), strict=True)
-        reply = yield self._sqlite.insert(records)
+        reply = yield self._table.insert(records)
         if reply.changed == len(asks):
             return list(answers)
-        reply = yield self._sqlite.whose(records)
+        reply = yield self._table.whose(records)
         inserted = set(reply.rows)
         return [
             answer if _owned(record) in inserted else ALONE
@@ -467,10 +524,27 @@ class SQLiteVerbs(Verbs):
         ]
 
     def _update_all(self, asks: Sequence[CompleteRequest]) -> Verb[list[bool | Alone]]:
-        reply = yield self._sqlite.complete_many(asks)
+        reply = yield self._table.complete_many(asks)
         # Who has been updated is told so again, alone.
         return [True if reply.changed == len(asks) else ALONE] * len(asks)
 
 
 def _owned(record: Record) -> tuple[str, str, bytes, int]:
     return record.identity.scope, record.identity.key, record.owner, record.fence
+
+
+def _failed(stored: Record | None, ask: FailRequest, now: float) -> Record | None:
+    return judge.fail(
+        stored,
+        ask.owner,
+        ask.error,
+        retryable=ask.retryable,
+        keep_fingerprint=ask.keep_fingerprint,
+        ttl=ask.ttl,
+        ran=ask.ran,
+        now=now,
+    )
+
+
+def _touched(stored: Record | None, ask: TouchRequest, now: float) -> Record | None:
+    return judge.touch(stored, ask.ttl, now)

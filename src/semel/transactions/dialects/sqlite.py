@@ -23,7 +23,7 @@ def records(store: SQLiteStore | AsyncSQLiteStore, table: str | None) -> SQLiteR
     own: SQLiteTable = store._verbs._table  # type: ignore[attr-defined]
     executor: Any = store._executor
     return SQLiteRecords(
-        own if table is None else SQLiteTable(table, own._prefix, own._clock),
+        own if table is None else SQLiteTable(table, own.prefix, own.clock),
         _file_of(executor._session._source),
     )
 
@@ -66,7 +66,7 @@ class SQLiteRecords:
         """Mark the attempt."""
         yield Statement(
             f"UPDATE {self._table.quoted} SET hold = ? WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
-            (held, self._table._digest(identity), owner),
+            (held, self._table.digest(identity), owner),
             writes=True,
         )
 
