@@ -21,7 +21,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import StoreUnavailable
-from semel.stores.sql.mysql import MySQLStore, statements
+from semel.stores.sql.mysql import MySQLStore, verbs
 from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from servers.proxy import proxy_to
@@ -164,7 +164,7 @@ def test_a_purge_that_loses_a_deadlock_goes_on(server, mysql_url, store, monkeyp
 
 
 def test_a_purge_commits_a_few_rows_at_a_time(store, monkeypatch):
-    monkeypatch.setattr(statements, "PURGED_AT_ONCE", 3)
+    monkeypatch.setattr(verbs, "PURGED_AT_ONCE", 3)
     for number in range(10):
         store.put(Identity("s", str(number)), RESULT, 0.001, owner=new_owner())
     time.sleep(0.01)

@@ -11,9 +11,10 @@ import pytest
 
 from semel.core.records import Busy, Claimed, CompleteRequest, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.base import PurgeRequest, StuckRequest
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, schema
-from semel.stores.sql.mysql.statements import Listing
 from semel.stores.sql.mysql.threads import send
+from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.verbs import Reply
 from stores.mysql_given import (
     IDENTITY,
@@ -353,12 +354,12 @@ def test_what_is_due_is_read_from_the_old_end_of_an_index(server, mysql_url, ver
     # Most have ended, and have no lease: in the index they come before all that have one.
     store.complete_many([CompleteRequest(a.identity, a.owner, RESULT, 60.0) for a in asks[:290]])
     server.execute("ANALYZE TABLE idempotent_record", database=database_of(mysql_url))
-    listing = Listing(TABLE)
+    verbs = MySQLVerbs(TABLE)
     asking = {
-        "stuck": listing.stuck(1.0, 10),
-        "purge_expired": listing.purge(10, None),
-        "purge_abandoned": listing.purge(10, 1.0),
-    }[verb]
+        "stuck": verbs.stuck(StuckRequest(1.0, 10)),
+        "purge_expired": verbs.purge(PurgeRequest(10, None)),
+        "purge_abandoned": verbs.purge(PurgeRequest(10, 1.0)),
+    }[verb].start()
     statement = next(asking)
     if verb == "purge_abandoned":
         statement = asking.send(Reply([], 0))

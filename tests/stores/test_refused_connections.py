@@ -57,6 +57,8 @@ def clock(monkeypatch):
     for module in (clients, redis_threads, executor, patience, threads, errors):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(retry, "monotonic", clock.monotonic)
+    monkeypatch.setattr(threads, "sleep", clock.sleep)
+    monkeypatch.setattr(tasks, "sleep", clock.async_sleep)
     monkeypatch.setattr("redis.retry.sleep", clock.sleep)
     monkeypatch.setattr("redis.asyncio.retry.sleep", clock.async_sleep)
     patched = SimpleNamespace(**{**vars(asyncio), "sleep": clock.async_sleep})

@@ -142,7 +142,7 @@ def test_a_bug_in_one_member_reaches_its_caller_and_nobody_else(path):
 
 @pytest.mark.parametrize(("batch", "commits"), [(256, 2), (2, 3)])
 def test_followers_are_answered_by_the_one_who_leads(path, monkeypatch, batch, commits):
-    monkeypatch.setattr(sqlite_writer, "MOST_TURNS", batch)
+    monkeypatch.setattr(sqlite_writer, "MOST_WAITERS", batch)
     statements = Statements()
     store = SQLiteStore(path, trace=statements, timeout=20.0)
     store.counts()

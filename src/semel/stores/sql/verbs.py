@@ -19,14 +19,12 @@ it judges, at any isolation level. SQL knows three things of a record:
 Sent twice because its answer was lost, each statement does no more than it did once. A first
 execution and a replay cost one round trip to claim, and a first execution one to complete.
 
-`Verbs` is for a database with one writer at a time: in its transaction, a row that was read cannot
-have changed when it is written.
+SQLite has one writer at a time: its own verbs read, judge and write in a transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial, wraps
 from typing import (
     TYPE_CHECKING,
@@ -56,11 +54,9 @@ from semel.core.records import (
     PutRequest,
     Record,
     RenewRequest,
-    State,
     TouchRequest,
 )
-from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
-from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
+from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
 
 if TYPE_CHECKING:  # transactions need the verbs, and `import semel` need not wait for batches
@@ -353,143 +349,3 @@ def record_of(row: Row, identity: Identity) -> Record:
     if record.identity != identity:
         raise StoreError("the digest of this key is taken by another key")
     return record
-
-
-class Table(Protocol):
-    """The statements of one dialect, for verbs that judge in Python."""
-
-    def read(self, identity: Identity) -> Verb[tuple[Record | None, float]]:
-        """Read the record as stored, and the store's time."""
-        ...
-
-    def save(self, record: Record) -> Verb[None]:
-        """Insert or overwrite the record."""
-        ...
-
-    def delete(self, identity: Identity) -> Verb[None]:
-        """Remove the record."""
-        ...
-
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Verb[Page]:
-        """List records by key, then scope."""
-        ...
-
-    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
-        """List abandoned records, oldest first."""
-        ...
-
-    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
-        """Remove what may go, at most `limit`."""
-        ...
-
-    def counts(self) -> Verb[Counts]:
-        """Count the records by state."""
-        ...
-
-
-class Verbs:
-    """The verbs of the store SPI on one table, judged in Python inside a transaction.
-
-    All but `claim`.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    @operation(peek=False)
-    def renew(self, ask: RenewRequest) -> Verb[bool]:
-        """Extend the owner's lease from now."""
-        stored, now = yield from self._table.read(ask.identity)
-        return (yield from self._keep(stored, judge.renew(stored, ask, now)))
-
-    def complete(self, ask: CompleteRequest) -> Operation[bool]:
-        """Store the owner's success."""
-        return Operation(partial(self.completing, ask), peek=False)
-
-    def completing(self, ask: CompleteRequest) -> Verb[bool]:
-        """Read, judge and write a success."""
-        stored, now = yield from self._table.read(ask.identity)
-        return (yield from self._keep(stored, judge.complete(stored, ask, now)))
-
-    @operation(peek=False)
-    def fail(self, ask: FailRequest) -> Verb[bool]:
-        """Store the owner's failure."""
-        stored, now = yield from self._table.read(ask.identity)
-        failed = judge.fail(
-            stored,
-            ask.owner,
-            ask.error,
-            retryable=ask.retryable,
-            keep_fingerprint=ask.keep_fingerprint,
-            ttl=ask.ttl,
-            ran=ask.ran,
-            now=now,
-        )
-        return (yield from self._keep(stored, failed))
-
-    @operation(peek=True)
-    def get(self, ask: GetRequest) -> Verb[Record | None]:
-        """Read the record; expired is absent."""
-        stored, now = yield from self._table.read(ask.identity)
-        return judge.present(stored, now)
-
-    @operation(peek=True)  # a mark that exists is the frequent case here too
-    def put(self, ask: PutRequest) -> Verb[bool]:
-        """Mark as done without running."""
-        stored, now = yield from self._table.read(ask.identity)
-        return (yield from self._keep(stored, judge.put(stored, ask, now)))
-
-    @operation(peek=False)
-    def touch(self, ask: TouchRequest) -> Verb[bool]:
-        """Keep a finished record for `ttl` from now."""
-        stored, now = yield from self._table.read(ask.identity)
-        return (yield from self._keep(stored, judge.touch(stored, ask.ttl, now)))
-
-    @operation(peek=False)
-    def forget(self, ask: ForgetRequest) -> Verb[bool]:
-        """Remove the record, whatever its state."""
-        exists = known = True
-        with suppress(RecordUnreadable):  # a damaged record exists, and this is the way out of it
-            stored, now = yield from self._table.read(ask.identity)
-            exists, known = stored is not None, judge.present(stored, now) is not None
-        if exists:
-            yield from self._table.delete(ask.identity)
-        return known
-
-    @operation(peek=False)
-    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
-        """Give an abandoned attempt to a resolver."""
-        stored, now = yield from self._table.read(ask.identity)
-        adopted = judge.adopt(stored, ask, now)
-        yield from self._keep(stored, adopted)
-        return adopted
-
-    @operation(peek=True)
-    def page(self, ask: ScanRequest) -> Verb[Page]:
-        """List records by key, then scope."""
-        return (
-            yield from self._table.page(ask.scope, ask.prefix, ask.state, ask.limit, ask.cursor)
-        )
-
-    @operation(peek=True)
-    def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
-        """Abandoned records, oldest first."""
-        return (yield from self._table.stuck(ask.older_than, ask.limit))
-
-    @operation(peek=False)
-    def purge(self, ask: PurgeRequest) -> Verb[int]:
-        """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
-        return (yield from self._table.purge(ask.limit, ask.abandoned_after))
-
-    @operation(peek=True)
-    def counts(self, _: CountRequest) -> Verb[Counts]:
-        """Count the records by state."""
-        return (yield from self._table.counts())
-
-    def _keep(self, stored: Record | None, record: Record | None) -> Verb[bool]:
-        """Write what the judge says; the very record that was read means it is there already."""
-        if record is not None and record is not stored:
-            yield from self._table.save(record)
-        return record is not None

@@ -17,28 +17,24 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    FailRequest,
     Identity,
     PutRequest,
     Record,
     RenewRequest,
     State,
+    TouchRequest,
 )
 from semel.errors import ConfigError
-from semel.stores.base import Counts, Page
-from semel.stores.paging import position
-from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.migrations import VERSIONS, checked_name
-from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
 from semel.stores.sql.verbs import (
     OwnColumns,
     Reply,
     Statement,
-    Verb,
     own_values,
     own_values_of_mark,
 )
-from semel.stores.urls import whole_number
 
 PREFIX_LENGTH = 128
 
@@ -169,27 +165,17 @@ class MySQLTable:
         """Store the success of a running owner."""
         return self._end(ask.identity, ask.owner, State.SUCCEEDED, ask.result, ask.ttl)
 
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> Statement:
+    def fail(self, ask: FailRequest) -> Statement:
         """Store the failure of a running owner."""
-        forget = "" if keep_fingerprint else ", payload_hash = NULL"
-        give_back = "" if ran else ", number = number - 1"
+        forget = "" if ask.keep_fingerprint else ", payload_hash = NULL"
+        give_back = "" if ask.ran else ", number = number - 1"
         return self._end(
-            identity,
-            owner,
+            ask.identity,
+            ask.owner,
             State.FAILED,
-            error,
-            ttl,
-            more=f", retryable = {int(retryable)}{forget}{give_back}",
+            ask.error,
+            ask.ttl,
+            more=f", retryable = {int(ask.retryable)}{forget}{give_back}",
         )
 
     def _end(
@@ -220,12 +206,12 @@ class MySQLTable:
             writes=True,
         )
 
-    def touch(self, identity: Identity, ttl: float) -> Statement:
+    def touch(self, ask: TouchRequest) -> Statement:
         """Keep a finished record for `ttl` from now."""
         return Statement(
             f"UPDATE {self.quoted} SET expire_at = {_LATER} "  # noqa: S608 - checked above
             f"WHERE digest = %s AND expire_at > {NOW}",
-            (stamp(ttl), self.digest(identity)),
+            (stamp(ask.ttl), self.digest(ask.identity)),
             writes=True,
         )
 
@@ -269,111 +255,6 @@ def _checked(own: OwnColumns) -> OwnColumns:
         if not callable(fill):
             raise ConfigError(f"the column {name} needs a function of the claim, not {fill!r}")
     return dict(own)
-
-
-# --- listings and the purge: each query follows an index and ends after `limit` rows --------
-
-PURGED_AT_ONCE: Final = 100
-"""Rows that one DELETE removes and commits: no claim waits for more than this."""
-
-_EARLIER: Final = f"{NOW} - INTERVAL %s MICROSECOND"
-_DUE: Final = "FORCE INDEX (due)"
-"""Left to itself, MariaDB takes the prefix of this index alone, and reads every record that ended
-before it comes to the first lease."""
-
-
-class Listing:
-    """What the command line, the reconciler and the dashboard ask of a table."""
-
-    def __init__(self, table: MySQLTable) -> None:
-        self._table = table
-        self._select = f"SELECT {READ_COLUMNS}, {READ_NOW} FROM {table.quoted}"  # noqa: S608 - a checked name
-
-    def page(
-        self, scope: str | None, prefix: str, state: State | None, limit: int, cursor: str | None
-    ) -> Verb[Page]:
-        """List records in the order of the unique index, so that no page sorts or skips."""
-        whole_number("limit", limit)
-        where = ["prefix = %s", f"(expire_at IS NULL OR expire_at > {NOW})"]
-        values: list[object] = [self._table.prefix]
-        for condition, value in (
-            ("idem_key >= %s", prefix),
-            ("idem_key < %s", behind(prefix)),
-            ("biz_type = %s", scope),
-            ("status = %s", None if state is None else int(state)),
-        ):
-            if value is not None:
-                where.append(condition)
-                values.append(value)
-        if cursor is not None:
-            # Written out: neither server uses an index for (a, b) > (x, y).
-            key, last_scope = position(cursor)
-            where.append("idem_key >= %s AND (idem_key > %s OR biz_type > %s)")
-            values.extend((key, key, last_scope))
-        reply = yield Statement(
-            f"{self._select} WHERE {' AND '.join(where)} ORDER BY idem_key, biz_type LIMIT %s",
-            (*values, limit + 1),
-            writes=False,
-        )
-        return page_of(reply.rows, limit)
-
-    def stuck(self, older_than: float, limit: int) -> Verb[list[Record]]:
-        """Read the leases from the old end of their index; a record that has ended has none."""
-        reply = yield Statement(
-            f"{self._select} {_DUE} WHERE prefix = %s AND lease_until <= {_EARLIER} "
-            "ORDER BY lease_until LIMIT %s",
-            (self._table.prefix, stamp(older_than), limit),
-            writes=False,
-        )
-        return listed(reply.rows)
-
-    def purge(self, limit: int, abandoned_after: float | None) -> Verb[int]:
-        """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
-        removed = yield from self._remove(
-            f"lease_until IS NULL AND expire_at <= {NOW}", "expire_at", (), limit
-        )
-        if abandoned_after is not None and removed < limit:
-            removed += yield from self._remove(
-                f"lease_until <= {_EARLIER} AND hold = 0",
-                "lease_until",
-                (stamp(abandoned_after),),
-                limit - removed,
-            )
-        return removed
-
-    def _remove(self, may_go: str, by: str, values: tuple[int, ...], limit: int) -> Verb[int]:
-        name = self._table.quoted
-        found = yield Statement(
-            f"SELECT digest FROM {name} {_DUE} "  # noqa: S608 - a checked name
-            f"WHERE prefix = %s AND {may_go} ORDER BY {by} LIMIT %s",
-            (self._table.prefix, *values, limit),
-            writes=False,
-        )
-        digests = sorted(row[0] for row in found.rows)
-        removed = 0
-        for start in range(0, len(digests), PURGED_AT_ONCE):
-            some = digests[start : start + PURGED_AT_ONCE]
-            marks = ", ".join(["%s"] * len(some))
-            reply = yield Statement(
-                f"DELETE FROM {name} WHERE digest IN ({marks}) AND {may_go}",  # noqa: S608 - checked
-                (*some, *values),
-                writes=True,
-            )
-            removed += reply.changed
-        return removed
-
-    def counts(self) -> Verb[Counts]:
-        """Count what has not expired."""
-        reply = yield Statement(
-            f"SELECT COUNT(CASE WHEN lease_until > {NOW} THEN 1 END), "  # noqa: S608 - checked
-            f"COUNT(CASE WHEN lease_until <= {NOW} THEN 1 END), "
-            "COUNT(CASE WHEN status = 1 THEN 1 END), COUNT(CASE WHEN status = 2 THEN 1 END) "
-            f"FROM {self._table.quoted} WHERE prefix = %s "
-            f"AND (expire_at IS NULL OR expire_at > {NOW})",
-            (self._table.prefix,),
-            writes=False,
-        )
-        return Counts(*reply.rows[0])
 
 
 # --- many records at once, and one commit --------------------------------------------------

@@ -41,9 +41,9 @@ from semel.stores.sql.mysql.errors import (
 from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.verbs import (
-    MySQLBatchVerbs,
-    cut,
-    told,
+    MySQLVerbs,
+    answers_of,
+    batches_of,
     weight_of_renewal,
 )
 from semel.stores.sql.store import SQLStore
@@ -82,7 +82,7 @@ class MySQLStore(SQLStore):
         setup = set_up(url, connect, threads.connector, timeout, **options)
         table = MySQLTable(setup.table, prefix, setup.columns)
         self._schema = Schema(table.name, setup.timeout, autocreate=setup.autocreate)
-        self._mysql_verbs = MySQLBatchVerbs(table)
+        self._mysql_verbs = MySQLVerbs(table)
         self._database = setup.database
 
         def executor(size: int, *, patient: bool = False) -> Executor:
@@ -100,8 +100,8 @@ class MySQLStore(SQLStore):
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""
-        told = self._batches.send(requests)
-        return filled_in(told, super().send(left_open(requests, told)))
+        answers = self._batches.send(requests)
+        return filled_in(answers, super().send(left_open(requests, answers)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -136,9 +136,9 @@ class Batches:
     many, must not hold them up.
     """
 
-    def __init__(self, verbs: MySQLBatchVerbs, batches: Executor, renewals: Executor) -> None:
+    def __init__(self, verbs: MySQLVerbs, batches: Executor, renewals: Executor) -> None:
         self._verbs = verbs
-        self._claim = verbs.claim_in_bulk if threads.SENDS_BULK else verbs.claim_together
+        self._claim = verbs.claim_in_bulk if threads.SENDS_BULK else verbs.claim_batch
         self._batches = batches
         self._renewals = renewals
 
@@ -150,24 +150,24 @@ class Batches:
 
     def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
         """`claim` for each; with one of them locked, only what a look can tell."""
-        parts = cut(asks, weight_of_claim)
+        parts = batches_of(asks, weight_of_claim)
         outcomes = self._batches.run([self._claim(part) for part in parts])
         met = list(zip(parts, outcomes, strict=True))
         again = [part for part, outcome in met if is_locked(outcome)]
-        looks = self._batches.run([self._verbs.look_together(part) for part in again])
-        return each_its_own(told([*met, *zip(again, looks, strict=True)]), asks)
+        looks = self._batches.run([self._verbs.read_batch(part) for part in again])
+        return each_its_own(answers_of([*met, *zip(again, looks, strict=True)]), asks)
 
     def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
         """`complete` for each."""
-        parts = cut(asks, weight_of_complete)
-        outcomes = self._batches.run([self._verbs.complete_together(part) for part in parts])
-        return each_its_own(told(zip(parts, outcomes, strict=True)), asks)
+        parts = batches_of(asks, weight_of_complete)
+        outcomes = self._batches.run([self._verbs.complete_batch(part) for part in parts])
+        return each_its_own(answers_of(zip(parts, outcomes, strict=True)), asks)
 
     def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
         """`renew` for each, if need be one by one; nothing waits for a lock."""
-        parts = cut(asks, weight_of_renewal)
-        outcomes = self._renewals.run([self._verbs.renew_together(part) for part in parts])
-        answers = each_its_own(told(zip(parts, outcomes, strict=True)), asks)
+        parts = batches_of(asks, weight_of_renewal)
+        outcomes = self._renewals.run([self._verbs.renew_batch(part) for part in parts])
+        answers = each_its_own(answers_of(zip(parts, outcomes, strict=True)), asks)
         rest = [self._verbs.renew(ask) for ask in left_open(asks, answers)]
         return filled_in(answers, own_errors(self._renewals.run(rest)))
 
