@@ -116,7 +116,7 @@ async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url
 def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(errors, "time", clock)
-    call, batch = Deadline("here", 10.0), Deadline("here", 10.0, patient=False)
+    call, batch = Deadline("here", 10.0), Deadline("here", 10.0, waits_for_locks=False)
     assert call.statement_time == batch.statement_time == 10.0
     clock.now = 0.5
     assert call.statement_time == batch.statement_time == 10.0  # the driver is not told anew

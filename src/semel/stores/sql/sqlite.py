@@ -43,7 +43,7 @@ FileId: TypeAlias = tuple[int, int]
 SYNCHRONOUS: Final = ("FULL", "NORMAL")
 
 ASK_AGAIN_MS = 1
-"""Who finds the file locked by another process asks again so often. SQLite's own patience would
+"""A caller that finds the file locked by another process asks again so often. SQLite itself would
 sleep longer and longer, and miss moments in which the lock is free."""
 
 RETRY_WAL = 0.01
@@ -76,7 +76,7 @@ class SQLiteStore(SQLStore):
     It takes a path, or `connection=` of the application, which must not be in a transaction when
     the store is used and is never closed by it. Stores with different prefixes may share a table
     and never see each other's records. Times are the host's. `synchronous` and `trace` (which is
-    told every statement) go with a path.
+    called with every statement) go with a path.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class FileSource:
         return connection
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Undo what an interrupt between two statements left open; its callers were told.
+        """Undo what an interrupt between two statements left open; its callers know.
 
         Nobody else sees what is written to a file that has lost its name.
         """
@@ -346,7 +346,7 @@ class GivenSource:
         """Whether it has a log is up to the application."""
 
     def release(self, connection: sqlite3.Connection) -> None:
-        """Leave it open: whoever opened a connection closes it."""
+        """Leave it open: the application opened it, and closes it."""
 
 
 def _file_id(path: str) -> FileId | None:

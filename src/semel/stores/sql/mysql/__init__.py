@@ -3,7 +3,7 @@
 statements       the SQL, for one record and for many
 verbs            what each verb does, as generators that yield statements and receive rows
 ddl, schema      how the table comes to be
-addresses        what a store is told, by its URL and options, and what it tells its connections
+addresses        the URL and the options of a store, and the settings of its connections
 errors           what a failure means, and how long and how often a statement is sent again
 aio              the store for asyncio; `store`, for threads, is generated from it
 tasks, threads   the drivers: asyncmy for asyncio, PyMySQL for threads

@@ -1,7 +1,7 @@
-"""What a store is told, and what it tells its connections.
+"""The URL and the options of a store, and the settings of its connections.
 
-A store is told by `mysql://user:password@host:3306/database?option=value` and by options. Nothing
-here, and no error message, shows the password again.
+`mysql://user:password@host:3306/database?option=value`: nothing here, and no error message, shows
+the password again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_CONNECTIONS: Final = 10
 
 
 class Options(TypedDict, total=False):
-    """What a store may be told by name; the plain ones also in its URL."""
+    """The options of a store, by name; the plain ones also in its URL."""
 
     table: str
     columns: OwnColumns
@@ -121,7 +121,7 @@ def _user(parts: SplitResult, scheme: str) -> str:
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
-    """Make a context that checks the server's certificate, unless told otherwise."""
+    """Make a context that checks the server's certificate, unless `ssl_verify` is off."""
     if not options or not switch("ssl", options.get("ssl", True)):
         return None
     try:
@@ -141,7 +141,7 @@ class Setup(NamedTuple, Generic[Connect]):
 
     connect: Connect
     database: str | None
-    """Its name, if a URL has told it."""
+    """Its name, if the URL names it."""
     place: str
     timeout: float
     table: str
@@ -160,12 +160,12 @@ def set_up(
 ) -> Setup[Connect]:
     """Check what a store was given: a URL or the application's connections, and options."""
     if url is not None and connect is None:
-        address, told = parse(url, dict(options))
-        seconds = positive_seconds("timeout", told.get("timeout", timeout))
+        address, merged = parse(url, dict(options))
+        seconds = positive_seconds("timeout", merged.get("timeout", timeout))
         place, opener = address.place, connector(address, seconds)
         database: str | None = address.database
     elif url is None and connect is not None:
-        told = merge_options("mysql", {}, options, STORE_OPTIONS)
+        merged = merge_options("mysql", {}, options, STORE_OPTIONS)
         seconds = positive_seconds("timeout", timeout)
         place, opener, database = "the database of the given connections", connect, None
     else:
@@ -175,23 +175,22 @@ def set_up(
         database,
         place,
         seconds,
-        told.get("table", DEFAULT_TABLE),
-        told.get("columns", {}),
-        switch("autocreate", told.get("autocreate", True)),
-        whole_number("max_size", told.get("max_size", MOST_CONNECTIONS)),
-        switch("batching", told.get("batching", True)),
+        merged.get("table", DEFAULT_TABLE),
+        merged.get("columns", {}),
+        switch("autocreate", merged.get("autocreate", True)),
+        whole_number("max_size", merged.get("max_size", MOST_CONNECTIONS)),
+        switch("batching", merged.get("batching", True)),
     )
 
 
-# --- what every connection is told before its first statement ------------------------------
-
+# --- the settings of every connection ------------------------------------------------------
 
 MULTI_STATEMENTS: Final = 1 << 16
 FOUND_ROWS: Final = 1 << 1
 
 CLIENT_FLAGS: Final = MULTI_STATEMENTS | FOUND_ROWS
 """Two statements in one message; and an UPDATE counts the rows it matches, not those it changes,
-so that writing the same again is no refusal."""
+so that writing the same again is not taken for a refusal."""
 
 
 def driver_arguments(address: Address, timeout: float) -> dict[str, Any]:
@@ -214,7 +213,7 @@ def driver_arguments(address: Address, timeout: float) -> dict[str, Any]:
 
 
 FIRST_QUESTION: Final = "SELECT VERSION()"
-"""Tells of an application's own connection whether it gives texts or bytes for them."""
+"""The answer shows whether an application's own connection returns texts, or bytes for them."""
 
 
 def check_first_answer(row: Any) -> None:
@@ -227,8 +226,8 @@ _NO_LOCK_WAIT: Final = "/*M! 0 */ /*!80000 1 */"
 """The least that each server takes, in seconds. Each of these comments is read by one of them."""
 
 
-def settings(timeout: float, *, patient: bool = True) -> str:
-    """Write the statement that makes a session ours, whatever the server's defaults are."""
+def settings(timeout: float, *, waits_for_locks: bool = True) -> str:
+    """Write the statement that sets a session up, whatever the server's defaults are."""
     return (
         "SET SESSION autocommit = 1, time_zone = '+00:00', sql_notes = 0, "
         # Strict: a value that does not fit is an error, never cut. And without
@@ -237,10 +236,10 @@ def settings(timeout: float, *, patient: bool = True) -> str:
         # For a table that is locked as a whole. Longer than the driver waits: the server would call
         # it by the name of a locked row, which is waited for in another way.
         f"lock_wait_timeout = {ceil(timeout) + 1}, "
-        f"innodb_lock_wait_timeout = {lock_wait(timeout) if patient else _NO_LOCK_WAIT}"
+        f"innodb_lock_wait_timeout = {lock_wait(timeout) if waits_for_locks else _NO_LOCK_WAIT}"
     )
 
 
 def lock_wait(timeout: float) -> int:
-    """Give the seconds to wait for a lock: half of all, so that the wait can be repeated."""
+    """Return the seconds to wait for a lock: half of all, so that the wait can be repeated."""
     return max(1, int(timeout / 2))  # the server counts whole seconds

@@ -89,11 +89,13 @@ class AsyncMySQLStore(AsyncSQLStore):
         self._mysql_verbs = MySQLVerbs(table)
         self._database = setup.database
 
-        def executor(size: int, *, patient: bool = False) -> Executor:
-            pool = tasks.Pool(setup.connect, setup.place, setup.timeout, size, patient=patient)
+        def executor(size: int, *, waits_for_locks: bool = False) -> Executor:
+            pool = tasks.Pool(
+                setup.connect, setup.place, setup.timeout, size, waits_for_locks=waits_for_locks
+            )
             return Executor(pool, setup.timeout, self._schema)
 
-        self._mysql = executor(setup.max_size, patient=True)
+        self._mysql = executor(setup.max_size, waits_for_locks=True)
         batches, renewals = executor(BATCH_CONNECTIONS), executor(RENEWAL_CONNECTIONS)
         # Not those of renewals: nothing else may keep them busy.
         self._mysql.pool.spares = (batches.pool,)
@@ -235,7 +237,9 @@ class Executor:
         await self.pool.close()
 
     def _session(self) -> _Session:
-        deadline = Deadline(self.pool.place, self._timeout, patient=self.pool.patient)
+        deadline = Deadline(
+            self.pool.place, self._timeout, waits_for_locks=self.pool.waits_for_locks
+        )
         return _Session(self.pool, deadline)
 
     async def _outcome(self, session: _Session, operation: Operation[Any]) -> Any:

@@ -218,13 +218,13 @@ _LONGEST_PAUSE: Final = 0.1
 
 
 class Deadline:
-    """The patience of one call, for all statements that it sends."""
+    """The time and the repeats of one call, for all statements that it sends."""
 
-    def __init__(self, place: str, timeout: float, *, patient: bool = True) -> None:
-        """`patient`: whether a lock is worth waiting for, and not somebody else's affair."""
+    def __init__(self, place: str, timeout: float, *, waits_for_locks: bool = True) -> None:
+        """`waits_for_locks`: whether a statement that met a lock is sent again."""
         self.timeout = timeout
         self._search_ends: float | None = None
-        self._patient = patient
+        self._waits_for_locks = waits_for_locks
         self._place = place
         self._deadline = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE
@@ -232,7 +232,7 @@ class Deadline:
         self._verdict: Exception | None = None
         # The server answers that a record is locked after this time. Who did not wait for that
         # answer could not tell a locked record from a server that is away.
-        self._least = min(timeout, (lock_wait(timeout) if patient else 1) + 0.5)
+        self._least = min(timeout, (lock_wait(timeout) if waits_for_locks else 1) + 0.5)
 
     @property
     def remaining(self) -> float:
@@ -244,7 +244,7 @@ class Deadline:
         """Seconds that the next statement may take: what remains, or the wait for a lock."""
         left = self.remaining
         if left > self.timeout * (1 - _HARDLY_ANY):
-            return self.timeout  # the same for most, so that the driver need not be told each time
+            return self.timeout  # the same for most, so that the driver need not be set each time
         return max(left, self._least)
 
     def pause_after(self, error: Exception) -> float:
@@ -258,7 +258,7 @@ class Deadline:
         it is down, every caller pays for that.
         """
         if self.remaining > 0:
-            if self._patient and may_repeat(error):
+            if self._waits_for_locks and may_repeat(error):
                 return min(self._next_pause(), self.remaining)
             if is_unreachable(error) and self._searches():
                 return self._next_pause()

@@ -63,7 +63,7 @@ class MySQLTable:
 
     new_fence = f"LAST_INSERT_ID({READ_NOW})"
     made_here = "fence = LAST_INSERT_ID()"
-    """The fence is told to the read that follows an insert, which so knows whether this very insert
+    """The read that follows an insert gets its fence, and so knows whether this very insert
     made the row, whatever the connection counts as "affected"."""
 
     def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
@@ -122,11 +122,11 @@ class MySQLTable:
         )
 
     def filled(self, ask: ClaimRequest) -> dict[str, Any]:
-        """Give the application's own columns, as this claim fills them."""
+        """Return the application's own columns, as this claim fills them."""
         return own_values(self._own, ask)
 
     def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
-        """Give the same columns for a mark; none, if their functions cannot."""
+        """Return the same columns for a mark; none, if their functions cannot."""
         return own_values_of_mark(self._own, ask)
 
     def _names(self, identity: Identity) -> tuple[object, ...]:
@@ -225,7 +225,7 @@ class MySQLTable:
         )
 
     def digest(self, identity: Identity) -> bytes:
-        """Give the primary key of an identity under this prefix."""
+        """Return the primary key of an identity under this prefix."""
         return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
 
 

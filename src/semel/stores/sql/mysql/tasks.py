@@ -48,7 +48,7 @@ Connect: TypeAlias = Callable[[], Awaitable[Connection]]
 
 
 def connector(address: Address, timeout: float) -> Connect:
-    """Give the function that opens a connection to an address."""
+    """Return the function that opens a connection to an address."""
     arguments = driver_arguments(address, timeout)
 
     async def connect() -> Connection:
@@ -69,15 +69,15 @@ class Pool:
         timeout: float,
         size: int,
         *,
-        patient: bool = True,
+        waits_for_locks: bool = True,
     ) -> None:
-        """`patient`: whether a statement waits for a lock, and is sent again if in vain."""
+        """`waits_for_locks`: whether a statement waits for a lock, and is sent again after that."""
         self.place = place
         self.spares: Sequence[Pool] = ()
         """They lend an idle connection when this pool cannot open one of its own."""
-        self.patient = patient
+        self.waits_for_locks = waits_for_locks
         self._connect = connect
-        self._settings = settings(timeout, patient=patient)
+        self._settings = settings(timeout, waits_for_locks=waits_for_locks)
         self._size = size
         self._closed = False
         self._prepared = PreparedStatements()
@@ -89,14 +89,14 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def take(self, patience: float) -> Connection:
-        """Give a connection that nobody else uses."""
+    async def take(self, seconds: float) -> Connection:
+        """Return a connection that nobody else uses."""
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} is closed")
         self._loop = only_loop(self._loop, self.place)
-        end = time.monotonic() + patience
+        end = time.monotonic() + seconds
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(seconds):
                 await self._free.acquire()
         except TimeoutError:
             raise StoreUnavailable(
@@ -111,7 +111,7 @@ class Pool:
             raise
 
     async def take_open(self) -> Connection | None:
-        """Give a connection that is open and that nobody uses, if there is one."""
+        """Return a connection that is open and that nobody uses, if there is one."""
         if not self._idle or self._free.locked():
             return None
         await self._free.acquire()  # one is free: it is not waited for
@@ -148,8 +148,8 @@ class Pool:
             with contextlib.suppress(Exception):  # broken already
                 await self._idle.pop().ensure_closed()
 
-    async def _open(self, patience: float) -> Connection:
-        async with asyncio.timeout(max(patience, MOMENT)):
+    async def _open(self, seconds: float) -> Connection:
+        async with asyncio.timeout(max(seconds, MOMENT)):
             connection = await self._connect()
             try:
                 cursor = connection.cursor(Cursor)

@@ -67,7 +67,7 @@ class OwnConnection(PyMySQLConnection):
 
 
 def connector(address: Address, timeout: float) -> Connect:
-    """Give the function that makes a connection to an address, which is not connected yet."""
+    """Return the function that makes a connection to an address, which is not connected yet."""
     arguments: dict[str, Any] = driver_arguments(address, timeout) | {
         "defer_connect": True,
         # Said aloud: by itself PyMySQL reads all certificates of the machine for each connection,
@@ -90,15 +90,15 @@ class Pool:
         timeout: float,
         size: int,
         *,
-        patient: bool = True,
+        waits_for_locks: bool = True,
     ) -> None:
-        """`patient`: whether a statement waits for a lock, and is sent again after that."""
+        """`waits_for_locks`: whether a statement waits for a lock, and is sent again after that."""
         self.place = place
         self.spares: Sequence[Pool] = ()
         """They lend an idle connection when this pool cannot open one of its own."""
-        self.patient = patient
+        self.waits_for_locks = waits_for_locks
         self._connect = connect
-        self._settings = settings(timeout, patient=patient)
+        self._settings = settings(timeout, waits_for_locks=waits_for_locks)
         self._size = size
         self._closed = False
         self._fresh()
@@ -110,13 +110,13 @@ class Pool:
         """The slot of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[Connection] = deque()
 
-    def take(self, patience: float) -> Connection:
-        """Give a connection that nobody else uses."""
+    def take(self, seconds: float) -> Connection:
+        """Return a connection that nobody else uses."""
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} is closed")
-        end = time.monotonic() + patience
+        end = time.monotonic() + seconds
         try:
-            slot = self._free.get(timeout=patience)
+            slot = self._free.get(timeout=seconds)
         except Empty:
             raise StoreUnavailable(
                 f"all {self._size} connections to {self.place} are in use; nothing was done"
@@ -131,7 +131,7 @@ class Pool:
         return connection
 
     def take_open(self) -> Connection | None:
-        """Give a connection that is open and that nobody uses, if there is one."""
+        """Return a connection that is open and that nobody uses, if there is one."""
         with contextlib.suppress(Empty):
             slot = self._free.get(block=False)
             connection = _last(self._idle)
@@ -171,11 +171,11 @@ class Pool:
         self._closed = True
         self.close_idle()
 
-    def _open(self, patience: float) -> Connection:
+    def _open(self, seconds: float) -> Connection:
         connection = self._connect()
         try:
             if isinstance(connection, OwnConnection):  # not one that the application opened
-                connection.connect_within(max(patience, MOMENT))
+                connection.connect_within(max(seconds, MOMENT))
             cursor = connection.cursor(Cursor)
             cursor.execute(self._settings)
             if not isinstance(connection, OwnConnection):

@@ -161,18 +161,18 @@ class MySQLVerbs(SwapVerbs):
             writes=False,
         )
         ((flushed, method),) = reply.rows
-        dangers = []
+        risks = []
         if flushed != 1:
-            dangers.append(
+            risks.append(
                 f"innodb_flush_log_at_trx_commit is {flushed}: a crash loses the last commits, and "
                 "their operations run again; set it to 1"
             )
         if method == "nosync":
-            dangers.append(
+            risks.append(
                 "innodb_flush_method is nosync: a crash of the machine may damage the whole "
                 "database; leave it at its default"
             )
-        return dangers
+        return risks
 
     def _remove(self, may_go: str, by: str, values: tuple[int, ...], limit: int) -> Verb[int]:
         name = self._table.quoted
@@ -297,9 +297,9 @@ MOST_BYTES: Final = 1 << 18
 """A batch ends with the member that fills it."""
 
 HEAVY: Final = 1 << 17
-"""Who weighs more goes alone. Quoting may double what is sent, and with these two limits it still
+"""A larger member goes alone. Quoting may double what is sent, and with these two limits it still
 fits into a megabyte, the least `max_allowed_packet` in use: a server hangs up on larger packets,
-and all members would be told of a lost connection."""
+and all members would lose their connection."""
 
 
 def batches_of(asks: Sequence[A], weight: Callable[[A], int]) -> list[list[A]]:
