@@ -378,7 +378,7 @@ class Session:
         """Run members, and those of the jobs, in one transaction; return what lost it, if so."""
         try:
             self._begin(connection)
-            # Only now: who lost patience while another process held the lock is not served.
+            # Only now: a caller that gave up while another process held the lock is not served.
             members.extend(_pending([job for job in jobs if job.served or job.serve()]))
             for group in in_groups(members):
                 self._drive_group(connection, group)
