@@ -41,6 +41,10 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Conforming(enum.Flag, boundary=enum.CONFORM):
+    READ = 1
+
+
 class Access(enum.Flag):
     R = 1
 
@@ -122,6 +126,7 @@ def test_any_tag_with_any_body_is_read_or_refused(codec, tree):
         {"$": "dataclass", "t": 5, "v": {}},
         {"$": "enum", "t": f"{HERE}:Colour", "v": "GREEN"},
         {"$": "flag", "t": f"{HERE}:Access", "v": 8},
+        {"$": "flag", "t": f"{HERE}:Conforming", "v": 8},  # that class would read it as 0
         {"$": "custom", "t": "nobody", "v": 1},
     ],
     ids=str,

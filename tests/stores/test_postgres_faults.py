@@ -427,7 +427,7 @@ def test_a_database_that_takes_no_writes_is_unavailable(url, kind):
 @fault(48)
 def test_a_crowd_on_a_read_only_server_fails_within_its_time_and_works_when_it_takes_writes(url):
     database = url.rpartition("/")[2]
-    callers, timeout = 2000, 1.0
+    callers, timeout = 2000, 4.0
 
     async def scenario(administrator):
         store = AsyncPostgresStore(url, timeout=timeout)

@@ -235,7 +235,12 @@ def _write_flag(value: enum.Flag, writer: Writer) -> dict[str, Tree]:
 
 
 def _read_flag(cls: type[enum.Flag], tree: dict[str, Tree], reader: Reader) -> object:
-    return cls(reader.value(tree[VALUE]))
+    stored = reader.value(tree[VALUE])
+    flag = cls(stored)
+    # A class may drop bits that it does not know, and Python 3.11.2 always does.
+    if flag.value != stored:
+        raise ValueError(f"{stored} is no value of {cls.__qualname__}")
+    return flag
 
 
 def _is_enum(cls: type) -> bool:
