@@ -25,6 +25,7 @@ GENERATED = {
     f"engine/{name}.py": f"engine/_sync/{name}.py"
     for name in ("facade", "marks", "once", "renewing", "runs", "transactions")
 } | {
+    "adapters/integration.py": "adapters/_sync/integration.py",
     "aio.py": "sync.py",
     "repair/maintenance.py": "repair/_sync/maintenance.py",
     "repair/reconcile.py": "repair/_sync/reconcile.py",

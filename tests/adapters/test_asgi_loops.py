@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from semel import AsyncIdempotency
-from semel.adapters import aio_integration
+from semel.adapters import engines
 from semel.adapters.asgi import IdempotencyMiddleware
 
 runs = []
@@ -71,7 +71,7 @@ def test_it_keeps_no_engine_of_a_loop_that_is_closed(sqlite_url):
     app = IdempotencyMiddleware(application, sqlite_url)
     for _ in range(3):
         asyncio.run(asked(app, b"k"))
-    assert len(app._integration._places) == 1
+    assert len(app._integration.engines) == 1
     assert runs == ["/"]
 
 
@@ -79,26 +79,26 @@ def test_it_keeps_the_engine_of_a_loop_that_is_only_paused(sqlite_url):
     app = IdempotencyMiddleware(application, sqlite_url)
     with asyncio.Runner() as paused:
         paused.run(asked(app, b"k"))
-        engine = app._integration._places[paused.get_loop()].engine
+        engine = app._integration.engines[paused.get_loop()].engine
         assert asyncio.run(asked(app, b"k")) == (200, b"true")
-        assert app._integration._places[paused.get_loop()].engine is engine
+        assert app._integration.engines[paused.get_loop()].engine is engine
         assert paused.run(asked(app, b"k")) == (200, b"true")
 
 
 def test_loops_that_begin_at_the_same_time_have_engines_of_their_own(sqlite_url, monkeypatch):
     app = IdempotencyMiddleware(application, sqlite_url)
-    made = asyncio.Semaphore
+    made = engines.AsyncTurns
 
-    def semaphore(value):
+    def turns(value):
         """Let a second loop, in another thread, come between the steps of the first one."""
-        monkeypatch.setattr(aio_integration.asyncio, "Semaphore", made)
+        monkeypatch.setattr(engines, "AsyncTurns", made)
         other = threading.Thread(target=lambda: second.append(asyncio.run(asked(app, b"k"))))
         other.start()
         other.join()
         return made(value)
 
     second = []
-    monkeypatch.setattr(aio_integration.asyncio, "Semaphore", semaphore)
+    monkeypatch.setattr(engines, "AsyncTurns", turns)
     assert asyncio.run(asked(app, b"k")) == (200, b"true")
     assert second == [(200, None)]
 

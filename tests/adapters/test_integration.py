@@ -1,10 +1,8 @@
-"""What every integration relies on: an exchange ends its key, whatever interrupts it, and twins agree."""
+"""What every integration relies on: an exchange ends its key, whatever interrupts it."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import re
 
 import httpx
 import pytest
@@ -12,10 +10,11 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
 from semel import AsyncIdempotency, Idempotency, current_attempt
-from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE, AsyncExchange, AsyncIntegration
+from semel.adapters._sync.integration import Integration
 from semel.adapters.asgi import IdempotencyMiddleware
+from semel.adapters.engines import LARGE_AT_ONCE
 from semel.adapters.fastapi import Idempotent
-from semel.adapters.integration import Exchange, Integration
+from semel.adapters.integration import LARGE, AsyncIntegration
 from semel.core.records import State
 from semel.http.messages import Answer, Headers, Request
 
@@ -32,7 +31,7 @@ async def begun(integration):
     return exchange
 
 
-def test_an_async_tenant_is_refused_by_a_door_for_threads(caplog):
+def test_an_async_tenant_is_refused_by_an_integration_for_threads(caplog):
     async def tenant(request):
         return "ann"
 
@@ -48,7 +47,7 @@ async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
         integration = AsyncIntegration(engine, {})
         exchange = await begun(integration)
         for _ in range(LARGE_AT_ONCE):
-            await exchange._large.acquire()
+            await exchange._large.take()
         task = asyncio.create_task(exchange.answered(200, [], bytes(LARGE)))
         await asyncio.sleep(0)
         task.cancel()
@@ -68,7 +67,7 @@ def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(mon
         def interrupted():
             raise SystemExit
 
-        monkeypatch.setattr(integration._large, "get", interrupted)
+        monkeypatch.setattr(exchange._large, "take", interrupted)
         with pytest.raises(SystemExit):
             exchange.answered(200, [], bytes(LARGE))
         assert engine.peek("k", scope="http").state is State.SUCCEEDED
@@ -116,25 +115,3 @@ async def test_a_decorated_endpoint_lets_a_protected_request_pass():
         first, second = await answered_twice(IdempotencyMiddleware(app, engine))
     assert (first.json(), second.json()) == ("k", "k")
     assert second.headers["Idempotent-Replayed"] == "true"
-
-
-# --- twins ---------------------------------------------------------------------------------------
-
-
-TURNS = {
-    "asyncio.Semaphore": "Places",
-    "self._large.acquire()": "place = self._large.get()",
-    "self._large.release()": "self._large.give(place)",
-}
-"""How each side limits a number: a semaphore for threads does not stand exceptions of signals."""
-
-
-def plain(source):
-    text = re.sub(r"\b(?:async|await) |\bAsync(?=[A-Z])", "", source)
-    for aio, sync in TURNS.items():
-        text = text.replace(aio, sync)
-    return re.sub(r"\s+", "", text)
-
-
-def test_exchanges_on_threads_and_on_asyncio_are_twins():
-    assert plain(inspect.getsource(AsyncExchange)) == plain(inspect.getsource(Exchange))

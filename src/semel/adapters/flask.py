@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 from wsgiref.util import FileWrapper
 
 from semel.adapters import wsgi
+from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED, Decorated, Routed, check_protected
-from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import StreamedAnswer, up_to
 from semel.adapters.wsgi import IdempotencyMiddleware, check_header_names, texts
 from semel.core.optional import Needed

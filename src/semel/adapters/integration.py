@@ -1,44 +1,39 @@
-"""The way of one protected request on threads, whatever the framework.
-
-Twin of `semel.adapters.aio_integration`: the same names in the same order, without the awaiting.
-"""
+"""The way of one protected request on asyncio, whatever the framework."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from semel.adapters.aio_integration import LARGE, LARGE_AT_ONCE
+from semel.adapters.engines import AsyncEngines, AsyncTurns, aio_awaited, aio_place
+from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
-from semel.errors import ConfigError, IdempotencyError
+from semel.errors import IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
-from semel.stores.places import Places
-from semel.sync import Idempotency
+
+LARGE: Final = 64 * 1024
+"""Bytes from which on an answer is large: it is copied several times on its way to the store."""
 
 
-class Integration:
+class AsyncIntegration:
     """An engine and the rules of the requests that come to it.
 
     A framework may have a class of its own: with another `exchange`, or more to do in a hook.
     """
 
-    exchange: ClassVar[type[Exchange]]
+    exchange: ClassVar[type[AsyncExchange]]
 
-    def __init__(self, idempotency: Idempotency | str, options: dict[str, Any]) -> None:
+    def __init__(self, idempotency: AsyncIdempotency | str, options: dict[str, Any]) -> None:
         self.opened_here = isinstance(idempotency, str)
-        engine = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
-        if not isinstance(engine, Idempotency):
-            raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
-        self.engine = engine
-        self._large = Places(LARGE_AT_ONCE)
+        self.engines = AsyncEngines(idempotency)
+        self.engine = engine = self.engines.first
         self.routing = Routing(
             resolved=engine.internals.setup.rules,
             key_pattern=engine.internals.setup.key_rules.pattern,
@@ -52,62 +47,59 @@ class Integration:
             chosen(options), engine.internals.setup.rules, engine.internals.setup.key_rules.pattern
         )
 
-    def called(self, rules: RouteRules, request: Request, read: Callable[[], bytes]) -> Call | None:
+    async def called(
+        self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
+    ) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
         waiting, given = rules.ask(request), None
         try:
             while True:
                 need = waiting.send(given)
-                if need is BODY:
-                    given = read()
-                else:
-                    given = self.awaited(need) if inspect.iscoroutine(need) else need
+                given = await read() if need is BODY else await self.awaited(need)
         except StopIteration as end:
             ask: Ask | None = end.value
         return None if ask is None else Call(ask.identity, ask.fingerprint, rules.policy)
 
-    def begin(
-        self, rules: RouteRules, request: Request, read: Callable[[], bytes]
-    ) -> Exchange | Answer | None:
+    async def begin(
+        self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
+    ) -> AsyncExchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            call = self.called(rules, request, read)
+            call = await self.called(rules, request, read)
             if call is None:
                 return None
             self.before_claim()
-            attempt = self.engine.internals.begin(call)
+            engine, large = self.engines[aio_place()]
+            attempt = await engine.internals.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
-        return self.exchange(self.engine, rules, call, attempt, request.raw, self._large)
+        return self.exchange(engine, rules, call, attempt, request.raw, large)
 
     def before_claim(self) -> None:
         """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
 
-    def awaited(self, given: Any) -> Any:
-        """Give what an async function of the application gives, where that is possible."""
-        given.close()
-        raise ConfigError(
-            "an async function needs an integration for asyncio; this one is for threads"
-        )
+    async def awaited(self, given: Any) -> Any:
+        """Give what a function of the application gives, which may be async; a hook."""
+        return await aio_awaited(given)
 
-    def close(self) -> None:
-        """Close the engine, if it was opened here."""
+    async def close(self) -> None:
+        """Close the engine that is used here, if it was opened here."""
         if self.opened_here:
-            self.engine.close()
+            await self.engines.close()
 
 
-class Exchange(Struct, eq=False):
+class AsyncExchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
-    _engine: Idempotency
+    _engine: AsyncIdempotency
     rules: RouteRules
     _call: Call
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: Places
+    _large: AsyncTurns
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -116,7 +108,7 @@ class Exchange(Struct, eq=False):
         """Become the current attempt of this context."""
         self._attempt.__enter__()
 
-    def answered(
+    async def answered(
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
         """Record an answer, before its last byte leaves; gives what has to go out in its place."""
@@ -127,49 +119,51 @@ class Exchange(Struct, eq=False):
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = Undone(f"answered with {status}", outcome)
-            self._engine.internals.failed(self._call, self._attempt, undone)
+            await self._engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
             if body is None or len(body) < LARGE:
-                self._save(status, lines, body)
+                await self._save(status, lines, body)
             else:
-                self._save_in_turn(status, lines, body)
+                await self._save_in_turn(status, lines, body)
         except IdempotencyError as error:  # another attempt took over: its answer counts
             return self.rules.rejection(error)
         return None
 
-    def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
+    async def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
         """Save a large answer, when few others are being saved."""
         try:
-            place = self._large.get()
+            turn = await self._large.take()
         except BaseException:
             # Interrupted before its turn: the effect is done, and a retry must not repeat it.
             with suppress(IdempotencyError):
-                self._save(status, lines, body)
+                await self._save(status, lines, body)
             raise
         try:
-            self._save(status, lines, body)
+            await self._save(status, lines, body)
         finally:
-            self._large.give(place)
+            self._large.give(turn)
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
         return self._engine.internals.succeeded(self._call, self._attempt, stored)
 
-    def unprotected(self) -> None:
+    async def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
-        self._engine.internals.failed(self._call, self._attempt, Undone("a live stream", "forget"))
+        await self._engine.internals.failed(
+            self._call, self._attempt, Undone("a live stream", "forget")
+        )
 
-    def raised(self, error: BaseException) -> None:
+    async def raised(self, error: BaseException) -> None:
         """Record that the handler raised, as the policy says of failures."""
         self._leave()
-        self._engine.internals.failed(self._call, self._attempt, error)
+        await self._engine.internals.failed(self._call, self._attempt, error)
 
     def _leave(self) -> None:
         self.ended = True
         self._attempt.__exit__(None, None, None)
 
 
-Integration.exchange = Exchange
+AsyncIntegration.exchange = AsyncExchange

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final, Self, TypeVar
 
-from semel.adapters.integration import Exchange
+from semel.adapters._sync.integration import Exchange
 from semel.events import logger
 from semel.http.messages import HeaderLine
 

@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Any, Final, TypeAlias, Unpack
 from wsgiref.util import FileWrapper
 
+from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.integration import Exchange, Integration
 from semel.adapters.streaming import Sent, StreamedAnswer, close
 from semel.errors import ConfigError
 from semel.http.messages import Answer, HeaderLine, Headers, Request

@@ -22,9 +22,9 @@ from weakref import ref
 
 from django.db import connections, transaction
 
+from semel.adapters._sync.integration import Integration
 from semel.adapters.check_decorators import claimed_outside, owners_around
 from semel.adapters.django.bodies import Body, lines_of, read, rendered, response_of
-from semel.adapters.integration import Integration
 from semel.aio import AsyncIdempotency
 from semel.core.optional import have
 from semel.engine._sync.transactions import TransactionContext

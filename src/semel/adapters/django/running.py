@@ -19,7 +19,7 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 
-from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
+from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.django.atomic import open_transactions, refuse_transactions, when_ended
 from semel.adapters.django.bodies import (
@@ -36,7 +36,7 @@ from semel.adapters.django.bodies import (
     send_instead,
     told_by,
 )
-from semel.adapters.integration import Exchange, Integration
+from semel.adapters.integration import AsyncExchange, AsyncIntegration
 from semel.adapters.streaming import Background, Flow, StreamedAnswer
 from semel.core.decide import Undone
 from semel.engine.setup import Call
@@ -102,7 +102,7 @@ class DjangoIntegration(Integration):
 
     def awaited(self, given: Any) -> Any:
         """Give what an async function of the application gives: one setting serves both servers."""
-        return async_to_sync(partial(_itself, given))()
+        return async_to_sync(partial(_itself, given))() if inspect.iscoroutine(given) else given
 
 
 async def _itself(given: Awaitable[Any]) -> Any:

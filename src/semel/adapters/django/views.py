@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from semel.adapters.aio_integration import AsyncIntegration
+from semel.adapters._sync.integration import Integration
 from semel.adapters.django import atomic, running
 from semel.adapters.django.bodies import inner, is_asgi, is_protected
 from semel.adapters.django.running import AsyncDjangoIntegration, DjangoIntegration
 from semel.adapters.django.settings import ENGINES, configured
-from semel.adapters.integration import Integration
+from semel.adapters.integration import AsyncIntegration
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.optional import have

@@ -37,7 +37,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.adapters.aio_integration import AsyncExchange, AsyncIntegration
 from semel.adapters.check_decorators import (
     PROTECTED,
     Decorated,
@@ -45,6 +44,7 @@ from semel.adapters.check_decorators import (
     check_protected,
     name_of,
 )
+from semel.adapters.integration import AsyncExchange, AsyncIntegration
 from semel.adapters.starlette.running import Body, Invocation, Running, response_of_answer, shield
 from semel.adapters.streaming import Background, Flow
 from semel.aio import AsyncIdempotency
@@ -228,7 +228,7 @@ class Idempotent:
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
         """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
         if is_async:
-            return self._integration._here().engine
+            return self._integration.engines[running_loop()].engine
         if isinstance(self._given, Idempotency):
             return self._given
         if self._threads is None:

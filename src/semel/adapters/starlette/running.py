@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from semel.adapters.aio_integration import AsyncExchange
 from semel.adapters.asgi import most_empty
+from semel.adapters.integration import AsyncExchange
 from semel.adapters.streaming import Flow
 from semel.core.optional import inside
 from semel.http import messages

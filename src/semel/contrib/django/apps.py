@@ -11,10 +11,10 @@ from django.core import checks
 from django.db import connections
 from django.utils.module_loading import import_string
 
+from semel.adapters._sync.integration import Integration
 from semel.adapters.django.atomic import shares_file
 from semel.adapters.django.middleware import IdempotencyMiddleware
 from semel.adapters.django.settings import SETTING, read
-from semel.adapters.integration import Integration
 from semel.errors import ConfigError
 from semel.sync import Idempotency
 

@@ -1,0 +1,1 @@
+"""Integrations for threads, generated from those for asyncio by `make generate`."""

@@ -1,0 +1,166 @@
+# Generated from adapters/integration.py by `make generate`: change that file instead.
+"""The way of one protected request on a thread, whatever the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+
+from msgspec import Struct
+
+from semel.adapters.engines import Engines, Turns, awaited, place
+from semel.attempts import Attempt
+from semel.core.decide import Undone
+from semel.engine.setup import Call
+from semel.errors import IdempotencyError
+from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.options import chosen
+from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.sync import Idempotency
+
+LARGE: Final = 64 * 1024
+"""Bytes from which on an answer is large: it is copied several times on its way to the store."""
+
+
+class Integration:
+    """An engine and the rules of the requests that come to it.
+
+    A framework may have a class of its own: with another `exchange`, or more to do in a hook.
+    """
+
+    exchange: ClassVar[type[Exchange]]
+
+    def __init__(self, idempotency: Idempotency | str, options: dict[str, Any]) -> None:
+        self.opened_here = isinstance(idempotency, str)
+        self.engines = Engines(idempotency)
+        self.engine = engine = self.engines.first
+        self.routing = Routing(
+            resolved=engine.internals.setup.rules,
+            key_pattern=engine.internals.setup.key_rules.pattern,
+            **options,
+        )
+
+    def rules_for(self, options: dict[str, Any]) -> RouteRules:
+        """Make the rules of one endpoint, for a decorator."""
+        engine = self.engine
+        return RouteRules(
+            chosen(options), engine.internals.setup.rules, engine.internals.setup.key_rules.pattern
+        )
+
+    def called(self, rules: RouteRules, request: Request, read: Callable[[], bytes]) -> Call | None:
+        """Prepare the call of a request; None = it is not protected."""
+        waiting, given = rules.ask(request), None
+        try:
+            while True:
+                need = waiting.send(given)
+                given = read() if need is BODY else self.awaited(need)
+        except StopIteration as end:
+            ask: Ask | None = end.value
+        return None if ask is None else Call(ask.identity, ask.fingerprint, rules.policy)
+
+    def begin(
+        self, rules: RouteRules, request: Request, read: Callable[[], bytes]
+    ) -> Exchange | Answer | None:
+        """Claim the request's key: run it, answer it with this, or (None) let it pass."""
+        try:
+            call = self.called(rules, request, read)
+            if call is None:
+                return None
+            self.before_claim()
+            engine, large = self.engines[place()]
+            attempt = engine.internals.begin(call)
+            if attempt.replayed:
+                return rules.replay(attempt.result)
+        except (IdempotencyError, Rejected) as error:
+            return rules.rejection(error)
+        return self.exchange(engine, rules, call, attempt, request.raw, large)
+
+    def before_claim(self) -> None:
+        """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
+
+    def awaited(self, given: Any) -> Any:
+        """Give what a function of the application gives, which may be async; a hook."""
+        return awaited(given)
+
+    def close(self) -> None:
+        """Close the engine that is used here, if it was opened here."""
+        if self.opened_here:
+            self.engines.close()
+
+
+class Exchange(Struct, eq=False):
+    """One request that runs: entered, then ended by its answer or by an error."""
+
+    _engine: Idempotency
+    rules: RouteRules
+    _call: Call
+    _attempt: Attempt
+    _raw: object
+    """The framework's own request, to name its route in the log."""
+    _large: Turns
+    ended: bool = False
+    raises: bool = False
+    """The answer was raised by the handler, as an error."""
+
+    def enter(self) -> None:
+        """Become the current attempt of this context."""
+        self._attempt.__enter__()
+
+    def answered(
+        self, status: int, lines: Iterable[HeaderLine], body: bytes | None
+    ) -> Answer | None:
+        """Record an answer, before its last byte leaves; gives what has to go out in its place."""
+        decision = self.rules.decide(status, lines)
+        if decision != "store":
+            self._leave()
+            if decision == "forget":
+                self.rules.log_redirect(status, self._raw)
+            outcome = None if decision == "failure" else decision
+            undone = Undone(f"answered with {status}", outcome)
+            self._engine.internals.failed(self._call, self._attempt, undone)
+            return None
+        try:
+            if body is None or len(body) < LARGE:
+                self._save(status, lines, body)
+            else:
+                self._save_in_turn(status, lines, body)
+        except IdempotencyError as error:  # another attempt took over: its answer counts
+            return self.rules.rejection(error)
+        return None
+
+    def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
+        """Save a large answer, when few others are being saved."""
+        try:
+            turn = self._large.take()
+        except BaseException:
+            # Interrupted before its turn: the effect is done, and a retry must not repeat it.
+            with suppress(IdempotencyError):
+                self._save(status, lines, body)
+            raise
+        try:
+            self._save(status, lines, body)
+        finally:
+            self._large.give(turn)
+
+    def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
+        stored = self.rules.stored(status, lines, body)
+        self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
+        return self._engine.internals.succeeded(self._call, self._attempt, stored)
+
+    def unprotected(self) -> None:
+        """Free the key: the answer goes out live, and nothing is stored of it."""
+        self._leave()
+        self._engine.internals.failed(self._call, self._attempt, Undone("a live stream", "forget"))
+
+    def raised(self, error: BaseException) -> None:
+        """Record that the handler raised, as the policy says of failures."""
+        self._leave()
+        self._engine.internals.failed(self._call, self._attempt, error)
+
+    def _leave(self) -> None:
+        self.ended = True
+        self._attempt.__exit__(None, None, None)
+
+
+Integration.exchange = Exchange
