@@ -39,8 +39,12 @@ _UNBUFFERABLE: Final = frozenset(
 )
 """Ways to answer that would go past us."""
 
-_EMPTY_AT_MOST: Final = 1000
-"""Messages without content that are read of a body without any."""
+EMPTY_AT_MOST: Final = 1000
+"""Messages without content that are read of a body, beside one for each of its bytes.
+
+Some layers send one beside each that has content. A client that sends nothing else (a frame of
+HTTP/2 may be empty) would never reach a limit of bytes.
+"""
 
 
 class IdempotencyMiddleware:
@@ -159,15 +163,6 @@ async def send_answer(send: Send, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def most_empty(size: int) -> int:
-    """Say how many messages without content may come with this many bytes of a body.
-
-    Some layers send one beside each that has content. A client that sends nothing else (a frame of
-    HTTP/2 may be empty) would never reach a limit of bytes.
-    """
-    return _EMPTY_AT_MOST + size
-
-
 class ClientGone(Exception):
     """The client went away before its request was whole: nothing runs, nobody can be answered."""
 
@@ -192,7 +187,7 @@ class Body(Struct, eq=False):
             if not chunk:
                 empty += 1
             size = len(gathered)
-            if size + len(chunk) > self._limit or empty > most_empty(size):
+            if size + len(chunk) > self._limit or empty > EMPTY_AT_MOST + size:
                 raise Rejected("body_too_large")
             if not more and not gathered:  # most are one message, which need not be copied
                 self._content = bytes(chunk)

@@ -85,9 +85,9 @@ class Idempotent(endpoints.Idempotent):
     def _endpoint(self, function: Callable[..., Any], choice: SessionChoice | None) -> Endpoint:
         return FastAPIEndpoint(function, choice)
 
-    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
-        protected.__signature__ = endpoint.signature
-        setattr(protected, MARK, rules.choices)
+    def _finish(self, decorated: Any, endpoint: Any, rules: RouteRules) -> None:
+        decorated.__signature__ = endpoint.signature
+        setattr(decorated, MARK, rules.choices)
 
 
 class FastAPIEndpoint(Endpoint):

@@ -38,25 +38,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.adapters.check_decorators import (
-    PROTECTED,
     Decorated,
     Routed,
     check_protected,
     name_of,
 )
-from semel.adapters.integration import AsyncExchange, AsyncIntegration
-from semel.adapters.starlette.running import Body, Invocation, Running, response_of_answer, shield
-from semel.adapters.streaming import Background, Flow
+from semel.adapters.integration import AsyncIntegration
+from semel.adapters.starlette.running import Invocation, Protection, protected
+from semel.adapters.streaming import Background
 from semel.aio import AsyncIdempotency
-from semel.errors import ConfigError, IdempotencyError
-from semel.http.messages import Answer
+from semel.errors import ConfigError
 from semel.http.options import DoorOptions
-from semel.http.rules import Rejected, RouteRules
+from semel.http.rules import RouteRules
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 
 if TYPE_CHECKING:
-    from semel.adapters.starlette.sessions import SessionChoice, SessionMode
+    from semel.adapters.starlette.sessions import SessionChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 SessionOption: TypeAlias = Callable[[], Any] | str
@@ -164,52 +162,26 @@ class Idempotent:
         choice = _choice_of(options.pop("session", None))
         rules = self._integration.rules_for(options)
         endpoint, name = self._endpoint(function, choice), name_of(function)
-        mode = self._mode(choice, endpoint, rules, name)
-
-        @wraps(function)
-        async def protected(*args: Any, **values: Any) -> Any:
-            invocation = endpoint.invoked(args, values)
-            if mode is not None:
-                return await self._in_session(mode, invocation, values, name)
-            begun = await self._begun(rules, invocation.request, name)
-            if begun is None:
-                return await invocation.call()
-            if isinstance(begun, Answer):
-                return response_of_answer(begun)
-            flow = Flow(rules.max_response, shield)
-            return await flow.answer(
-                self._background, Running(begun, invocation.request, flow).run(invocation)
+        if choice is None and isinstance(self._given, Idempotency):
+            raise ConfigError(
+                f"{name} needs an AsyncIdempotency or a URL: an Idempotency is for endpoints "
+                "with session= and a sync session alone"
             )
+        by = Protection(endpoint.invoked, self._integration, rules, self._background, name)
+        run = protected(by) if choice is None else self._in_session(by, choice, endpoint)
+        decorated = wraps(function)(run)
+        self._decorated.append(Decorated(function, decorated, rules.choices.methods))
+        self._finish(decorated, endpoint, rules)
+        return cast("F", decorated)
 
-        self._decorated.append(Decorated(function, protected, rules.choices.methods))
-        self._finish(protected, endpoint, rules)
-        return cast("F", protected)
-
-    def _finish(self, protected: Any, endpoint: Any, rules: RouteRules) -> None:
+    def _finish(self, decorated: Any, endpoint: Any, rules: RouteRules) -> None:
         """Tell the framework more of a decorated function; a hook."""
 
-    async def _begun(
-        self, rules: RouteRules, request: Request, name: str
-    ) -> AsyncExchange | Answer | None:
-        if PROTECTED in request.scope or not rules.concerns(request.method, name):
-            return None
-        body = Body(request, rules.max_body)
-        return await self._integration.begin(rules, body.request, body.read)
-
-    # --- endpoints with a session ------------------------------------------------------------
-
-    def _mode(
-        self, choice: SessionChoice | None, endpoint: Endpoint, rules: RouteRules, name: str
-    ) -> SessionMode | None:
-        """Check that session, endpoint and engine are of one kind; None = it has no session."""
-        for_threads = isinstance(self._integration, _ThreadsIntegration)
-        if choice is None:
-            if for_threads:
-                raise ConfigError(
-                    f"{name} needs an AsyncIdempotency or a URL: an Idempotency is for endpoints "
-                    "with session= and a sync session alone"
-                )
-            return None
+    def _in_session(
+        self, by: Protection, choice: SessionChoice, endpoint: Endpoint
+    ) -> Callable[..., Awaitable[Any]]:
+        """Check that session, endpoint and engine are of one kind, and let it run in a session."""
+        name, for_threads = by.name, isinstance(self._given, Idempotency)
         choice.bind(endpoint, name)
         if not isinstance(self._given, str) and for_threads is choice.is_async:
             session, engine = (
@@ -221,9 +193,9 @@ class Idempotent:
                 f"{name} has a session that is {session}, which goes with an {engine}; a URL in "
                 "its place opens the kind that is needed"
             )
-        from semel.adapters.starlette.sessions import SessionMode  # noqa: PLC0415 - as below
+        from semel.adapters.starlette import sessions  # noqa: PLC0415 - as below
 
-        return SessionMode(choice, rules, partial(self._engine, is_async=choice.is_async))
+        return sessions.protected(by, choice, partial(self._engine, is_async=choice.is_async))
 
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
         """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
@@ -234,20 +206,6 @@ class Idempotent:
         if self._threads is None:
             self._threads = Idempotency(cast("str", self._given))
         return self._threads
-
-    async def _in_session(
-        self, mode: SessionMode, invocation: Invocation, values: dict[str, Any], name: str
-    ) -> Any:
-        rules, request, call = mode.rules, invocation.request, None
-        # Behind another integration, too: that one saves in a transaction of its own.
-        if rules.concerns(request.method, name):
-            body = Body(request, rules.max_body)
-            try:
-                call = await self._integration.called(rules, body.request, body.read)
-            except (IdempotencyError, Rejected) as error:
-                return response_of_answer(rules.rejection(error))
-        work = mode.work(call, values)
-        return await work.flow.answer(self._background, work.run(invocation))
 
 
 class _ThreadsIntegration(AsyncIntegration):

@@ -18,13 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from semel.adapters.asgi import most_empty
-from semel.adapters.integration import AsyncExchange
-from semel.adapters.streaming import Flow
+from semel.adapters.asgi import EMPTY_AT_MOST
+from semel.adapters.check_decorators import PROTECTED
+from semel.adapters.integration import AsyncExchange, AsyncIntegration
+from semel.adapters.streaming import Background, Flow
 from semel.core.optional import inside
 from semel.http import messages
 from semel.http.messages import Answer, Upload, form_bytes, without_boundary
-from semel.http.rules import Rejected
+from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, is_event_stream
 
 # Not public: what Starlette itself asks of a handler.
@@ -50,6 +51,39 @@ class Invocation(NamedTuple):
     """Makes a response of what the function has returned."""
 
 
+class Protection(NamedTuple):
+    """What protects an endpoint."""
+
+    invoked: Callable[[tuple[Any, ...], dict[str, Any]], Invocation]
+    """Takes what the framework has called the decorated function with."""
+    integration: AsyncIntegration
+    rules: RouteRules
+    background: Background
+    name: str
+    """The endpoint's own, for messages."""
+
+
+def protected(by: Protection) -> Callable[..., Awaitable[Any]]:
+    """Make the function that the framework calls in the place of an endpoint."""
+    rules = by.rules
+
+    async def answered(*args: Any, **values: Any) -> Any:
+        invocation = by.invoked(args, values)
+        request = invocation.request
+        if PROTECTED in request.scope or not rules.concerns(request.method, by.name):
+            return await invocation.call()
+        body = Body(request, rules.max_body)
+        begun = await by.integration.begin(rules, body.request, body.read)
+        if begun is None:
+            return await invocation.call()
+        if isinstance(begun, Answer):
+            return response_of_answer(begun)
+        flow = Flow(rules.max_response, shield)
+        return await flow.answer(by.background, Running(begun, request, flow).run(invocation))
+
+    return answered
+
+
 class Running:
     """One request whose endpoint runs."""
 
@@ -63,7 +97,7 @@ class Running:
             try:
                 value = await invocation.call()
             except HTTPException as error:
-                await self._refused(error)
+                await self._raised(error)
             response = await invocation.respond(value)
             return await self._recorded(response)
         except BaseException as error:
@@ -71,7 +105,7 @@ class Running:
                 await self._exchange.raised(error)
             raise
 
-    async def _refused(self, error: HTTPException) -> NoReturn:
+    async def _raised(self, error: HTTPException) -> NoReturn:
         """Record an answer that is raised; the error goes on its way, past the dependencies."""
         lines = [
             (name.encode("latin-1"), value.encode("latin-1"))
@@ -254,7 +288,7 @@ class Body:
             message = await receive()
             if not message.get("body"):
                 empty += 1
-                if empty > most_empty(len(content)):
+                if empty > EMPTY_AT_MOST + len(content):
                     raise Rejected("body_too_large")
             return message
 

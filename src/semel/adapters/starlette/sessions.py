@@ -18,7 +18,7 @@ import asyncio
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AsyncExitStack,
     ExitStack,
@@ -42,7 +42,14 @@ from starlette.responses import Response
 
 from semel.adapters.check_decorators import claimed_outside, owners_around
 from semel.adapters.starlette.endpoints import Endpoint, is_of_kind, plain_annotation
-from semel.adapters.starlette.running import Invocation, read, response_of_answer, shield
+from semel.adapters.starlette.running import (
+    Body,
+    Invocation,
+    Protection,
+    read,
+    response_of_answer,
+    shield,
+)
 from semel.adapters.streaming import Flow
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
@@ -60,7 +67,7 @@ from semel.errors import (
 )
 from semel.http.messages import Answer, HeaderLine
 from semel.http.problems import log_failure
-from semel.http.rules import RouteRules
+from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import is_event_stream
 from semel.sync import Idempotency
 from semel.transactions import db_errors
@@ -439,27 +446,39 @@ _ready: Final[WeakSet[Any]] = WeakSet()
 """Engines whose table of records is there."""
 
 
-class SessionMode(NamedTuple):
-    """How the requests of one endpoint run in transactions."""
+def protected(
+    by: Protection, choice: SessionChoice, engine: Callable[[], Any]
+) -> Callable[..., Awaitable[Any]]:
+    """Make the function that the framework calls in the place of an endpoint with a session.
 
-    choice: SessionChoice
-    rules: RouteRules
-    engine: Callable[[], Any]
-    """Gives the engine of the sessions' kind."""
+    `engine` gives the engine of the sessions' kind. Without a key a request runs in a transaction
+    all the same.
+    """
+    rules, steps_of = by.rules, _AsyncSteps if choice.is_async else _ThreadSteps
 
-    def work(self, call: Call | None, values: Mapping[str, Any]) -> Work:
-        """Prepare a request; without a key (None) it runs in a transaction all the same."""
-        choice = self.choice
-        given = values[choice.parameter] if choice.depends else None
-        steps = (_AsyncSteps if choice.is_async else _ThreadSteps)(choice, given)
-        return Work(self, steps, call)
+    async def answered(*args: Any, **values: Any) -> Any:
+        invocation, call = by.invoked(args, values), None
+        # Behind another integration, too: that one saves in a transaction of its own.
+        if rules.concerns(invocation.request.method, by.name):
+            body = Body(invocation.request, rules.max_body)
+            try:
+                call = await by.integration.called(rules, body.request, body.read)
+            except (IdempotencyError, Rejected) as error:
+                return response_of_answer(rules.rejection(error))
+        steps = steps_of(choice, values[choice.parameter] if choice.depends else None)
+        work = Work(rules, engine, steps, call)
+        return await work.flow.answer(by.background, work.run(invocation))
+
+    return answered
 
 
 class Work:
     """One request whose endpoint runs in a transaction."""
 
-    def __init__(self, mode: SessionMode, steps: _Steps, call: Call | None) -> None:
-        self._mode, self._rules, self._steps, self._call = mode, mode.rules, steps, call
+    def __init__(
+        self, rules: RouteRules, engine: Callable[[], Any], steps: _Steps, call: Call | None
+    ) -> None:
+        self._rules, self._engine, self._steps, self._call = rules, engine, steps, call
         self.flow = CommittingFlow(self._rules.max_response, self._commit)
         self._attempt: Attempt | None = None
         self._ended = False
@@ -488,7 +507,7 @@ class Work:
                 return response_of_answer(again)
 
     async def _begun(self) -> Attempt | None:
-        engine, call = self._mode.engine(), self._call
+        engine, call = self._engine(), self._call
         if call is not None and engine not in _ready and not engine.internals.setup.bypassing():
             await self._steps.known(engine, call)
             _ready.add(engine)
@@ -556,7 +575,7 @@ class Work:
         owners = set() if call is None else owners_around(call.identity)
         if call is not None and owners:
             with suppress(StoreError):
-                record = await self._steps.known(self._mode.engine(), call)
+                record = await self._steps.known(self._engine(), call)
                 if record is not None and record.owner in owners:
                     return claimed_outside("session")
         return error
