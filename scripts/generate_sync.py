@@ -114,8 +114,8 @@ MODULES = {
         "semel." + generated.removesuffix(".py").replace("/", ".")
     )
     for by_hand, generated in GENERATED.items()
-}
-"""Where the generated modules are imported from."""
+} | {"redis.asyncio": "redis"}
+"""Where the generated modules, and the clients of drivers, are imported from."""
 
 UNWRAPPED = {("engine/runs.py", "finished")}
 """Functions that only tasks need around an argument, by file."""

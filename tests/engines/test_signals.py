@@ -292,7 +292,7 @@ def check_nothing_is_left(idem: Idempotency) -> None:
     transport = getattr(idem.internals.store, "transport", None)
     if transport is not None:
         wait_until(lambda: transport._limit._free.qsize() == transport._limit._places)
-        pool = transport._client.connection_pool
+        pool = transport.client.connection_pool
         wait_until(lambda: len(pool._in_use_connections) == len(transport._connections._idle))
 
 

@@ -429,7 +429,7 @@ def test_a_slot_that_nobody_serves_is_not_listened_to(kind, cluster, pauses, mon
         engine = world.engine()
         engine.peek("connected")
         store = engine.store.store
-        client = getattr(store.transport, "client", None) or store.transport._client
+        client = store.transport.client
         monkeypatch.setattr(client.nodes_manager, "slots_cache", {})
         assert store.transport.connector_of(channel()) == ("", None)
         assert store._listeners.listener(channel())._new_subscriber is None
@@ -614,7 +614,7 @@ def test_what_tls_has_decrypted_already_is_read_too(redis_url):
             return len(self.left)
 
     with contextlib.closing(open_store(redis_url)) as store:
-        line = RedisSubscriber(store.transport._client.connection_pool, ChannelCommands())
+        line = RedisSubscriber(store.transport.client.connection_pool, ChannelCommands())
         line._socket = Pieces()
         account = Subscriptions("there")
         waiter = Waiting(b"k")

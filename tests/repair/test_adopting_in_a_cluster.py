@@ -17,9 +17,9 @@ def after_moving(reply):
     delivery = deliver([CALL], never)
     next(delivery)
     (alone,) = delivery.send([TryAgainError("slot on the move")])
-    assert alone.call.keys == CALL.keys[:1]
+    assert alone.command.keys == CALL.keys[:1]
     try:
-        return [attempt.call.script for attempt in delivery.send([reply])]
+        return [attempt.command.script for attempt in delivery.send([reply])]
     except StopIteration:
         return []
 

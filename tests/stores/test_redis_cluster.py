@@ -409,7 +409,7 @@ async def test_a_node_that_stands_still_is_asked_last_for_the_map_on_asyncio(clu
 
     async with opened_async(cluster.url, timeout=3.0) as store:
         await store.claim(ask())
-        manager = store.transport._client.nodes_manager
+        manager = store.transport.client.nodes_manager
         monkeypatch.setattr(type(manager), "initialize", noted)
         with standing_still(cluster, IDENTITY) as name, pytest.raises(StoreUnavailable):
             await store.get(IDENTITY)
@@ -453,7 +453,7 @@ async def test_a_cluster_that_cannot_be_reached_is_asked_for_its_map_by_each_cal
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="cannot be reached"):
                 await store.claim(ask())
-        manager = store.transport._client.nodes_manager
+        manager = store.transport.client.nodes_manager
         assert len(manager.startup_nodes) == 2
 
 
@@ -474,5 +474,5 @@ async def test_a_store_names_the_node_of_a_record_for_asyncio(cluster):
     async with opened_async(cluster.url) as store:
         await store.claim(ask())
         assert store.server_of(IDENTITY) == f"127.0.0.1:{cluster.owner(slot).port}"
-        del store.transport._client.nodes_manager.slots_cache[slot]
+        del store.transport.client.nodes_manager.slots_cache[slot]
         assert store.server_of(IDENTITY) == ""

@@ -421,7 +421,7 @@ def test_an_async_store_belongs_to_the_first_loop_that_uses_it(server):
         try:
             return await store.get(IDENTITY)
         finally:
-            await close_client(store.transport._client)
+            await close_client(store.transport.client)
 
     store = open_async_store(server.url)
     assert asyncio.run(use_and_leave(store)) is None

@@ -17,8 +17,7 @@ from redis import exceptions as driver
 from semel import AsyncIdempotency, Idempotency
 from semel.errors import ConfigError
 from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
-from semel.stores.redis.aio_cluster import AsyncClusterTransport
-from semel.stores.redis.cluster import ClusterTransport
+from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 
 ANYWHERE = "redis://127.0.0.1:1"
 
@@ -190,7 +189,7 @@ async def test_a_map_that_somebody_has_read_meanwhile_is_not_read_again():
     plain = ClusterTransport(lambda: client, "here", 5.0)
     plain._reading_map = ReadMeanwhile(plain)
     plain._read_map(None)
-    asynchronous = AsyncClusterTransport(client, "here", 5.0)
+    asynchronous = AsyncClusterTransport(lambda: client, "here", 5.0)
     asynchronous._reading_map = ReadMeanwhile(asynchronous)
     await asynchronous._read_map(None)
     assert plain._maps_read == asynchronous._maps_read == 1

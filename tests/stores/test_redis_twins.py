@@ -8,8 +8,7 @@ import pytest
 
 from semel.stores.base import AsyncBatching, AsyncScannable, Batching, Scannable
 from semel.stores.redis import AsyncRedisStore, RedisStore
-from semel.stores.redis.aio_cluster import AsyncClusterTransport
-from semel.stores.redis.cluster import ClusterTransport
+from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 from semel.stores.redis.tasks import AsyncServerTransport
 from semel.stores.redis.threads import ServerTransport
 

@@ -1,7 +1,7 @@
 """Records in Redis (6.2 or newer) and Valkey: one server, Sentinel or a cluster.
 
 One packed string per record, one script and one round trip per verb, the server's clock. URLs are
-described in `addresses`, keys in `keys`, the record in `packing`.
+described in `addresses`, keys in `commands`, the record in `replies`.
 
 The least a server has to permit, `idem:` being the prefix:
 
@@ -25,9 +25,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.stores.redis.adopt import connect, connect_async
+from semel.stores.redis.addresses import Kind, parse_url
 from semel.stores.redis.aio import AsyncRedisStore
+from semel.stores.redis.clients import async_opener, connection_limit, opener
+from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
+from semel.stores.redis.redis_py import check
 from semel.stores.redis.store import RedisStore
+from semel.stores.redis.tasks import AsyncServerTransport
+from semel.stores.redis.threads import Limit, ServerTransport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 __all__ = ["AsyncRedisStore", "RedisStore", "open_async_store", "open_store"]
@@ -37,11 +42,26 @@ def open_store(
     url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
 ) -> RedisStore:
     """Open a store for threads; options are redis-py's (`max_connections`, `ssl_ca_certs`...)."""
-    return RedisStore(connect(url, timeout, options), prefix=prefix)
+    check()
+    address = parse_url(url)
+    where, connect = address.where, opener(address, timeout, options)
+    limit = Limit(connection_limit(address, options), timeout, where)
+    if address.kind is Kind.CLUSTER:
+        cluster = ClusterTransport(connect, where, timeout, limit=limit, owned=True)
+        return RedisStore(cluster, prefix=prefix)
+    server = ServerTransport(connect(), where, timeout, limit=limit, owned=True)
+    return RedisStore(server, prefix=prefix)
 
 
 def open_async_store(
     url: str, *, prefix: str = DEFAULT_PREFIX, timeout: float = DEFAULT_TIMEOUT, **options: Any
 ) -> AsyncRedisStore:
     """Open a store for asyncio; connects on first use."""
-    return AsyncRedisStore(connect_async(url, timeout, options), prefix=prefix)
+    check()
+    address = parse_url(url)
+    where, connect = address.where, async_opener(address, timeout, options)
+    if address.kind is Kind.CLUSTER:
+        cluster = AsyncClusterTransport(connect, where, timeout, owned=True)
+        return AsyncRedisStore(cluster, prefix=prefix)
+    server = AsyncServerTransport(connect(), where, timeout, owned=True)
+    return AsyncRedisStore(server, prefix=prefix)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
+from redis.asyncio import Redis, RedisCluster
+
 from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
 from semel.stores.answering import AsyncAnsweringStore
 from semel.stores.listening import AsyncListener, AsyncWatch
-from semel.stores.redis.adopt import adopt_async
+from semel.stores.redis.clients import cluster_name, server_name, wrong_client
+from semel.stores.redis.cluster import AsyncClusterTransport
 from semel.stores.redis.commands import (
     Commands,
     KeyLayout,
@@ -24,8 +27,9 @@ from semel.stores.redis.commands import (
 )
 from semel.stores.redis.listening import AsyncRedisSubscriber, RedisListeners, read_message
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
+from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
-from semel.stores.redis.tasks import AsyncTransport
+from semel.stores.redis.tasks import AsyncServerTransport, AsyncTransport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
@@ -49,9 +53,7 @@ class AsyncRedisStore(AsyncAnsweringStore):
         """Where the records are."""
         self._commands = Commands(self.keys)
         self._listing = Listing(self._commands)
-        self.transport = (
-            client if isinstance(client, AsyncTransport) else adopt_async(client, timeout)
-        )
+        self.transport = _transport(client, timeout)
         """What sends commands to the servers; a tier in front of SQL sends its own by it."""
         self._listeners = RedisListeners(self.transport, AsyncListener, AsyncRedisSubscriber)
 
@@ -64,11 +66,12 @@ class AsyncRedisStore(AsyncAnsweringStore):
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
-        if not self._commands.takes(request):
-            return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        return self.transport.ask(self._commands.command(request), urgent=is_urgent(request))
+        command = self._commands.command(request)
+        if command is None:
+            return self._run(self._listing.steps(request))
+        return self.transport.ask(command, urgent=is_urgent(request))
 
     async def _ask_for_limits(self, request: Request[T]) -> T:
         return certain((await self.send([request]))[0])
@@ -79,7 +82,7 @@ class AsyncRedisStore(AsyncAnsweringStore):
         rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
         answers = await self.transport.send(
-            [self._commands.command(request) for request in fitting],
+            self._commands.batch(fitting),
             urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
         return with_rejections(answers, rejected)
@@ -120,3 +123,16 @@ class AsyncRedisStore(AsyncAnsweringStore):
                     )
                 case commands:
                     answer = await self.transport.send(commands)
+
+
+def _transport(client: Any, timeout: float) -> AsyncTransport:
+    if isinstance(client, AsyncTransport):
+        return client  # opened by URL
+    check()
+    if isinstance(client, RedisCluster):
+        return AsyncClusterTransport(lambda: client, cluster_name(client), timeout)
+    if isinstance(client, Redis):
+        return AsyncServerTransport(client, server_name(client), timeout)
+    raise wrong_client(
+        client, "AsyncRedisStore", "redis.asyncio.Redis or redis.asyncio.RedisCluster"
+    )

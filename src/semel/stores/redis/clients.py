@@ -32,7 +32,7 @@ from redis.sentinel import Sentinel
 
 from semel.errors import ConfigError
 from semel.stores.redis.addresses import Kind, ServerAddress
-from semel.stores.redis.errors import is_hopeless
+from semel.stores.redis.errors import CLUSTER, is_hopeless
 from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
 from semel.stores.registry import OPEN_OPTIONS
 from semel.stores.urls import did_you_mean
@@ -164,6 +164,32 @@ def clients_of(client: Any) -> list[Any]:
     pool = getattr(client, "connection_pool", None)
     manager = getattr(pool, "sentinel_manager", None)
     return [client] if manager is None else [client, *manager.sentinels]
+
+
+def server_name(client: Any) -> str:
+    """Name the server of a client of the application, for messages."""
+    settings = client.connection_pool.connection_kwargs
+    service = getattr(client.connection_pool, "service_name", None)
+    if service is not None:
+        return f"redis {service!r} (by sentinel)"
+    if "path" in settings:
+        return f"redis {settings['path']}"
+    return f"redis {settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+
+
+def cluster_name(client: Any) -> str:
+    """Name the cluster of a client of the application, for messages."""
+    nodes = client.nodes_manager.startup_nodes.values()
+    return CLUSTER + ",".join(f"{node.host}:{node.port}" for node in nodes)
+
+
+def wrong_client(client: Any, store: str, wanted: str) -> ConfigError:
+    """What to raise for a client that this store cannot use."""
+    kind = type(client)
+    return ConfigError(
+        f"{store} takes a {wanted}, got a {kind.__module__}.{kind.__qualname__}; "
+        "sync clients go with RedisStore, redis.asyncio ones with AsyncRedisStore"
+    )
 
 
 class _Settings:

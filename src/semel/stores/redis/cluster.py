@@ -1,25 +1,41 @@
-"""Sends commands to the nodes of a Redis Cluster, for threads.
+"""Sends commands to the nodes of a Redis Cluster, for threads and for asyncio.
 
 This module finds the node for each command and reads the cluster's map anew when it is old. What is
 sent again, and why, is decided in `retry`.
+
+redis-py's own cluster pipeline asks the server for the keys of every script call, fails as a whole
+when one node is down, and cannot be bounded in time; its redirection for asyncio may send ASKING on
+one connection and the command on another, which then bounces for ever. So nodes are addressed here
+one by one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import MovedError
+from redis.asyncio.cluster import ClusterNode
+from redis.exceptions import ConnectionError as Disconnected
+from redis.exceptions import MovedError, SlotNotCoveredError
 
+from semel.stores.redis import tasks
 from semel.stores.redis.clients import new_node
 from semel.stores.redis.commands import pack, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
-from semel.stores.redis.redis_py import read_map
+from semel.stores.redis.redis_py import (
+    close_nodes,
+    give_back_to_node,
+    read_map,
+    read_map_async,
+)
 from semel.stores.redis.replies import read_scan
 from semel.stores.redis.retry import Address, Reply, Sending, means_old_map
+from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.redis.threads import Connections, Transport
 
 ASKING = pack(("ASKING",))
@@ -28,12 +44,100 @@ PAUSE = 0.05
 """Between a lost node and the next look at the cluster's map."""
 
 
-class ClusterTransport(Transport):
-    """A cluster: each command goes to the node that has its slot.
+class _RoundTrip:
+    """Which node gets which commands, and the replies as they come."""
 
-    redis-py's own cluster pipeline asks the server for the keys of every script call, and its
-    redirections cannot be bounded in time, so nodes are addressed here one by one.
-    """
+    def __init__(self, sendings: Sequence[Sending], node_of: Callable[[Sending], Any]) -> None:
+        self._sendings = sendings
+        self.replies: list[Reply | Exception] = [None] * len(sendings)
+        self.by_node: dict[str, tuple[Any, list[int]]] = {}
+        """Each node, and the positions of what goes there."""
+        for position, sending in enumerate(sendings):
+            try:
+                node = node_of(sending)
+            except DRIVER_ERRORS as error:
+                self.replies[position] = error
+            else:
+                self.by_node.setdefault(node.name, (node, []))[1].append(position)
+
+    def commands(self, positions: Sequence[int]) -> list[bytes]:
+        """What one node is sent."""
+        commands: list[bytes] = []
+        for position in positions:
+            sending = self._sendings[position]
+            if sending.asking:
+                commands.append(ASKING)
+            commands.append(sending.packed())
+        return commands
+
+    def answered(self, positions: Sequence[int], replies: Sequence[Reply | Exception]) -> None:
+        """One node answered."""
+        rest = iter(replies)
+        for position in positions:
+            if self._sendings[position].asking:
+                next(rest)
+            self.replies[position] = next(rest)
+
+    def failed(self, positions: Sequence[int], error: Exception) -> None:
+        """One node did not answer."""
+        for position in positions:
+            self.replies[position] = error
+
+    def moved(self) -> bool:
+        """Whether another node has a slot now."""
+        return any(isinstance(reply, MovedError) for reply in self.replies)
+
+    def needs_map(self) -> bool:
+        """Whether a new map may help, after a pause."""
+        return any(means_old_map(reply) for reply in self.replies)
+
+    def lost_node(self) -> str | None:
+        """Name a node that has failed: it is the last one to be asked for the new map."""
+        for name, (_, positions) in self.by_node.items():
+            if means_old_map(self.replies[positions[0]]):
+                return name
+        return None
+
+
+class _Map(ABC):
+    """Which node has which key: what both kinds of transport know."""
+
+    client: Any
+    _timeout: float
+
+    def _may_redirect(self) -> Callable[[], bool]:
+        deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
+        return lambda: time.monotonic() < deadline
+
+    def _node(self, sending: Sending) -> Any:
+        if sending.node is None:
+            # Not by get_node_from_slot: of a slot that nobody has it makes a KeyError, on asyncio.
+            owner = self._owner(sending.command.keys[0])
+            if owner is None:
+                raise SlotNotCoveredError("nobody has the slot of this key")
+            return owner
+        # A node that has no slot yet is in nobody's map, but ASK may name it.
+        return self.client.get_node(*sending.node) or self._newcomer(sending.node)
+
+    @abstractmethod
+    def _newcomer(self, address: Address) -> Any:
+        """Return the node at an address that is on no map."""
+
+    def _owner(self, key: bytes) -> Any:
+        owners = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
+        return owners[0] if owners else None
+
+    def server_of(self, key: bytes) -> str:
+        """Name the node that has a key; empty when nobody is known to have it."""
+        owner = self._owner(key)
+        return "" if owner is None else owner.name
+
+
+# --- threads ---------------------------------------------------------------------------------
+
+
+class ClusterTransport(_Map, Transport):
+    """A cluster: each command goes to the node that has its slot."""
 
     def __init__(self, connect: Callable[[], Any], where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
@@ -54,81 +158,43 @@ class ClusterTransport(Transport):
                     self._client = self._connect()
         return self._client
 
-    def _may_redirect(self) -> Callable[[], bool]:
-        deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
-        return lambda: time.monotonic() < deadline
-
     def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
-        replies: list[Reply | Exception] = [None] * len(sendings)
-        by_node: dict[str, tuple[Any, list[int]]] = {}
-        for position, sending in enumerate(sendings):
+        trip = _RoundTrip(sendings, self._node)
+        for node, positions in trip.by_node.values():
             try:
-                node = self._node(sending)
+                replies = self._connections(node).exchange(trip.commands(positions))
             except DRIVER_ERRORS as error:
-                replies[position] = error
+                trip.failed(positions, error)
             else:
-                by_node.setdefault(node.name, (node, []))[1].append(position)
-        for node, positions in by_node.values():
-            answers = self._ask_node(node, [sendings[position] for position in positions])
-            for position, answer in zip(positions, answers, strict=True):
-                replies[position] = answer
-        lost = silent_node(by_node, replies)
-        if any(isinstance(reply, MovedError) for reply in replies):
-            self._read_map(lost)
-        elif any(means_old_map(reply) for reply in replies):
+                trip.answered(positions, replies)
+        if trip.moved():
+            self._read_map(trip.lost_node())
+        elif trip.needs_map():
             time.sleep(PAUSE)
-            self._read_map(lost)
-        return replies
+            self._read_map(trip.lost_node())
+        return trip.replies
 
-    def _node(self, sending: Sending) -> Any:
-        if sending.node is None:
-            slot = self.client.keyslot(sending.command.keys[0])
-            return self.client.nodes_manager.get_node_from_slot(slot)
-        known = self.client.get_node(*sending.node)
-        if known is not None:
-            return known
-        # A node that has no slot yet is in nobody's map, but ASK may name it.
-        return self._newcomers.setdefault(sending.node, new_node(*sending.node))
-
-    def server_of(self, key: bytes) -> str:
-        """Name the node that has a key; empty when nobody is known to have it."""
-        owner = self._owner(key)
-        return "" if owner is None else owner.name
+    def _newcomer(self, address: Address) -> Any:
+        return self._newcomers.setdefault(address, new_node(*address))
 
     def connector_of(self, key: bytes) -> tuple[str, Any]:
         """Name the node that has a key, and the pool that connects to it."""
         owner = self._owner(key)
-        if owner is None:
-            return "", None
-        return owner.name, self.client.get_redis_connection(owner).connection_pool
+        return ("", None) if owner is None else (owner.name, self._pool(owner))
 
-    def _owner(self, key: bytes) -> Any:
-        owners = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
-        return owners[0] if owners else None
-
-    def _ask_node(self, node: Any, sendings: Sequence[Sending]) -> list[Reply | Exception]:
-        commands: list[bytes] = []
-        for sending in sendings:
-            if sending.asking:
-                commands.append(ASKING)
-            commands.append(sending.packed())
-        try:
-            replies = self._connections(node).exchange(commands)
-        except DRIVER_ERRORS as error:
-            return [error] * len(sendings)
-        pairs = zip(commands, replies, strict=True)
-        return [reply for command, reply in pairs if command is not ASKING]
+    def _pool(self, node: Any) -> Any:
+        return self.client.get_redis_connection(node).connection_pool
 
     def _connections(self, node: Any) -> Connections:
-        pool = self.client.get_redis_connection(node).connection_pool
-        connections = self._connections_of.get(node.name)
-        if connections is None or connections.pool is not pool:
-            # A new map may bring a new pool for a node.
-            fresh, old = Connections(pool, keep=self._owned), connections
-            connections = self._connections_of[node.name] = fresh
-            if old is not None:
-                old.close()
-        return connections
+        pool = self._pool(node)
+        known = self._connections_of.get(node.name)
+        if known is not None and known.pool is pool:
+            return known
+        # A new map may bring a new pool for a node.
+        fresh = self._connections_of[node.name] = Connections(pool, keep=self._owned)
+        if known is not None:
+            known.close()
+        return fresh
 
     def _read_map(self, lost: str | None) -> None:
         known = self._maps_read
@@ -153,7 +219,8 @@ class ClusterTransport(Transport):
                 found = self.client.get_node(node_name=node)
                 if found is None:
                     return 0, []
-                [reply] = self._connections(found).exchange([scan_command(cursor, pattern, count)])
+                command = scan_command(cursor, pattern, count)
+                [reply] = self._connections(found).exchange([command])
             finally:
                 self._limit.give(place)
             return read_scan(reply)
@@ -169,11 +236,184 @@ class ClusterTransport(Transport):
             self._client.close()
 
 
-def silent_node(
-    by_node: Mapping[str, tuple[Any, list[int]]], replies: Sequence[Reply | Exception]
-) -> str | None:
-    """Name a node that has failed: it is the last one to be asked for the new map."""
-    for name, (_, positions) in by_node.items():
-        if means_old_map(replies[positions[0]]):
-            return name
-    return None
+# --- asyncio ---------------------------------------------------------------------------------
+
+
+class AsyncClusterTransport(_Map, AsyncTransport):
+    """A cluster: each command goes to the node that has its slot."""
+
+    def __init__(self, connect: Callable[[], Any], where: str, timeout: float, **more: Any) -> None:
+        super().__init__(connect(), where, timeout, **more)
+        self._newcomers: dict[Address, ClusterNode] = {}
+        self._connections_of: dict[str, tasks.Connections[_Node]] = {}
+        self._first_map: asyncio.Task[None] | None = None
+        self._reading_map = asyncio.Lock()
+        self._maps_read = 0
+
+    async def _exchange(
+        self, sendings: Sequence[Sending], *, urgent: bool
+    ) -> list[Reply | Exception]:
+        await self._know_map()
+        trip = _RoundTrip(sendings, self._node)
+
+        async def ask(node: ClusterNode, positions: list[int]) -> None:
+            try:
+                connection = await self._connections(node).open(urgent=urgent)
+                replies = await connection.exchange(trip.commands(positions))
+            except DRIVER_ERRORS as error:
+                trip.failed(positions, error)
+            else:
+                trip.answered(positions, replies)
+
+        await asyncio.gather(*(ask(node, positions) for node, positions in trip.by_node.values()))
+        if trip.moved():
+            await self._read_map(trip.lost_node())
+        elif trip.needs_map():
+            await asyncio.sleep(PAUSE)
+            await self._read_map(trip.lost_node())
+        return trip.replies
+
+    def _newcomer(self, address: Address) -> ClusterNode:
+        if address not in self._newcomers:
+            self._newcomers[address] = ClusterNode(*address, **self.client.connection_kwargs)
+        return self._newcomers[address]
+
+    def connector_of(self, key: bytes) -> tuple[str, Any]:
+        """Name the node that has a key, and what connects to it."""
+        owner = self._owner(key)
+        return ("", None) if owner is None else (owner.name, owner)
+
+    def _connections(self, node: ClusterNode) -> tasks.Connections[_Node]:
+        known = self._connections_of.get(node.name)
+        if known is not None and known.source.node is node:
+            return known
+        # A new map may bring a new object for a node, and close the old one.
+        fresh = tasks.Connections(_Node(node), self._timeout / 2)
+        self._connections_of[node.name] = fresh
+        return fresh
+
+    def _all_connections(self) -> list[tasks.Connections[Any]]:
+        return list(self._connections_of.values())
+
+    async def _know_map(self) -> None:
+        """Read the map of the cluster, unless it is known; all who wait for it share one task."""
+        if not self._owned:
+            await self.client.initialize()
+        elif not self.client.nodes_manager.slots_cache:
+            if self._first_map is None:
+                self._first_map = asyncio.create_task(self._read_first_map())
+                self._first_map.add_done_callback(self._first_map_read)
+            reading = self._first_map
+            try:
+                # Shielded: to find a node that answers may take longer than one caller has.
+                await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                if self._closed and reading.cancelled():
+                    raise Disconnected("the store was closed") from None  # nobody cancelled this
+                raise
+
+    async def _read_first_map(self) -> None:
+        """Read the map from the first node that answers.
+
+        Not by the client itself: it asks one listed node after another, and then a node of its own
+        choice for a list of commands that nobody needs here; a frozen one holds it up for long.
+        """
+        manager = self.client.nodes_manager
+        listed = manager.startup_nodes
+        manager.startup_nodes = await _first_to_answer(listed)
+        try:
+            await manager.initialize()
+        except BaseException:
+            manager.startup_nodes = listed
+            raise
+
+    def _first_map_read(self, reading: asyncio.Task[None]) -> None:
+        self._first_map = None
+        if not reading.cancelled():
+            reading.exception()  # raised to those who wait; if nobody does any more, to nobody
+
+    async def _read_map(self, lost: str | None) -> None:
+        known = self._maps_read
+        async with self._reading_map:
+            if self._maps_read != known:
+                return  # somebody has looked since
+            self._maps_read += 1
+            # If the map cannot be read now either, the error we have says more.
+            with contextlib.suppress(*DRIVER_ERRORS):
+                await read_map_async(self.client.nodes_manager, lost)
+
+    async def nodes(self) -> list[str]:
+        """The primaries, by name."""
+        async with self._turn():
+            await self._know_map()
+            return sorted(node.name for node in self.client.get_primaries())
+
+    async def scan(
+        self, node: str, cursor: int, pattern: bytes, count: int
+    ) -> tuple[int, list[bytes]]:
+        """One step of SCAN; a primary that is gone has nothing more to tell."""
+        async with self._turn():
+            await self._know_map()
+            found = self.client.get_node(node_name=node)
+            if found is None:
+                return 0, []
+            connection = await self._connections(found).open()
+            return read_scan(await connection.ask(scan_command(cursor, pattern, count)))
+
+    async def _close(self) -> None:
+        if self._first_map is not None:
+            self._first_map.cancel()
+            await asyncio.wait((self._first_map,))
+        await super()._close()
+        if self._owned:
+            # The client would not: it was never told that there is a map.
+            await close_nodes(self.client.nodes_manager, ("nodes_cache", "startup_nodes"))
+        for node in self._newcomers.values():
+            await node.disconnect()
+
+
+async def _first_to_answer(nodes: dict[str, ClusterNode]) -> dict[str, ClusterNode]:
+    """The node that answers first; all of them when none does: then the client says why."""
+    asking = {
+        asyncio.ensure_future(node.execute_command("CLUSTER", "SLOTS")): name
+        for name, node in nodes.items()
+    }
+    found = nodes
+    try:
+        for asked in asyncio.as_completed(asking):
+            with contextlib.suppress(*DRIVER_ERRORS):
+                await asked
+                break
+        answered = [name for task, name in asking.items() if _succeeded(task)]
+        found = {name: nodes[name] for name in answered[:1]} or nodes
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+        for name, node in nodes.items():
+            if name not in found:
+                await node.disconnect()
+    return found
+
+
+def _succeeded(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+class _Node:
+    """A node of redis-py's cluster client as a source of connections."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self.node = node
+
+    async def borrow(self) -> Any:
+        connection = self.node.acquire_connection()
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it so
+        except BaseException:
+            give_back_to_node(self.node, connection)
+            raise
+        return connection
+
+    async def give_back(self, connection: Any) -> None:
+        give_back_to_node(self.node, connection)

@@ -254,13 +254,14 @@ class Commands:
     def __init__(self, keys: KeyLayout) -> None:
         self.keys = keys
 
-    def takes(self, request: Request[Any]) -> bool:
-        """Tell whether a request is about one record; else `listing` answers it."""
-        return type(request) in _BUILDERS
+    def command(self, request: Request[Answer]) -> Command[Answer] | None:
+        """Build the command of a request about one record; None: `listing` answers it."""
+        build = _BUILDERS.get(type(request))
+        return None if build is None else build(self, request)
 
-    def command(self, request: Request[Answer]) -> Command[Answer]:
-        """Build the command of a request about one record."""
-        return _BUILDERS[type(request)](self, request)
+    def batch(self, requests: Sequence[Request[Answer]]) -> list[Command[Answer]]:
+        """Build the commands of requests about single records."""
+        return [_BUILDERS[type(request)](self, request) for request in requests]
 
     def claim(self, ask: ClaimRequest) -> Command[Claim]:
         """See `Store.claim`."""
@@ -322,7 +323,7 @@ class Commands:
         return [
             Command(INFO, (self.keys.record(ask.identity),), (), read_limit, written=written)
             for ask in asks
-            if isinstance(ask, CompleteRequest | PutRequest) and may_be_too_large(ask)
+            if isinstance(ask, _WITH_VALUES) and may_be_too_large(ask)
             for written in _GET_LIMITS
         ]
 
@@ -368,13 +369,12 @@ def _check_size(what: str, value: bytes, expected: int) -> None:
 _GET_LIMITS = tuple(pack(("CONFIG", "GET", name)) for name in LIMITS)
 
 
+_WITH_VALUES = (CompleteRequest, PutRequest)
+
+
 def may_be_too_large(ask: Request[Any]) -> bool:
     """Tell whether a value may be more than its server takes."""
-    return _size_of_value(ask) > SMALLEST_LIMIT
-
-
-def _size_of_value(ask: Request[Any]) -> int:
-    return len(ask.result.data) if isinstance(ask, CompleteRequest | PutRequest) else 0
+    return isinstance(ask, _WITH_VALUES) and len(ask.result.data) > SMALLEST_LIMIT
 
 
 def rejections(
@@ -385,8 +385,8 @@ def rejections(
     found: list[ValueRejected | None] = []
     for ask in asks:
         rejected = None
-        if may_be_too_large(ask):
-            size = _size_of_value(ask)
+        if isinstance(ask, _WITH_VALUES) and may_be_too_large(ask):
+            size = len(ask.result.data)
             # If CONFIG GET is not permitted, assume the default limits.
             told = [next(answers) for _ in LIMITS]
             limit = min(DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)

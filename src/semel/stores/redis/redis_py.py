@@ -33,7 +33,6 @@ _NAMES: Final = (
     "redis.asyncio.connection:Connection.disconnect",
     "redis.sentinel:SentinelConnectionPool.master_address",
     "redis.cluster:NodesManager.initialize",
-    "redis.cluster:NodesManager.get_node_from_slot",
     "redis.cluster:RedisCluster.get_redis_connection",
     "redis.cluster:RedisCluster.keyslot",
     "redis.asyncio.cluster:NodesManager.initialize",

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from redis import Redis, RedisCluster
+
 from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
 from semel.stores._sync.answering import AnsweringStore
 from semel.stores.listening import Listener, Watch
-from semel.stores.redis.adopt import adopt
+from semel.stores.redis.clients import cluster_name, server_name, wrong_client
+from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.commands import (
     Commands,
     KeyLayout,
@@ -25,8 +28,9 @@ from semel.stores.redis.commands import (
 )
 from semel.stores.redis.listening import RedisListeners, RedisSubscriber, read_message
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
+from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
-from semel.stores.redis.threads import Transport
+from semel.stores.redis.threads import ServerTransport, Transport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
@@ -50,7 +54,7 @@ class RedisStore(AnsweringStore):
         """Where the records are."""
         self._commands = Commands(self.keys)
         self._listing = Listing(self._commands)
-        self.transport = client if isinstance(client, Transport) else adopt(client, timeout)
+        self.transport = _transport(client, timeout)
         """What sends commands to the servers; a tier in front of SQL sends its own by it."""
         self._listeners = RedisListeners(self.transport, Listener, RedisSubscriber)
 
@@ -63,11 +67,12 @@ class RedisStore(AnsweringStore):
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
-        if not self._commands.takes(request):
-            return self._run(self._listing.steps(request))
         if may_be_too_large(request):
             return self._ask_for_limits(request)
-        return self.transport.ask(self._commands.command(request), urgent=is_urgent(request))
+        command = self._commands.command(request)
+        if command is None:
+            return self._run(self._listing.steps(request))
+        return self.transport.ask(command, urgent=is_urgent(request))
 
     def _ask_for_limits(self, request: Request[T]) -> T:
         return certain(self.send([request])[0])
@@ -78,7 +83,7 @@ class RedisStore(AnsweringStore):
         rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]
         answers = self.transport.send(
-            [self._commands.command(request) for request in fitting],
+            self._commands.batch(fitting),
             urgent=all(isinstance(request, RenewRequest) for request in fitting),
         )
         return with_rejections(answers, rejected)
@@ -117,3 +122,14 @@ class RedisStore(AnsweringStore):
                     answer = self.transport.scan(step.node, step.cursor, step.pattern, step.count)
                 case commands:
                     answer = self.transport.send(commands)
+
+
+def _transport(client: Any, timeout: float) -> Transport:
+    if isinstance(client, Transport):
+        return client  # opened by URL
+    check()
+    if isinstance(client, RedisCluster):
+        return ClusterTransport(lambda: client, cluster_name(client), timeout)
+    if isinstance(client, Redis):
+        return ServerTransport(client, server_name(client), timeout)
+    raise wrong_client(client, "RedisStore", "redis.Redis or redis.RedisCluster")

@@ -395,7 +395,7 @@ class AsyncTransport(ABC):
 
     def __init__(self, client: Any, where: str, timeout: float, *, owned: bool = False) -> None:
         self.where = where
-        self._client = client
+        self.client = client
         self._timeout = timeout
         self._owned = owned
         self._closed = False
@@ -466,7 +466,7 @@ class AsyncTransport(ABC):
         for connections in self._all_connections():
             await connections.close()
         if self._owned:
-            for client in clients_of(self._client):
+            for client in clients_of(self.client):
                 await close_client(client)
 
     def server_of(self, _key: bytes) -> str | None:
@@ -589,7 +589,7 @@ class AsyncServerTransport(AsyncTransport):
     async def _check(self, connection: Connection) -> None:
         """Believe the connection, or break it: its server may have been replaced."""
         named = await self._ask_sentinels()
-        primary = named or self._client.connection_pool.master_address
+        primary = named or self.client.connection_pool.master_address
         if primary == (connection.connection.host, connection.connection.port):
             connection.believe(monotonic() + (WITHOUT_SENTINEL if named is None else 0.0))
         else:
@@ -597,7 +597,7 @@ class AsyncServerTransport(AsyncTransport):
 
     async def _ask_sentinels(self) -> Address | None:
         """Ask who is the primary; None when no Sentinel answers in time."""
-        pool = self._client.connection_pool
+        pool = self.client.connection_pool
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout / 2):
                 for sentinel in pool.sentinel_manager.sentinels:
@@ -614,7 +614,7 @@ class AsyncServerTransport(AsyncTransport):
 
     def connector_of(self, _key: bytes) -> tuple[str, Any]:
         """There is one."""
-        return "", self._client.connection_pool
+        return "", self.client.connection_pool
 
     async def nodes(self) -> list[str]:
         """There is one, and it needs no name."""

@@ -350,7 +350,7 @@ class ServerTransport(Transport):
 
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
-        self._client = client
+        self.client = client
         pool = client.connection_pool
         self._connections = (
             SentinelConnections(pool, keep=self._owned, timeout=timeout / 2)
@@ -401,12 +401,12 @@ class ServerTransport(Transport):
         self._closed = True
         self._connections.close()
         if self._owned:
-            for client in clients_of(self._client):
+            for client in clients_of(self.client):
                 client.close()
 
     def connector_of(self, _key: bytes) -> tuple[str, Any]:
         """There is one."""
-        return "", self._client.connection_pool
+        return "", self.client.connection_pool
 
     def nodes(self) -> list[str]:
         """There is one, and it needs no name."""
