@@ -369,9 +369,9 @@ def test_a_door_without_its_package_names_the_command_that_installs_it(
         ("asyncmy", "semel.Idempotency('mysql://u@h/d')"),
         ("pymysql", "semel.AsyncIdempotency('mysql://u@h/d')"),
         ("asyncpg", "semel.Idempotency('postgresql://h/d')"),
-        ("asyncmy", "import semel.transactions.drivers, semel.transactions.dialects.mysql"),
-        ("pymysql", "import semel.transactions.drivers, semel.transactions.dialects.mysql"),
-        ("asyncpg", "import semel.transactions.drivers, semel.transactions.dialects.postgres"),
+        ("asyncmy", "import semel.transactions.drivers, semel.transactions.dialects"),
+        ("pymysql", "import semel.transactions.drivers, semel.transactions.dialects"),
+        ("asyncpg", "import semel.transactions.drivers, semel.transactions.dialects"),
     ],
 )
 def test_an_engine_needs_the_driver_of_its_own_kind_alone(missing, use):

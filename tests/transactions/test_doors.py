@@ -236,7 +236,7 @@ async def test_an_interrupt_of_our_own_statements_undoes_the_block(world, word, 
 async def test_a_connection_that_is_lost_while_claiming_is_told_as_it_is(world, monkeypatch):
     async with world.engine() as idem, world.work() as work:
         failing_at(monkeypatch, world, "DELETE FROM", ConnectionError("lost"))
-        monkeypatch.setattr("semel.transactions.dialects.sqlite.SQLiteRecords.restore", no_more)
+        monkeypatch.setattr("semel.transactions.dialects.SQLiteRecords.restore", no_more)
         with pytest.raises(StoreError, match="ConnectionError: lost"):
             async with world.once(idem, work):
                 pytest.fail("it ran")

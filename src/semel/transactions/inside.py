@@ -17,8 +17,8 @@ from semel.core.policy import Rules
 from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest, CompleteRequest
 from semel.errors import ConfigError
 from semel.stores.sql.verbs import Verb
-from semel.transactions.dialects import Records
 from semel.transactions.drivers import is_connection
+from semel.transactions.links import Records
 
 T = TypeVar("T")
 
@@ -46,6 +46,43 @@ def enterable(given: T, kind: type) -> T:
     if not isinstance(given, kind):
         raise ConfigError(f"{_BEGIN}; it gave {type(given).__name__}")
     return given
+
+
+STORES: Final = {
+    "semel.stores.sql.sqlite": "sqlite",
+    "semel.stores.sql.postgres": "postgresql",
+    "semel.stores.sql.mysql": "mysql",
+}
+"""Where the stores of each dialect live."""
+
+
+def records_of(store: object, dialect: str, table: str | None) -> Records:
+    """Find the records; `table` names another one than the store's."""
+    # In tiers SQL decides. The front hears of a record when somebody asks after the commit.
+    behind = getattr(store, "_behind", store)
+    kind = _dialect_of(behind)
+    if kind is None:
+        raise ConfigError(
+            "idem.transaction() needs an engine whose records are in SQL, and "
+            f"{type(store).__name__} keeps them elsewhere: open it with the URL of the database "
+            "that the connection is to"
+        )
+    if kind != dialect:
+        raise ConfigError(
+            f"the connection is to {dialect}, the engine keeps its records in {kind}: they could "
+            "not be committed together"
+        )
+    from semel.transactions.dialects import RECORDS  # noqa: PLC0415 - it knows all databases
+
+    return RECORDS[kind](behind, table)
+
+
+def _dialect_of(store: object) -> str | None:
+    for kind in type(store).__mro__:
+        for package, dialect in STORES.items():
+            if f"{kind.__module__}.".startswith(f"{package}."):
+                return dialect
+    return None
 
 
 # --- the steps of a block: generators that yield statements and receive replies -----------

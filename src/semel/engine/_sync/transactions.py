@@ -30,11 +30,9 @@ from semel.errors import (
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
 from semel.transactions import db_errors, inside
-from semel.transactions.dialects import Records
 from semel.transactions.drivers import link_to
-from semel.transactions.inside import LOCKED, TransactionAttempt
-from semel.transactions.links import Link, Nested, Savepoint
-from semel.transactions.records import records_of
+from semel.transactions.inside import LOCKED, TransactionAttempt, records_of
+from semel.transactions.links import Link, Nested, Records, Savepoint
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -1,0 +1,307 @@
+"""What a transaction needs of each database beside the verbs of its store (`links.Records`).
+
+SQLite has one writer at a time: a caller that waits, waits for the whole file. On PostgreSQL an
+advisory lock of the transaction orders the callers of a key, at every isolation level. On MySQL and
+MariaDB the row itself does.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.core.records import CompleteRequest, Identity
+from semel.errors import ConfigError, ValueRejected
+from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable
+from semel.stores.sql.mysql.verbs import MySQLVerbs
+from semel.stores.sql.postgres.schema import Schema
+from semel.stores.sql.postgres.verbs import PostgresVerbs
+from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
+from semel.stores.sql.sqlite import AsyncSQLiteStore, FileSource, GivenSource, SQLiteStore
+from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
+from semel.stores.sql.verbs import Statement, Verb
+from semel.transactions.drivers import SQLiteLink
+from semel.transactions.links import Records, command, question
+
+if TYPE_CHECKING:
+    from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
+    from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
+
+# --- SQLite -------------------------------------------------------------------------------
+
+_DATABASES: Final = question("PRAGMA database_list")
+
+
+def sqlite_records(store: SQLiteStore | AsyncSQLiteStore, table: str | None) -> SQLiteRecords:
+    """Return the records of a store, or those in another table of the same prefix."""
+    own: SQLiteTable = store._verbs._table  # type: ignore[attr-defined]
+    executor: Any = store._executor
+    return SQLiteRecords(
+        own if table is None else SQLiteTable(table, own.prefix, own.clock),
+        _file_of(executor._session._source),
+    )
+
+
+class SQLiteRecords:
+    """The records of one table."""
+
+    has_lock = False  # there is one lock for the whole file
+    by_key = False
+    rolls_back = False
+
+    def __init__(self, table: SQLiteTable, file: str) -> None:
+        self.verbs = SQLiteVerbs(table)
+        self._table = table
+        self._file = file
+
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - who has the lock need not have the record
+        """Reject another file; bound the wait for the write lock."""
+        files = yield from self._files()
+        if len(files) == 1:
+            self._check(files["main"])
+        reply = yield question("PRAGMA busy_timeout")
+        yield command(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+        before: int = reply.rows[0][0]
+        return before
+
+    def restore(self, before: int) -> Verb[None]:
+        yield command(f"PRAGMA busy_timeout = {before}")
+
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - one line for all
+        """Take the write lock before the first read: a reader that wants to write may not wait."""
+        yield command(f"DELETE FROM {self._table.quoted} WHERE 0")  # noqa: S608 - a checked name
+        files = yield from self._files()
+        if len(files) > 1:  # only now: to look for the table is to read
+            self._check((yield from self._found_in(files)))
+        return True
+
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        yield Statement(
+            f"UPDATE {self._table.quoted} SET hold = ? WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
+            (held, self._table.digest(identity), owner),
+            writes=True,
+        )
+
+    def _check(self, found: str) -> None:
+        if self._file != _NOWHERE and not _same(found, self._file):
+            shown = "a database in memory" if found == _NOWHERE else found
+            raise ConfigError(
+                f"the table {self._table.name} of the connection is in {shown}, the engine keeps "
+                f"its records in {self._file}: they could not be committed together"
+            )
+
+    def _files(self) -> Verb[dict[str, str]]:
+        """Name the databases of this connection, and the file of each."""
+        reply = yield _DATABASES
+        files = {name: file for _, name, file in reply.rows}
+        if "main" not in files:  # every connection has it
+            raise ConfigError("the connection's text_factory must be str")
+        return files
+
+    def _found_in(self, files: Mapping[str, str]) -> Verb[str]:
+        """Name the file in which this connection has just found the table."""
+        # SQLite looks for a name in this order, and takes the first that it finds.
+        *others, last = sorted(files, key=lambda name: name != "temp")
+        for name in others:
+            quoted = name.replace('"', '""')
+            there = yield question(
+                f'SELECT 1 FROM "{quoted}".sqlite_master '  # noqa: S608 - quoted
+                "WHERE type IN ('table', 'view') AND name = ? COLLATE NOCASE",
+                self._table.name,
+            )
+            if there.rows:
+                return files[name]
+        return files[last]
+
+
+_NOWHERE: Final = ""
+"""What SQLite names as the file of a database in memory."""
+
+
+def _file_of(source: FileSource | GivenSource) -> str:
+    """Name the store's file, if it has one and it is known."""
+    if isinstance(source, FileSource):
+        return source.place
+    try:
+        (main, *_) = SQLiteLink(source._connection).execute(_DATABASES).rows
+    except sqlite3.ProgrammingError:  # another thread's connection, which cannot be asked
+        return _NOWHERE
+    file: str = main[2]
+    return file
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # one of them has no file
+        return False
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------
+
+
+_SET_LOCK_TIMEOUT = (
+    "WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS bound) "
+    "SELECT bound, set_config('lock_timeout', $1::text, true) FROM before"
+)
+_RESTORE_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', $1::text, true)"
+_LOCK = "SELECT true FROM pg_advisory_xact_lock($1::bigint)"
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock($1::bigint)"
+
+
+def postgres_records(
+    store: PostgresStore | AsyncPostgresStore, table: str | None
+) -> PostgresRecords:
+    """Return the records of a store, or those in another table of the same schema and prefix."""
+    verbs: PostgresVerbs = store._verbs  # type: ignore[assignment]
+    if table is None:
+        return PostgresRecords(verbs, store._schema.table)
+    schema = Schema(table, store._schema._schema, partitions=None, autocreate=False)
+    own = verbs._table
+    return PostgresRecords(PostgresVerbs(schema.table, own.prefix, own.columns), schema.table)
+
+
+class PostgresRecords:
+    """The records of one table."""
+
+    by_key = True
+    rolls_back = False
+
+    def __init__(self, verbs: PostgresVerbs, table: str) -> None:
+        self.verbs = verbs
+        self.has_lock = False
+        self._hold = f"UPDATE {table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
+
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
+        """Bound the wait for locks until it is restored, or the savepoint before is undone.
+
+        Which server and database a connection reaches is not known here: poolers rename both.
+        """
+        # 0 would mean for ever.
+        reply = yield question(_SET_LOCK_TIMEOUT, f"{max(1, round(seconds * 1000))}ms")
+        before: str = reply.rows[0][0]
+        return before
+
+    def restore(self, before: str) -> Verb[None]:
+        yield question(_RESTORE_LOCK_TIMEOUT, before)
+
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
+        """Take the lock of the record; the end of the transaction, or undoing, gives it back."""
+        number = int.from_bytes(self.verbs.short_digest(identity)[:8], "big", signed=True)
+        reply = yield question(_LOCK if wait else _TRY_LOCK, number)
+        self.has_lock = bool(reply.rows[0][0])
+        return self.has_lock
+
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        yield Statement(self._hold, (held, self.verbs.digest(identity), owner), writes=True)
+
+
+# --- MySQL and MariaDB --------------------------------------------------------------------
+#
+# The row is inserted first, then read as it is now. A plain SELECT under REPEATABLE READ shows the
+# past: the row that the insert has just met would be missing. So every read locks. A read before
+# the insert, even one that does not wait, would lock the gap of an absent key, and two of those
+# that insert are a deadlock: a caller that does not want to wait bounds the wait of the insert.
+
+_SESSION: Final = (
+    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
+    "@@innodb_rollback_on_timeout"
+)
+_SET_LOCK_WAIT: Final = "SET SESSION innodb_lock_wait_timeout = %s"
+
+
+def mysql_records(store: MySQLStore | AsyncMySQLStore, table: str | None) -> MySQLRecords:
+    """Return the records of a store, or those in another table of the same prefix."""
+    own: MySQLTable = store._verbs._table  # type: ignore[attr-defined]
+    return MySQLRecords(_LockingTable(table or own.name, own.prefix, own._own), store._database)
+
+
+class _LockingTable(MySQLTable):
+    """The table, read with FOR UPDATE.
+
+    A row that is locked and has a new owner's id was made by its insert: LAST_INSERT_ID() is not
+    needed to tell, and stays what the application's own last insert has made it.
+    """
+
+    new_fence = READ_NOW
+    made_here = "1"
+    largest = math.inf
+    """Bytes of one message; on a larger one the server hangs up, and the transaction is gone."""
+
+    def complete(self, ask: CompleteRequest) -> Statement:
+        """Store the success of a running owner, unless the server can never take its result."""
+        size = len(ask.result.data)
+        if size > self.largest:
+            raise ValueRejected(
+                f"the result has {size} bytes, and the server's max_allowed_packet is "
+                f"{self.largest}; raise that, or lower the policy's max_result_bytes"
+            )
+        return super().complete(ask)
+
+    def read(self, identity: Identity) -> Statement:
+        """Read the newest version of the row, and keep others from changing it."""
+        plain = super().read(identity)
+        return plain._replace(sql=f"{plain.sql} FOR UPDATE")
+
+
+class MySQLRecords:
+    """The records of one table."""
+
+    has_lock = False  # the row is the lock
+    by_key = True
+
+    def __init__(self, table: _LockingTable, database: str | None) -> None:
+        self.verbs = MySQLVerbs(table)
+        self._table = table
+        self._database = database
+        """The store's, if its URL has named it."""
+        self.rolls_back = False
+
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
+        """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
+        reply = yield question(_SESSION)
+        ((before, database, version, self._table.largest, rolls_back),) = reply.rows
+        if isinstance(version, bytes):
+            raise texts_as_bytes(WITH_UNICODE)
+        self._check(database)
+        self.rolls_back = bool(rolls_back)
+        least = 0 if "MariaDB" in version else 1
+        bound = max(1, math.ceil(seconds)) if wait else least
+        yield question(_SET_LOCK_WAIT, bound)
+        told: int = before
+        return told
+
+    def restore(self, before: int) -> Verb[None]:
+        yield question(_SET_LOCK_WAIT, before)
+
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - see above
+        """Do nothing: the insert of the claim stands in line."""
+        yield from ()
+        return True
+
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        yield Statement(
+            f"UPDATE {self._table.quoted} SET hold = %s WHERE digest = %s AND owner = %s",  # noqa: S608 - a checked name
+            (held, self._table.digest(identity), owner),
+            writes=True,
+        )
+
+    def _check(self, database: str | None) -> None:
+        # Names that differ in capitals alone may be one: that depends on the server's file system.
+        own = self._database
+        if own is not None and own.casefold() != (database or "").casefold():
+            raise ConfigError(
+                f"the connection is to the database {database}, the engine keeps its records in "
+                f"{own}: open it with the URL of the database that the connection is to"
+            )
+
+
+RECORDS: Final[Mapping[str, Callable[[Any, str | None], Records]]] = {
+    "sqlite": sqlite_records,
+    "postgresql": postgres_records,
+    "mysql": mysql_records,
+}
+"""What makes the records of a store, by the dialect of its database."""
