@@ -30,10 +30,11 @@ GENERATED = {
     "repair/maintenance.py": "repair/_sync/maintenance.py",
     "repair/reconcile.py": "repair/_sync/reconcile.py",
     "repair/resolve.py": "repair/_sync/resolve.py",
-    "stores/answering.py": "stores/_sync/answering.py",
+    "stores/base.py": "stores/_sync/base.py",
     "stores/redis/aio.py": "stores/redis/store.py",
     "stores/sql/aio.py": "stores/sql/store.py",
     "stores/sql/mysql/aio.py": "stores/sql/mysql/store.py",
+    "stores/tiered/aio.py": "stores/tiered/store.py",
 }
 """The files that are written by hand, and those that are generated from them."""
 
@@ -91,6 +92,7 @@ TEXTS = {
     ),
     "on asyncmy": "on PyMySQL",
     "    Resolvers may be async; plain functions run in threads.\n": "",
+    " Any awaitable may be returned, as a future.": "",
 }
 """Phrases of docstrings that are others for threads."""
 
@@ -109,11 +111,18 @@ OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "_single", "batching", "claim
 LOOP = "loop_guard"
 """The attribute that holds an engine's event loop: its checks and its use as an argument."""
 
+WHOLE = {"stores/base.py"}
+"""Files that give both kinds: they import what is generated, and are imported by threads too."""
+
+LEFT_OUT = {"__all__", "Creating", "Migrating"}
+"""What such a file has besides, for both kinds or for threads alone: it is not generated."""
+
 MODULES = {
     "semel." + by_hand.removesuffix(".py").replace("/", "."): (
         "semel." + generated.removesuffix(".py").replace("/", ".")
     )
     for by_hand, generated in GENERATED.items()
+    if by_hand not in WHOLE
 } | {"redis.asyncio": "redis"}
 """Where the generated modules, and the clients of drivers, are imported from."""
 
@@ -149,8 +158,9 @@ class Source:
         return self.at(node.lineno, node.col_offset), self.at(*end)
 
     def lines(self, node: ast.stmt) -> tuple[int, int]:
-        """Return the span of a statement's whole lines."""
-        return self.at(node.lineno, 0), self.at((node.end_lineno or 0) + 1, 0)
+        """Return the span of a statement's whole lines, its decorators included."""
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        return self.at(first, 0), self.at((node.end_lineno or 0) + 1, 0)
 
 
 def renamed(word: str) -> str:
@@ -204,11 +214,25 @@ def is_only_for_tasks(node: ast.stmt, omitted: Container[str]) -> bool:
     return False
 
 
+def is_left_out(source: Source, node: ast.stmt) -> bool:
+    """Tell whether a file that gives both kinds has this beside what is generated from it."""
+    if source.name not in WHOLE:
+        return False
+    match node:
+        case ast.ImportFrom(module=str(module)):
+            return module == "semel." + GENERATED[source.name].removesuffix(".py").replace("/", ".")
+        case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+            return name in LEFT_OUT
+    return False
+
+
 def edits_of_tree(source: Source) -> Iterator[Edit]:
     """Drop what only tasks need, and what wraps the value of an async call."""
     omitted = OMITTED.get(source.name, ())
     for node in ast.walk(ast.parse(source.text)):
-        if isinstance(node, ast.stmt) and is_only_for_tasks(node, omitted):
+        if isinstance(node, ast.stmt) and (
+            is_only_for_tasks(node, omitted) or is_left_out(source, node)
+        ):
             yield Edit(*source.lines(node))
             continue
         match node:

@@ -8,38 +8,65 @@ from msgspec.structs import replace
 
 from contract.reference_store import DictStore
 from semel.core import judge
-from semel.core.records import Busy, Claimed, CompleteRequest, Identity, Mismatch, State
+from semel.core.records import (
+    Busy,
+    Claimed,
+    ForgetRequest,
+    GetRequest,
+    Identity,
+    Mismatch,
+    RenewRequest,
+    State,
+    StuckRequest,
+)
 from semel.stores.memory import MemoryStore
+from semel.testing.faults import VERBS
 
 
-class CompleteIgnoresTheOwner(DictStore):
-    def complete(self, identity, owner, result, ttl):
-        record = self._records.get(identity)
-        return super().complete(identity, record.owner if record else owner, result, ttl)
+class Broken(DictStore):
+    """Answers by the law, but where it has a method for a request: `on_claim` and so on."""
+
+    lawful = DictStore.answer
+
+    def answer(self, request):
+        return getattr(self, f"on_{VERBS[type(request)]}", self.lawful)(request)
 
 
-class FailFreesWhoeverRuns(DictStore):
-    def fail(self, identity, owner, error, **terms):
-        record = self._records.get(identity)
-        return super().fail(identity, record.owner if record else owner, error, **terms)
+class BrokenListing(MemoryStore):
+    """The same for requests that the small store does not answer."""
+
+    lawful = MemoryStore.ask
+
+    def ask(self, request):
+        return getattr(self, f"on_{VERBS[type(request)]}", self.lawful)(request)
 
 
-class RenewRefusesAPassedLease(DictStore):
-    def renew(self, identity, owner, lease):
-        record = self.get(identity)
-        return record is not None and not record.abandoned and super().renew(identity, owner, lease)
+class CompleteIgnoresTheOwner(Broken):
+    def on_complete(self, ask):
+        record = self._records.get(ask.identity)
+        return self.lawful(replace(ask, owner=record.owner) if record else ask)
 
 
-class CompleteRefusesAPassedLease(DictStore):
-    def complete(self, identity, owner, result, ttl):
-        record = self.get(identity)
-        if record is not None and record.abandoned:
-            return False
-        return super().complete(identity, owner, result, ttl)
+class FailFreesWhoeverRuns(Broken):
+    def on_fail(self, ask):
+        record = self._records.get(ask.identity)
+        return self.lawful(replace(ask, owner=record.owner) if record else ask)
 
 
-class ClaimChecksThenActs(DictStore):
-    def claim(self, ask):
+class RenewRefusesAPassedLease(Broken):
+    def on_renew(self, ask):
+        record = self.get(ask.identity)
+        return record is not None and not record.abandoned and self.lawful(ask)
+
+
+class CompleteRefusesAPassedLease(Broken):
+    def on_complete(self, ask):
+        record = self.get(ask.identity)
+        return not (record is not None and record.abandoned) and self.lawful(ask)
+
+
+class ClaimChecksThenActs(Broken):
+    def on_claim(self, ask):
         answer, record = judge.claim(self._records.get(ask.identity), ask, self._clock())
         time.sleep(0.001)  # a round trip between the check and the act
         if record is not None:
@@ -47,240 +74,250 @@ class ClaimChecksThenActs(DictStore):
         return answer
 
 
-class CompleteChecksThenActs(DictStore):
-    def complete(self, identity, owner, result, ttl):
-        ask = CompleteRequest(identity, owner, result, ttl)
-        record = judge.complete(self._records.get(identity), ask, self._clock())
+class CompleteChecksThenActs(Broken):
+    def on_complete(self, ask):
+        record = judge.complete(self._records.get(ask.identity), ask, self._clock())
         time.sleep(0.05)  # a round trip between the check and the act
         if record is not None:
-            self._records[identity] = record
+            self._records[ask.identity] = record
         return record is not None
 
 
-class RepeatedClaimIsBusy(DictStore):
-    def claim(self, ask):
+class RepeatedClaimIsBusy(Broken):
+    def on_claim(self, ask):
         record = self.get(ask.identity)
         if record is not None and record.state is State.PROCESSING and not record.abandoned:
             return Busy(record.lease_until - record.now)
-        return super().claim(ask)
+        return self.lawful(ask)
 
 
-class AnEndedOwnerIsGivenANewClaim(DictStore):
-    def claim(self, ask):
+class AnEndedOwnerIsGivenANewClaim(Broken):
+    def on_claim(self, ask):
         record = self._records.get(ask.identity)
         if record is not None and record.retryable:
             self._records[ask.identity] = replace(record, owner=bytes(12))
-        return super().claim(ask)
+        return self.lawful(ask)
 
 
-class BusyHidesAMismatch(DictStore):
-    def claim(self, ask):
-        answer = super().claim(ask)
+class BusyHidesAMismatch(Broken):
+    def on_claim(self, ask):
+        answer = self.lawful(ask)
         record = self.get(ask.identity)
         if isinstance(answer, Mismatch) and record is not None and record.lease_until is not None:
             return Busy(record.lease_until - record.now)
         return answer
 
 
-class SecondCompleteIsRefused(DictStore):
-    def complete(self, identity, owner, result, ttl):
-        record = self.get(identity)
-        done = record is not None and record.outcome is not None
-        return not done and super().complete(identity, owner, result, ttl)
+class SecondCompleteIsRefused(Broken):
+    def on_complete(self, ask):
+        record = self.get(ask.identity)
+        return not (record is not None and record.outcome is not None) and self.lawful(ask)
 
 
-class SecondCompleteOverwrites(DictStore):
-    def complete(self, identity, owner, result, ttl):
-        answer = super().complete(identity, owner, result, ttl)
+class SecondCompleteOverwrites(Broken):
+    def on_complete(self, ask):
+        answer = self.lawful(ask)
         if answer:
-            self._records[identity] = replace(self._records[identity], outcome=result)
+            self._records[ask.identity] = replace(self._records[ask.identity], outcome=ask.result)
         return answer
 
 
-class ExpiresOnlyByPurge(DictStore):
-    def get(self, identity):
-        record = self._records.get(identity)
+class ExpiresOnlyByPurge(Broken):
+    def on_get(self, ask):
+        record = self._records.get(ask.identity)
         return record if record is None else replace(record, now=self._clock())
 
 
-class RetentionStartsWithTheClaim(DictStore):
-    def complete(self, identity, owner, result, ttl):
-        answer = super().complete(identity, owner, result, ttl)
-        record = self._records.get(identity)
+class RetentionStartsWithTheClaim(Broken):
+    def on_complete(self, ask):
+        answer = self.lawful(ask)
+        record = self._records.get(ask.identity)
         if answer and record is not None:
-            self._records[identity] = replace(record, expires_at=record.created_at + ttl)
+            self._records[ask.identity] = replace(record, expires_at=record.created_at + ask.ttl)
         return answer
 
 
-class FenceRestarts(DictStore):
-    def claim(self, ask):
-        answer = super().claim(ask)
+class FenceRestarts(Broken):
+    def on_claim(self, ask):
+        answer = self.lawful(ask)
         if isinstance(answer, Claimed):
             answer = replace(answer, fence=answer.number)
             self._records[ask.identity] = replace(self._records[ask.identity], fence=answer.fence)
         return answer
 
 
-class FenceIsTheClock(DictStore):
-    def claim(self, ask):
-        answer = super().claim(ask)
+class FenceIsTheClock(Broken):
+    def on_claim(self, ask):
+        answer = self.lawful(ask)
         if isinstance(answer, Claimed):
             answer = replace(answer, fence=int(self._clock() * 1e6))
             self._records[ask.identity] = replace(self._records[ask.identity], fence=answer.fence)
         return answer
 
 
-class TakeoverWeakensHold(DictStore):
-    def claim(self, ask):
+class TakeoverWeakensHold(Broken):
+    def on_claim(self, ask):
         record = self._records.get(ask.identity)
         if record is not None and not ask.hold:
             self._records[ask.identity] = replace(record, hold=False)
-        return super().claim(ask)
+        return self.lawful(ask)
 
 
-class CallersHoldIsIgnored(DictStore):
-    def claim(self, ask):
+class CallersHoldIsIgnored(Broken):
+    def on_claim(self, ask):
         known = ask.identity in self._records
-        return super().claim(replace(ask, hold=False) if known else ask)
+        return self.lawful(replace(ask, hold=False) if known else ask)
 
 
-class ReplaceInterrupts(DictStore):
-    def claim(self, ask):
+class ReplaceInterrupts(Broken):
+    def on_claim(self, ask):
         record = self._records.get(ask.identity)
         if record is not None and ask.replace and record.lease_until is not None:
             self._records[ask.identity] = replace(record, lease_until=0.0)
-        return super().claim(ask)
+        return self.lawful(ask)
 
 
-class SupersededIsForgotten(DictStore):
-    def claim(self, ask):
+class SupersededIsForgotten(Broken):
+    def on_claim(self, ask):
         record = self._records.get(ask.identity)
         if record is not None:
             self._records[ask.identity] = replace(record, superseded=())
-        return super().claim(ask)
+        return self.lawful(ask)
 
 
-class PayloadIsAlwaysErased(DictStore):
-    def fail(self, identity, owner, error, **terms):
-        return super().fail(identity, owner, error, **terms | {"keep_fingerprint": False})
+class PayloadIsAlwaysErased(Broken):
+    def on_fail(self, ask):
+        return self.lawful(replace(ask, keep_fingerprint=False))
 
 
-class AClaimThatNeverRanCounts(DictStore):
-    def fail(self, identity, owner, error, **terms):
-        return super().fail(identity, owner, error, **terms | {"ran": True})
+class AClaimThatNeverRanCounts(Broken):
+    def on_fail(self, ask):
+        return self.lawful(replace(ask, ran=True))
 
 
-class ANumberIsGivenBackTwice(DictStore):
-    def fail(self, identity, owner, error, **terms):
-        ended = self._records[identity].state is State.FAILED
-        answer = super().fail(identity, owner, error, **terms)
-        if answer and ended and not terms["ran"]:
-            record = self._records[identity]
-            self._records[identity] = replace(record, number=record.number - 1)
+class ANumberIsGivenBackTwice(Broken):
+    def on_fail(self, ask):
+        ended = self._records[ask.identity].state is State.FAILED
+        answer = self.lawful(ask)
+        if answer and ended and not ask.ran:
+            record = self._records[ask.identity]
+            self._records[ask.identity] = replace(record, number=record.number - 1)
         return answer
 
 
-class AReplacementIsCountedOn(DictStore):
-    def claim(self, ask):
+class AReplacementIsCountedOn(Broken):
+    def on_claim(self, ask):
         before = self._records.get(ask.identity)
-        answer = super().claim(ask)
+        answer = self.lawful(ask)
         if isinstance(answer, Claimed) and before is not None and answer.number == 1:
             answer = replace(answer, number=before.number + 1)
             self._records[ask.identity] = replace(self._records[ask.identity], number=answer.number)
         return answer
 
 
-class IdentitiesAreJoined(DictStore):
-    def claim(self, ask):
+class IdentitiesAreJoined(Broken):
+    def on_claim(self, ask):
         identity = Identity("", f"{ask.identity.scope}:{ask.identity.key}")
-        return super().claim(replace(ask, identity=identity))
+        return self.lawful(replace(ask, identity=identity))
 
 
-class CaseIsIgnored(DictStore):
-    def claim(self, ask):
+class CaseIsIgnored(Broken):
+    def on_claim(self, ask):
         identity = Identity(ask.identity.scope, ask.identity.key.lower())
-        return super().claim(replace(ask, identity=identity))
+        return self.lawful(replace(ask, identity=identity))
 
 
-class EmptyResultIsLost(DictStore):
-    def get(self, identity):
-        record = super().get(identity)
+class EmptyResultIsLost(Broken):
+    def on_get(self, ask):
+        record = self.lawful(ask)
         if record is not None and record.outcome is not None and not record.outcome.data:
             return replace(record, outcome=None)
         return record
 
 
-class UpdatedAtStands(DictStore):
-    def get(self, identity):
-        record = super().get(identity)
+class UpdatedAtStands(Broken):
+    def on_get(self, ask):
+        record = self.lawful(ask)
         return record if record is None else replace(record, updated_at=record.created_at)
 
 
-class NothingIsKeptForNoTime(DictStore):
-    def touch(self, identity, ttl):
-        return super().touch(identity, max(ttl, 0.001))
+class NothingIsKeptForNoTime(Broken):
+    def on_touch(self, ask):
+        return self.lawful(replace(ask, ttl=max(ask.ttl, 0.001)))
 
 
-class TouchEndsWhatRuns(DictStore):
-    def touch(self, identity, ttl):
-        return super().touch(identity, ttl) or (ttl == 0 and self.forget(identity))
+class TouchEndsWhatRuns(Broken):
+    def on_touch(self, ask):
+        return self.lawful(ask) or (ask.ttl == 0 and self.forget(ask.identity))
 
 
-class PutOverwrites(DictStore):
-    def put(self, identity, result, ttl, *, owner):
-        self._records.pop(identity, None)
-        return super().put(identity, result, ttl, owner=owner)
+class PutOverwrites(Broken):
+    def on_put(self, ask):
+        self._records.pop(ask.identity, None)
+        return self.lawful(ask)
 
 
 class BatchAnswersInAnotherOrder(MemoryStore):
-    def claim_many(self, asks):
-        return super().claim_many(sorted(asks, key=lambda ask: ask.identity.digest))
+    def send(self, requests):
+        return super().send(sorted(requests, key=lambda ask: ask.identity.digest))
 
 
-class PrefixIsAPattern(MemoryStore):
-    def scan(self, *, prefix="", **terms):
-        return super().scan(prefix=prefix[:1], **terms)
+class RequestsOfABatchDoNotSeeEachOther(Broken):
+    """As a batch that reads all records before it writes any."""
+
+    def send(self, requests):
+        before = dict(self._records)
+        answers = []
+        for request in requests:
+            after, self._records = self._records, dict(before)
+            answers.append(self.answer(request))
+            self._records = {**after, **self._records}
+        return answers
 
 
-class PurgeTakesHeldRecords(MemoryStore):
-    def purge(self, *, limit=1000, abandoned_after=None):
-        gone = super().purge(limit=limit, abandoned_after=abandoned_after)
-        if abandoned_after is None:
+class PrefixIsAPattern(BrokenListing):
+    def on_scan(self, ask):
+        return self.lawful(replace(ask, prefix=ask.prefix[:1]))
+
+
+class PurgeTakesHeldRecords(BrokenListing):
+    def on_purge(self, ask):
+        gone = self.lawful(ask)
+        if ask.abandoned_after is None:
             return gone
-        stuck = self.stuck(older_than=abandoned_after)
-        return gone + sum(self.forget(record.identity) for record in stuck)
+        stuck = self.lawful(StuckRequest(ask.abandoned_after))
+        return gone + sum(self.lawful(ForgetRequest(record.identity)) for record in stuck)
 
 
-class AdoptInterrupts(MemoryStore):
-    def adopt(self, identity, owner, lease):
-        record = self.get(identity)
+class AdoptInterrupts(BrokenListing):
+    def on_adopt(self, ask):
+        record = self.lawful(GetRequest(ask.identity))
         if record is not None and record.state is State.PROCESSING:
-            self.renew(identity, record.owner, 0.0)
-        return super().adopt(identity, owner, lease)
+            self.lawful(RenewRequest(ask.identity, record.owner, 0.0))
+        return self.lawful(ask)
 
 
-class AdoptForgetsTheHold(MemoryStore):
-    def adopt(self, identity, owner, lease):
-        record = super().adopt(identity, owner, lease)
+class AdoptForgetsTheHold(BrokenListing):
+    def on_adopt(self, ask):
+        record = self.lawful(ask)
         if record is not None:
             self._shelf.place(replace(record, hold=False))
         return record
 
 
-class AdoptKeepsTheFence(MemoryStore):
-    def adopt(self, identity, owner, lease):
-        before = self.get(identity)
-        record = super().adopt(identity, owner, lease)
+class AdoptKeepsTheFence(BrokenListing):
+    def on_adopt(self, ask):
+        before = self.lawful(GetRequest(ask.identity))
+        record = self.lawful(ask)
         return None if record is None else replace(record, fence=before.fence)
 
 
-class ParkingRestartsTheAge(MemoryStore):
-    def renew(self, identity, owner, lease):
-        return super().renew(identity, owner, max(lease, 0.0))
+class ParkingRestartsTheAge(BrokenListing):
+    def on_renew(self, ask):
+        return self.lawful(replace(ask, lease=max(ask.lease, 0.0)))
 
 
-class StuckIsUnsorted(MemoryStore):
-    def stuck(self, *, older_than=0.0, limit=100):
-        return sorted(super().stuck(older_than=older_than), key=lambda each: each.identity.key)[
-            :limit
-        ]
+class StuckIsUnsorted(BrokenListing):
+    def on_stuck(self, ask):
+        found = self.lawful(replace(ask, limit=1000))
+        return sorted(found, key=lambda each: each.identity.key)[: ask.limit]

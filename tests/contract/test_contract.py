@@ -14,10 +14,10 @@ from contract.reference_store import DictStore
 from contract.versioned_store import Table, VersionedStore
 from engines.facade import Effect
 from semel import Idempotency, RecordUnreadable, ResultUnavailable, StoreUnavailable
-from semel.core.records import Busy
+from semel.core.records import Busy, Claimed
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, StoreContract
-from semel.testing.contract.given import ANNA, BERT, CARL, KEY, ask
+from semel.testing.contract.given import ANNA, BERT, CARL, KEY, OTHER, ask
 
 
 @pytest.mark.parametrize("shown", [reference_store, versioned_store])
@@ -121,6 +121,14 @@ def test_a_result_that_the_database_cannot_take_is_done_without_it():
         idem.execute("k", effect)
     assert effect.runs == 1
     idem.close()
+
+
+def test_the_error_of_one_request_is_its_answer_and_no_others():
+    store = VersionedStore(table := Table())
+    table.write_if(KEY.digest, None, b"\x02something new")
+    unreadable, claimed = store.send([ask(ANNA), ask(ANNA, identity=OTHER)])
+    assert isinstance(unreadable, RecordUnreadable)
+    assert isinstance(claimed, Claimed)
 
 
 def test_a_record_of_an_unknown_format_is_not_guessed_at():

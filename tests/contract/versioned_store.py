@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
-from msgspec.structs import replace
 
 from semel.core import judge
-from semel.core.records import (
-    Claim,
-    ClaimRequest,
-    CompleteRequest,
-    Encoded,
-    Identity,
-    PutRequest,
-    Record,
-    RenewRequest,
-)
-from semel.errors import RecordUnreadable, StoreUnavailable, ValueRejected
+from semel.core.records import LISTINGS, Identity, Record, Request
+from semel.errors import RecordUnreadable, StoreError, StoreUnavailable, ValueRejected
+from semel.stores.base import Store
 
-Answer = TypeVar("Answer")
-Law = Callable[[Record | None, float], tuple[Answer, Record | None]]
+T = TypeVar("T")
 
 
 class Table:
@@ -43,22 +33,22 @@ class Table:
         """Read the latest version, never an older one from a replica or a cache."""
         return self._items.get(key)
 
-    def write_if(self, key: bytes, version: str | None, item: bytes) -> bool:
-        """Write the item if it still has this version; None: if there is no item."""
+    def write_if(self, key: bytes, version: str | None, item: bytes | None) -> bool:
+        """Write the item (None: delete it) if it still has this version; None: if there is none."""
         with self._lock:
             if self._items.get(key, (None, b""))[0] != version:
                 return False
-            self._items[key] = (uuid4().hex, item)
+            if item is None:
+                self._items.pop(key, None)
+            else:
+                self._items[key] = (uuid4().hex, item)
             return True
 
-    def delete(self, key: bytes) -> bytes | None:
-        """Remove the item and give it."""
-        with self._lock:
-            return self._items.pop(key, (None, None))[1]
 
-
-class VersionedStore:
+class VersionedStore(Store):
     """Reads the record, lets the law judge it, and writes only over what was judged."""
+
+    unsupported = LISTINGS
 
     FORMAT = b"\x01"
     """Before each record, so that a later release can tell what an earlier one wrote."""
@@ -76,77 +66,28 @@ class VersionedStore:
         self._tries = tries
         self._largest_item = largest_item
 
-    def claim(self, ask: ClaimRequest) -> Claim:
-        return self._decide(ask.identity, lambda record, now: judge.claim(record, ask, now))
-
-    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
-        ask = RenewRequest(identity, owner, lease)
-        return self._write(identity, lambda record, now: judge.renew(record, ask, now))
-
-    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        ask = CompleteRequest(identity, owner, result, ttl)
-        return self._write(identity, lambda record, now: judge.complete(record, ask, now))
-
-    def fail(
-        self,
-        identity: Identity,
-        owner: bytes,
-        error: Encoded,
-        *,
-        retryable: bool,
-        keep_fingerprint: bool,
-        ttl: float,
-        ran: bool = True,
-    ) -> bool:
-        def law(record: Record | None, now: float) -> Record | None:
-            return judge.fail(
-                record,
-                owner,
-                error,
-                retryable=retryable,
-                keep_fingerprint=keep_fingerprint,
-                ttl=ttl,
-                ran=ran,
-                now=now,
-            )
-
-        return self._write(identity, law)
-
-    def get(self, identity: Identity) -> Record | None:
-        return self._decide(identity, lambda record, now: (judge.present(record, now), None))
-
-    def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
-        ask = PutRequest(identity, owner, result, ttl)
-        return self._write(identity, lambda record, now: judge.put(record, ask, now))
-
-    def touch(self, identity: Identity, ttl: float) -> bool:
-        return self._write(identity, lambda record, now: judge.touch(record, ttl, now))
-
-    def forget(self, identity: Identity) -> bool:
-        item = self._table.delete(identity.digest)
-        return item is not None and judge.present(self._read(item), self._clock()) is not None
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        return [self._own_answer(request) for request in requests]
 
     def close(self) -> None:
         """Nothing was opened."""
 
-    def _write(
-        self, identity: Identity, law: Callable[[Record | None, float], Record | None]
-    ) -> bool:
-        def answering(record: Record | None, now: float) -> tuple[bool, Record | None]:
-            written = law(record, now)
-            return written is not None, written
+    def _own_answer(self, request: Request[T]) -> T | StoreError:
+        try:
+            return self._answer(request)
+        except StoreError as error:
+            return error  # of this request; the others have their own answers
 
-        return self._decide(identity, answering)
-
-    def _decide(self, identity: Identity, law: Law[Answer]) -> Answer:
+    def _answer(self, request: Request[T]) -> T:
+        identity: Identity = request.identity
         for _ in range(self._tries):
             version, item = self._table.read(identity.digest) or (None, None)
             stored = None if item is None else self._read(item)
-            now = self._clock()
-            answer, record = law(None if stored is None else replace(stored, now=now), now)
-            if record is None:
+            answer, record = judge.answer(stored, request, self._clock())
+            if record is stored:
                 return answer  # there is nothing to write
-            if self._table.write_if(identity.digest, version, self._packed(record)):
+            written = None if record is None else self._packed(record)
+            if self._table.write_if(identity.digest, version, written):
                 return answer
             # Somebody else has written meanwhile: judge what is there now.
         raise StoreUnavailable(f"the record changed {self._tries} times while it was being judged")

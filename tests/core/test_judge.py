@@ -18,6 +18,7 @@ from semel.core.records import (
     CompleteRequest,
     Encoded,
     Exhausted,
+    FailRequest,
     Finished,
     Identity,
     Mismatch,
@@ -25,6 +26,7 @@ from semel.core.records import (
     Record,
     RenewRequest,
     State,
+    TouchRequest,
 )
 
 NOW = 1_000.0
@@ -66,15 +68,8 @@ def ask(owner=BERT, fingerprint=RED, **changes):
 
 
 def fail(record, owner=ANNA, *, retryable=True, keep_fingerprint=True, now=NOW):
-    return judge.fail(
-        record,
-        owner,
-        OTHER_RESULT,
-        retryable=retryable,
-        keep_fingerprint=keep_fingerprint,
-        ttl=60.0,
-        now=now,
-    )
+    ask = FailRequest(KEY, owner, OTHER_RESULT, retryable, keep_fingerprint, ttl=60.0)
+    return judge.fail(record, ask, now)
 
 
 # --- what is present ---------------------------------------------------------------------
@@ -355,12 +350,14 @@ def test_a_mark_put_twice_changes_nothing():
 
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED])
 def test_touch_moves_the_end_of_a_finished_record_and_nothing_else(state):
-    assert judge.touch(ended(state), 5.0, NOW) == ended(state, expires_at=NOW + 5, now=NOW)
+    assert judge.touch(ended(state), TouchRequest(KEY, 5.0), NOW) == ended(
+        state, expires_at=NOW + 5, now=NOW
+    )
 
 
 @pytest.mark.parametrize("record", [None, running(), abandoned(), ended(expires_at=NOW)])
 def test_touch_is_refused_without_a_finished_record(record):
-    assert judge.touch(record, 5.0, NOW) is None
+    assert judge.touch(record, TouchRequest(KEY, 5.0), NOW) is None
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -409,7 +406,7 @@ def steps():
         )
         yield record, "fail", fail(record, owner)
         yield record, "put", judge.put(record, PutRequest(KEY, owner, RESULT, 9.0), NOW)
-        yield record, "touch", judge.touch(record, 9.0, NOW)
+        yield record, "touch", judge.touch(record, TouchRequest(KEY, 9.0), NOW)
         yield record, "adopt", judge.adopt(record, AdoptRequest(KEY, owner, 30.0), NOW)
 
 

@@ -40,12 +40,7 @@ MADE_BY_US = {"semel.sync.Once"}
 ALIKE = {"semel.sync.Marks"}
 """Classes whose methods take the same few arguments, which the class explains."""
 
-VERBS = {
-    name: verb
-    for protocol in (base.Store, base.Batching, base.Scannable, base.Repairing)
-    for name, verb in vars(protocol).items()
-    if inspect.isfunction(verb)
-}
+VERBS = {name: verb for name, verb in vars(base.Store).items() if inspect.isfunction(verb)}
 """Verbs of stores, which are explained once, wherever else they are offered."""
 
 
@@ -95,7 +90,7 @@ def functions() -> Iterator[tuple[str, Documented]]:
             if not part.startswith("_") and ours.startswith("semel"):
                 text = f"{method.__doc__} {own if name in ALIKE else ''}"
                 if part in VERBS:
-                    text += f"{VERBS[part].__doc__} {base.Store.__doc__} {base.Batching.__doc__}"
+                    text += f"{VERBS[part].__doc__} {base.Store.__doc__}"
                 yield f"{name}.{part}", Documented(method, text)
 
 

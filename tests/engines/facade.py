@@ -17,6 +17,7 @@ from typing import Any, Self
 from semel import AsyncIdempotency, Idempotency, open_async_store, open_store
 from semel.core.records import Record
 from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
+from semel.testing.faults import VERBS
 from stores.postgres_given import always_in_batches
 
 PATIENCE = 60.0
@@ -211,27 +212,34 @@ class Driven:
         return [event for event in tuple(self.events) if isinstance(event, kind)]
 
 
+def intercepted(store: Any, verb: str, answer: Callable[[Any, Any], Any]) -> None:
+    """Let `answer` answer a store's requests of a verb: it gets the store's own `ask`, and each."""
+    ask = store.ask
+
+    def ask_or_answer(request: Any) -> Any:
+        return answer(ask, request) if VERBS[type(request)] == verb else ask(request)
+
+    store.ask = ask_or_answer
+
+
 def held_up(engine: Driven, verb: str) -> Gate:
     """Hold the next answer to a command up, after the store has applied it."""
     gate, store = Gate(), engine.store.store
-    apply = getattr(store, verb)
 
-    if isinstance(engine.engine, AsyncIdempotency):
+    async def slow(ask: Any, request: Any) -> Any:
+        answer = await ask(request)
+        del store.ask
+        await asyncio.to_thread(gate)
+        return answer
 
-        async def slow(*args: Any, **kwargs: Any) -> Any:
-            answer = await apply(*args, **kwargs)
-            delattr(store, verb)
-            await asyncio.to_thread(gate)
-            return answer
-    else:
+    def slow_thread(ask: Any, request: Any) -> Any:
+        answer = ask(request)
+        del store.ask
+        gate()
+        return answer
 
-        def slow(*args: Any, **kwargs: Any) -> Any:
-            answer = apply(*args, **kwargs)
-            delattr(store, verb)
-            gate()
-            return answer
-
-    setattr(store, verb, slow)
+    is_async = isinstance(engine.engine, AsyncIdempotency)
+    intercepted(store, verb, slow if is_async else slow_thread)
     return gate
 
 

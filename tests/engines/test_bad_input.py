@@ -265,22 +265,19 @@ def test_an_option_of_the_store_is_told_where_to_go(kind):
         ENGINES[kind]("redis://localhost", behind="sqlite:///semel.db")
 
 
-class Claiming:
-    """A store that was begun and not finished."""
+class Answering:
+    """What answers requests, and is no store."""
 
-    def claim(self, ask):
+    def send(self, requests):
         raise AssertionError
 
-    close = None
 
-
-def test_a_store_that_is_not_whole_is_refused_with_the_verbs_it_lacks(kind):
+def test_a_store_of_ones_own_is_told_where_to_derive_from(kind):
     with refused(
         ConfigError,
-        "Claiming is not a whole store: it cannot renew, complete, fail, get, put, touch, forget,"
-        " close",
+        "got Answering. A store of your own derives from semel.stores.base.Store or AsyncStore",
     ):
-        ENGINES[kind](Claiming())
+        ENGINES[kind](Answering())
 
 
 def test_a_store_of_the_other_kind_is_refused():

@@ -52,7 +52,7 @@ class Hanging(AsyncFaultyStore):
             self.late = asyncio.create_task(self._later(apply, args, kwargs))
         elif applied == "yes":
             await apply(*args, **kwargs)
-        self.calls.append(Call(verb, args, kwargs, None))
+        self.calls.append(Call(verb, args, None))
         await asyncio.sleep(FOR_EVER)
         raise AssertionError("nobody cancelled this call")
 

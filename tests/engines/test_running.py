@@ -70,17 +70,6 @@ def test_nothing_runs_when_a_late_claim_cannot_be_made_again(world):
     assert engine.execute("k", Effect("later")) == "later"
 
 
-def test_a_store_without_batches_is_renewed_one_by_one(world):
-    engine = world.engine(policy=SHORT)
-    del engine.store.renew_many
-    effects = [Effect(number).held() for number in range(3)]
-    calls = [engine.start(f"k{number}", effect) for number, effect in enumerate(effects)]
-    wait_until(lambda: engine.commands("renew") >= 6)
-    for effect in effects:
-        effect.release()
-    assert [call.result(PATIENCE) for call in calls] == [0, 1, 2]
-
-
 def test_a_lease_that_begins_while_others_are_renewed_is_renewed_too(memory_world):
     engine = memory_world.engine(policy=SHORT)
     renewing, go_on = threading.Event(), threading.Event()
@@ -93,7 +82,7 @@ def test_a_lease_that_begins_while_others_are_renewed_is_renewed_too(memory_worl
     go_on.set()
 
     def renewed():
-        asks = (call.args[0] for call in tuple(engine.store.calls) if call.verb == "renew_many")
+        asks = (call.requests for call in tuple(engine.store.calls) if call.verb == "renew_many")
         return {ask.identity.key for some in asks for ask in some}
 
     wait_until(lambda: renewed() == {"first", "second"})
@@ -119,27 +108,34 @@ def test_the_loss_of_a_lease_that_begins_while_a_renewal_hangs_is_told_meanwhile
     assert [call.result(PATIENCE) for call in calls] == ["first", "second"]
 
 
-def test_without_batches_one_failed_renewal_is_not_the_others(memory_world):
+def test_one_failed_renewal_is_not_the_others(memory_world):
     engine = memory_world.engine(policy=SHORT)
-    del engine.store.renew_many
-    renew = engine.store.store.renew
+    away = StoreUnavailable("its shard is away")
 
-    def renew_all_but_one(identity, owner, lease):
-        if identity.key == "unlucky":
-            raise StoreUnavailable("its shard is away")
-        return renew(identity, owner, lease)
+    def all_but_one(requests, answers):
+        return [
+            away if request.identity.key == "unlucky" else answer
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
+    async def renewed_in_a_task(requests):
+        return all_but_one(requests, await send(requests))
+
+    def renewed(requests):
+        return all_but_one(requests, send(requests))
+
+    store = engine.store.store
+    send = store.send
+    store.send = renewed if memory_world.name == "threads" else renewed_in_a_task
     effects = {key: Effect(key).held() for key in ("unlucky", "lucky")}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine.store.store, "renew", renew_all_but_one)
-        calls = [engine.start(key, effect) for key, effect in effects.items()]
+    calls = [engine.start(key, effect) for key, effect in effects.items()]
 
-        def renewals():
-            asked = [call.args[0].key for call in engine.store.calls if call.verb == "renew"]
-            return asked.count("lucky")
+    def renewals():
+        asked = [call.requests for call in engine.store.calls if call.verb == "renew_many"]
+        return sum(request.identity.key == "lucky" for requests in asked for request in requests)
 
-        wait_until(lambda: renewals() >= 4)
-        assert {told.key for told in engine.told(events.RenewalFailed)} == {"unlucky"}
+    wait_until(lambda: renewals() >= 4)
+    assert {told.key for told in engine.told(events.RenewalFailed)} == {"unlucky"}
     for effect in effects.values():
         effect.release()
     assert [call.result(PATIENCE) for call in calls] == ["unlucky", "lucky"]

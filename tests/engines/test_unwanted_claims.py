@@ -152,7 +152,7 @@ def test_a_claim_that_arrives_late_is_given_back_when_what_was_in_its_way_has_go
     else:
         engine.execute("k", lambda: "first", payload="other", policy=NOT_DONE)
     refuse_a_claim(engine, "k", payload="x", policy=NOT_DONE)
-    (late,) = (call.args[0] for call in engine.store.calls[-1:])
+    (late,) = (call.requests[0] for call in engine.store.calls[-1:])
     asked = engine.commands("claim")
     wait_until(lambda: engine.commands("claim") > asked)  # it is looked for, and not found
     engine.ask_store("forget", identity)

@@ -28,7 +28,6 @@ from semel.core.records import Encoded, Ended, Finished, Identity, State
 from semel.engine.outcomes import heard
 from semel.engine.setup import Call
 from semel.stores import listening
-from semel.stores.base import AsyncNotifying, Notifying
 from stores.postgres_given import rows
 
 SOON = 20.0
@@ -71,7 +70,7 @@ def listeners_of(store) -> list:
 def is_listening(engine, channels: int = 1) -> bool:
     """So many watches of this engine's store are notified of their records' ends."""
     store = engine.store.store
-    listeners = listeners_of(getattr(store, "_notifying", store))
+    listeners = listeners_of(getattr(store, "behind", store))
     found = [
         channel.subscribed
         for listener in listeners
@@ -289,7 +288,7 @@ def test_nobody_listens_for_long_where_nobody_waits(monkeypatch, owner, waiter, 
             effect.release()
             assert waiting.result(SOON) == number
         store = waiter.store.store
-        listeners = listeners_of(getattr(store, "_notifying", store))
+        listeners = listeners_of(getattr(store, "behind", store))
         wait_until(lambda listeners=listeners: all(each._subscriber is None for each in listeners))
     wait_until(lambda: not threads_that_listen())  # a thread ends after its connection
 
@@ -310,16 +309,15 @@ def test_a_store_that_is_closed_lets_go_of_whoever_waits(world, owner, waiter, p
 
 
 def test_stores_offer_to_tell_where_they_can(world, owner, sqlite_url):
-    wanted = Notifying if world.name == "threads" else AsyncNotifying
-    assert isinstance(owner.store.store, wanted)
+    assert owner.store.store.watch(Identity("s", "k")) is not None
     with World(world.name, sqlite_url) as other:
-        assert not isinstance(other.engine().store.store, wanted)
+        assert other.engine().store.store.watch(Identity("s", "k")) is None
 
 
 def test_tiers_tell_only_what_sql_tells(kind, redis_url, sqlite_url):
     with World(kind, redis_url, behind=sqlite_url, front_timeout=PATIENCE) as world:
         engine = world.engine()
-        assert not isinstance(engine.store.store, Notifying | AsyncNotifying)
+        assert engine.store.store.watch(Identity("s", "k")) is None
 
 
 DONE = Finished(State.SUCCEEDED, Encoded("json/1", b"1"), 1, 1, 60.0)

@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from engines.facade import PATIENCE, Effect, Stop, World, never, wait_until
+from engines.facade import PATIENCE, Effect, Stop, World, intercepted, never, wait_until
 from faults.outages import short_of_time
 from semel import Policy, StoreUnavailable, current_attempt, events
 from semel.core.records import Claimed, ClaimRequest, Identity, State
@@ -132,23 +132,23 @@ class LateAnswer:
     def __init__(self, world: World, engine, verb: str = "claim") -> None:
         self.given = threading.Event()
         self.tell = threading.Event()
-        self._store, self._name = engine.store.store, verb
-        self._verb = getattr(self._store, verb)
-        setattr(self._store, verb, self._late if world.name == "threads" else self._late_async)
+        self._store = engine.store.store
+        late = self._late if world.name == "threads" else self._late_async
+        intercepted(self._store, verb, late)
 
-    def _late(self, *asked):
-        answer = self._once(self._verb(*asked))
+    def _late(self, ask, request):
+        answer = self._once(ask(request))
         assert self.tell.wait(PATIENCE)
         return answer
 
-    async def _late_async(self, *asked):
-        answer = self._once(await self._verb(*asked))
+    async def _late_async(self, ask, request):
+        answer = self._once(await ask(request))
         await asyncio.to_thread(self.tell.wait, PATIENCE)
         return answer
 
     def _once(self, answer):
         assert answer is True or isinstance(answer, Claimed)
-        setattr(self._store, self._name, self._verb)
+        del self._store.ask
         self.given.set()
         return answer
 

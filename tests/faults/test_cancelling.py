@@ -15,7 +15,7 @@ import asyncio
 
 import pytest
 
-from engines.facade import World, wait_until
+from engines.facade import World, intercepted, wait_until
 from faults.children import child
 from semel import AsyncIdempotency, OutcomeUnknown, Policy, events, open_async_store
 from semel.core.records import State
@@ -132,14 +132,13 @@ async def test_being_cancelled_twice_does_not_stop_the_record_from_being_told(st
 def slow_saves(store) -> tuple[asyncio.Event, asyncio.Event]:
     """Hold up every save: the first event tells that one has begun, the second lets it go on."""
     saving, go_on = asyncio.Event(), asyncio.Event()
-    complete = store.store.complete
 
-    async def slow(*args):
+    async def slow(ask, request):
         saving.set()
         await go_on.wait()
-        return await complete(*args)
+        return await ask(request)
 
-    store.store.complete = slow
+    intercepted(store.store, "complete", slow)
     return saving, go_on
 
 
@@ -181,21 +180,21 @@ async def test_close_drains_the_save_of_a_cancelled_call(store):
 @pytest.mark.parametrize("policy", [Policy(), HOLD], ids=["takeover", "hold"])
 async def test_close_drains_the_giving_back_of_a_claim_that_nobody_wants(store, policy):
     engine = AsyncIdempotency(store, policy=policy)
-    asked, claim = asyncio.Event(), store.store.claim
+    asked, looked = asyncio.Event(), asyncio.Event()
 
-    async def given_and_not_told(ask):
-        await claim(ask)
-        store.store.claim = claim
+    async def given_and_not_told(ask, request):
+        answer = await ask(request)
+        if asked.is_set():
+            return answer
         asked.set()
-        await asyncio.Event().wait()
+        return await asyncio.Event().wait()
 
-    looked, fail = asyncio.Event(), store.store.fail
-
-    async def given_back_later(*args, **kwargs):
+    async def given_back_later(ask, request):
         await looked.wait()
-        return await fail(*args, **kwargs)
+        return await ask(request)
 
-    store.store.claim, store.store.fail = given_and_not_told, given_back_later
+    intercepted(store.store, "claim", given_and_not_told)
+    intercepted(store.store, "fail", given_back_later)
     task = asyncio.create_task(engine.execute("k", done))
     await asked.wait()
     await cancel(task)

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from engines.facade import PATIENCE, Effect, World, never, wait_until
+from engines.facade import PATIENCE, Effect, World, intercepted, never, wait_until
 from semel import (
     ConcurrentRequest,
     ConfigError,
@@ -129,16 +129,15 @@ def test_claims_that_were_answered_late_wait_for_a_connection_like_all_others(ow
     with World("threads", own_server.url, max_connections=2, timeout=PATIENCE) as world:
         engine = world.engine(policy=Policy(lease=6.0))
         given, tell = threading.Semaphore(0), threading.Event()
-        claim = engine.store.store.claim
 
-        def late(ask):
-            answer = claim(ask)
+        def late(ask, request):
+            answer = ask(request)
             if not tell.is_set():
                 given.release()
                 assert tell.wait(PATIENCE)
             return answer
 
-        engine.store.store.claim = late
+        intercepted(engine.store.store, "claim", late)
         effects = [Effect(number) for number in range(CROWD)]
         calls = [engine.start(f"k{effect.result}", effect) for effect in effects]
         for _ in effects:

@@ -23,11 +23,13 @@ from msgspec.structs import replace
 
 from semel.core import judge
 from semel.core.records import (
+    AdoptRequest,
     Busy,
     Claimed,
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    FailRequest,
     Finished,
     Identity,
     Mismatch,
@@ -35,8 +37,8 @@ from semel.core.records import (
     Record,
     RenewRequest,
     State,
+    TouchRequest,
 )
-from semel.stores.base import Batching, Repairing
 from semel.testing import FakeClock, StoreDriver
 
 histories = st.lists(st.integers(0, 2**31 - 1), min_size=20, max_size=60, unique=True)
@@ -71,8 +73,6 @@ class StoreBesideTheLaw:
         self.store = store
         self.clock = clock
         self.tolerance = tolerance
-        self.batching = store.offers(Batching)
-        self.repairing = store.offers(Repairing)
         # Every history has a key of its own, so that one store can serve them all.
         self.key = Identity("life", str(next(lives)))
         self.model: Record | None = None
@@ -103,7 +103,7 @@ class StoreBesideTheLaw:
         )
         note(f"{ask}")
         before = self.store.get(self.key)
-        answer = self.send(dice, ask, self.store.claim, self.store.claim_many)
+        answer = self.send(dice, ask)
         expected, record = judge.claim(self.model, ask, self.clock())
         self.agree_on_claim(answer, expected)
         after = self.follow(record)
@@ -117,54 +117,35 @@ class StoreBesideTheLaw:
     def renew(self, dice):
         ask = RenewRequest(self.key, self.writer(dice), dice.choice([0.0, 0.0, *LEASES]))
         note(f"{ask}")
-        answer = self.send(
-            dice,
-            ask,
-            lambda ask: self.store.renew(ask.identity, ask.owner, ask.lease),
-            self.store.renew_many,
-        )
-        self.agree_on_write(answer, judge.renew(self.model, ask, self.clock()))
+        self.agree_on_write(self.send(dice, ask), judge.renew(self.model, ask, self.clock()))
 
     def complete(self, dice):
         ask = CompleteRequest(self.key, self.writer(dice), dice.choice(RESULTS), dice.choice(TTLS))
         note(f"{ask}")
-        answer = self.send(
-            dice,
-            ask,
-            lambda ask: self.store.complete(ask.identity, ask.owner, ask.result, ask.ttl),
-            self.store.complete_many,
-        )
-        self.agree_on_write(answer, judge.complete(self.model, ask, self.clock()))
+        self.agree_on_write(self.send(dice, ask), judge.complete(self.model, ask, self.clock()))
 
     def fail(self, dice):
-        owner, error = self.writer(dice), dice.choice(RESULTS)
-        terms = {
-            "retryable": dice.random() < 0.7,
-            "keep_fingerprint": dice.random() < 0.5,
-            "ttl": dice.choice(TTLS),
-            "ran": dice.random() < 0.8,
-        }
-        note(f"fail {owner!r} {error} {terms}")
-        answer = self.store.fail(self.key, owner, error, **terms)
-        record = judge.fail(self.model, owner, error, **terms, now=self.clock())
-        self.agree_on_write(answer, record)
+        ask = FailRequest(
+            self.key,
+            self.writer(dice),
+            dice.choice(RESULTS),
+            retryable=dice.random() < 0.7,
+            keep_fingerprint=dice.random() < 0.5,
+            ttl=dice.choice(TTLS),
+            ran=dice.random() < 0.8,
+        )
+        note(f"{ask}")
+        self.agree_on_write(self.store.ask(ask), judge.fail(self.model, ask, self.clock()))
 
     def put(self, dice):
         ask = PutRequest(self.key, dice.choice(OWNERS), dice.choice(RESULTS), dice.choice(TTLS))
         note(f"{ask}")
-        answer = self.send(
-            dice,
-            ask,
-            lambda ask: self.store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner),
-            self.store.put_many,
-        )
-        self.agree_on_write(answer, judge.put(self.model, ask, self.clock()))
+        self.agree_on_write(self.send(dice, ask), judge.put(self.model, ask, self.clock()))
 
     def touch(self, dice):
-        ttl = dice.choice(TTLS)
-        note(f"touch {ttl}")
-        answer = self.store.touch(self.key, ttl)
-        self.agree_on_write(answer, judge.touch(self.model, ttl, self.clock()))
+        ask = TouchRequest(self.key, dice.choice(TTLS))
+        note(f"{ask}")
+        self.agree_on_write(self.store.ask(ask), judge.touch(self.model, ask, self.clock()))
 
     def forget(self, dice):
         note("forget")
@@ -176,22 +157,22 @@ class StoreBesideTheLaw:
             self.clock.advance(0.001)
 
     def adopt(self, dice):
-        if not self.repairing:
+        if not self.store.offers(AdoptRequest):
             return
-        ask = RenewRequest(self.key, dice.choice(OWNERS), dice.choice(LEASES))
-        note(f"adopt {ask}")
-        answer = self.store.adopt(ask.identity, ask.owner, ask.lease)
+        ask = AdoptRequest(self.key, dice.choice(OWNERS), dice.choice(LEASES))
+        note(f"{ask}")
+        answer = self.store.ask(ask)
         expected = judge.adopt(self.model, ask, self.clock())
         assert timeless(answer) == timeless(expected)
         after = self.follow(expected)
         if answer is not None:
             assert unread(answer) == unread(after), "the answer is the record"
 
-    def send(self, dice, ask, one, many):
+    def send(self, dice, request):
         """Send a request by itself or in a batch of one: the law is the same."""
-        if not self.batching or dice.random() < 0.7:
-            return one(ask)
-        (answer,) = many([ask])
+        if dice.random() < 0.7:
+            return self.store.ask(request)
+        (answer,) = self.store.send([request])
         return answer
 
     def writer(self, dice):

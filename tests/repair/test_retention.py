@@ -38,7 +38,7 @@ def test_purging_goes_on_in_batches_until_nothing_is_left():
     store.put(Identity("new", "a"), DONE, 600.0, owner=OWNER)
     clock.advance(1)
     assert purge(store, batch=10, pause=0) == 25
-    assert [call.kwargs["limit"] for call in store.calls if call.verb == "purge"] == [10, 10, 10]
+    assert [call.requests[0].limit for call in store.calls if call.verb == "purge"] == [10, 10, 10]
     assert purge(store) == 0
     assert store.get(Identity("new", "a")) is not None
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 
-from semel.stores.base import (
-    AsyncBatching,
-    AsyncRepairing,
-    AsyncScannable,
-    Batching,
-    Repairing,
-    Scannable,
-)
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, tasks, threads
+from semel.stores.sql.mysql import tasks, threads
 
 
 def methods(module):
@@ -24,10 +16,3 @@ def methods(module):
 
 def test_the_pools_have_the_same_names_in_the_same_order():
     assert methods(threads) == methods(tasks)
-
-
-def test_both_kinds_offer_every_capability_of_a_table(mysql_url):
-    store = MySQLStore(mysql_url)
-    twin = AsyncMySQLStore(mysql_url)
-    assert all(isinstance(store, each) for each in (Batching, Scannable, Repairing))
-    assert all(isinstance(twin, each) for each in (AsyncBatching, AsyncScannable, AsyncRepairing))

@@ -14,7 +14,6 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from semel.core.records import Claimed, Finished, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.base import AsyncRepairing, Repairing
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, lending
 from semel.stores.sql.postgres.patience import Patience
 from servers.postgres import pgbouncer, postgres_server
@@ -403,7 +402,6 @@ def test_a_replay_waits_for_nobody(postgres_url, kind):
 @kinds
 def test_stores_can_be_repaired(postgres_url, kind):
     with driven(kind, postgres_url) as store:
-        assert store.offers(Repairing if kind == "threads" else AsyncRepairing)
 
         def adopt(owner):
             return store._finish(store._store.adopt(identity("k"), owner, 30.0))

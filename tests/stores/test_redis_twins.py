@@ -6,8 +6,6 @@ import inspect
 
 import pytest
 
-from semel.stores.base import AsyncBatching, AsyncScannable, Batching, Scannable
-from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 from semel.stores.redis.tasks import AsyncServerTransport
 from semel.stores.redis.threads import ServerTransport
@@ -26,11 +24,3 @@ def test_the_transports_have_the_same_public_methods(plain, asynchronous):
         }
 
     assert public(plain) == public(asynchronous)
-
-
-def test_both_stores_offer_batches_and_listings():
-    plain, asynchronous = RedisStore.__new__(RedisStore), AsyncRedisStore.__new__(AsyncRedisStore)
-    assert isinstance(plain, Batching)
-    assert isinstance(plain, Scannable)
-    assert isinstance(asynchronous, AsyncBatching)
-    assert isinstance(asynchronous, AsyncScannable)

@@ -236,7 +236,7 @@ def test_an_owner_that_asks_again_for_a_shorter_lease_ends_the_hint(tiers):
 
 def test_an_owner_whose_answer_was_lost_is_told_by_sql(tiers, monkeypatch):
     claim = ask(ANNA, RED)
-    monkeypatch.setattr(tiers.store, "_tell", None)
+    monkeypatch.setattr(tiers.store._front, "tell", None)
     with pytest.raises(TypeError):
         tiers.claim(claim)  # applied; interrupted before anybody knew
     monkeypatch.undo()
@@ -385,18 +385,15 @@ def test_a_batch_asks_sql_only_for_what_the_front_does_not_know(tiers, redis_of_
     succeed(tiers, ANNA, RED, identity=known)
     tiers.claim(ask(ANNA, RED, identity=running))
     tiers.claim(ask(BERT, RED, identity=running))
-    asked = []
-    claim_many = tiers.behind.claim_many
-    tiers.behind.claim_many = lambda asks: asked.extend(asks) or claim_many(asks)
     finished, claimed, busy = tiers.claim_many(
         [ask(CARL, RED, identity=identity) for identity in (known, new, running)]
     )
+    (asked,) = tiers.behind.batches
     assert [each.identity for each in asked] == [new]
     assert (finished.outcome, claimed.number) == (RESULT, 1)
     assert isinstance(busy, Busy)
-    asked.clear()
     (finished,) = tiers.claim_many([ask(CARL, RED, identity=known)])
-    assert (finished.outcome, asked) == (RESULT, [])
+    assert (finished.outcome, tiers.behind.batches) == (RESULT, [asked])
 
 
 def test_successes_of_a_batch_are_copied(tiers):

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 
 import pytest
 import redis
 
+from contract.reference_store import DictStore
 from engines.facade import never
 from semel import AsyncIdempotency, Idempotency
 from semel.core.records import Identity
 from semel.core.settings import load_settings
 from semel.errors import ConfigError
-from semel.stores.base import (
-    AsyncBatching,
-    AsyncRepairing,
-    AsyncScannable,
-    Batching,
-    Repairing,
-    Scannable,
-)
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.redis import RedisStore
 from semel.stores.redis import open_async_store as open_async_redis
 from semel.stores.redis import open_store as open_redis
 from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
-from semel.stores.tiered import AsyncTieredStore, TieredStore, aio, aio_front, front, store
+from semel.stores.tiered import AsyncTieredStore, TieredStore
 from servers.redis import redis_cluster
 from stores.tiered_given import ANNA, BERT, KEY, RED, RESULT, Tiers, ask, entry_key, succeed
 
@@ -159,7 +150,7 @@ def test_the_store_behind_must_be_of_the_right_kind():
         open_store(NOWHERE, behind=AsyncMemoryStore())
     with pytest.raises(ConfigError, match="for asyncio, not MemoryStore"):
         open_async_store(NOWHERE, behind=MemoryStore())
-    with pytest.raises(ConfigError, match="is not Batching: object"):
+    with pytest.raises(ConfigError, match="for threads, not object"):
         open_store(NOWHERE, behind=object())
 
 
@@ -208,48 +199,11 @@ def test_a_store_behind_another_than_redis_is_refused_by_engines(monkeypatch):
         Idempotency("memory://")
 
 
-# --- twins ------------------------------------------------------------------------------------------
+# --- what the store behind offers --------------------------------------------------------------
 
 
-class Plain(ast.NodeTransformer):
-    """Leaves out what makes a text asynchronous."""
-
-    def visit_AsyncFunctionDef(self, node):
-        return self.visit(ast.FunctionDef(**vars(node)))
-
-    def visit_Await(self, node):
-        return self.visit(node.value)
-
-    def visit_Name(self, node):
-        name = node.id.removeprefix("Async")
-        return ast.Name({"open_async_store": "open_store"}.get(name, name), node.ctx)
-
-    def visit_Constant(self, node):
-        text = node.value
-        if isinstance(text, str):
-            return ast.Constant(text.replace("Async", ""))
-        return ast.Constant(value=False) if text is True else node
-
-
-def methods(module, name: str) -> str:
-    tree = ast.parse(inspect.getsource(module))
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    # The command line, which creates nothing, is for threads.
-    body = [node for node in found.body if getattr(node, "name", "") != "create_nothing"]
-    return "\n\n".join(ast.unparse(Plain().visit(node)) for node in body)
-
-
-def test_the_two_stores_read_alike():
-    assert methods(aio, "AsyncTieredStore") == methods(store, "TieredStore")
-
-
-def test_the_two_fronts_read_alike():
-    assert methods(aio_front, "AsyncFront") == methods(front, "Front")
-
-
-def test_both_stores_offer_batches_listings_and_repair():
-    plain = TieredStore(NOWHERE, MemoryStore())
-    asynchronous = AsyncTieredStore(NOWHERE, AsyncMemoryStore())
-    assert all(isinstance(plain, each) for each in (Batching, Scannable, Repairing))
-    offered = (AsyncBatching, AsyncScannable, AsyncRepairing)
-    assert all(isinstance(asynchronous, each) for each in offered)
+def test_tiers_answer_what_the_store_behind_answers():
+    assert TieredStore(NOWHERE, MemoryStore()).unsupported == frozenset()
+    assert TieredStore(NOWHERE, DictStore()).unsupported == DictStore.unsupported
+    with pytest.raises(ConfigError, match="DictStore does not answer a CountRequest"):
+        TieredStore(NOWHERE, DictStore()).counts()

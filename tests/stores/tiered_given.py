@@ -13,6 +13,7 @@ from semel.stores.registry import open_async_store, open_store
 from semel.stores.tiered.calls import Calls
 from semel.stores.tiered.entries import Entry, unpack
 from semel.testing import StoreDriver
+from semel.testing.faults import VERBS, verb_of
 
 PATIENT = 5.0
 """How long the front may take where its outage is not the matter: the machine may be busy."""
@@ -32,15 +33,30 @@ OPENERS: dict[str, Callable[..., Any]] = {"threads": open_store, "asyncio": open
 
 
 class Watched:
-    """Passes every verb on to the store behind, and writes its name down."""
+    """Passes every request on to the store behind, and writes its verb down."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self.verbs: list[str] = []
+        self.batches: list[Any] = []
+        self.instead: dict[str, Callable[[Any, Any], Any]] = {}
 
-    def __getattr__(self, verb: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def ask(self, request: Any) -> Any:
+        return self._noted(VERBS[type(request)], self._store.ask, request)
+
+    def send(self, requests: Any) -> Any:
+        self.batches.append(requests)
+        return self._noted(verb_of(requests), self._store.send, requests)
+
+    def get_many(self, identities: Any) -> Any:
+        return self._noted("get_many", self._store.get_many, identities)
+
+    def _noted(self, verb: str, apply: Any, given: Any) -> Any:
         self.verbs.append(verb)
-        return getattr(self._store, verb)
+        return self.instead[verb](apply, given) if verb in self.instead else apply(given)
 
 
 class Tiers(StoreDriver):
@@ -48,7 +64,7 @@ class Tiers(StoreDriver):
 
     def __init__(self, kind: str, front: str, behind: str, **options: Any) -> None:
         self.store = OPENERS[kind](front, behind=behind, **{"front_timeout": PATIENT, **options})
-        self.behind = self.store._behind = Watched(self.store._behind)
+        self.behind = self.store.behind = Watched(self.store.behind)
         super().__init__(self.store)
 
     @property
@@ -59,21 +75,18 @@ class Tiers(StoreDriver):
 
     def instead(self, verb: str, answer: Callable[[], Any], *, apply: bool = False) -> None:
         """Let something else answer SQL's next calls of a verb."""
-        real = getattr(self.behind, verb)
 
-        def plain(*args):
-            self.behind.verbs.append(verb)
+        def plain(real, given):
             if apply:
-                real(*args)
+                real(given)
             return answer()
 
-        async def awaited(*args):
-            self.behind.verbs.append(verb)
+        async def awaited(real, given):
             if apply:
-                await real(*args)
+                await real(given)
             return answer()
 
-        setattr(self.behind, verb, awaited if self._is_async else plain)
+        self.behind.instead[verb] = awaited if self._is_async else plain
 
     def after(self, verb: str, answer: Callable[[], Any]) -> None:
         """The same, once SQL has done what it was asked."""

@@ -16,13 +16,14 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    GetRequest,
     Identity,
     PutRequest,
     RenewRequest,
+    ScanRequest,
     State,
 )
 from semel.errors import ConfigError, StoreFull, StoreUnavailable
-from semel.stores.base import Batching, Scannable
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import (
     AsyncFaultyStore,
@@ -34,7 +35,7 @@ from semel.testing import (
     Refuse,
     StoreDriver,
 )
-from semel.testing.faulty import OPTIONAL_VERBS, VERBS
+from semel.testing.faults import VERBS
 
 KEY = Identity("orders", "42")
 ANNA = b"anna" * 3
@@ -88,7 +89,7 @@ def test_without_faults_every_verb_answers_as_the_store_below(faulty, driven):
         ("put_many", ([PutRequest(other, bert, RESULT, 0.5)],), {}),
         ("purge", (), {}),
     ]
-    assert {verb for verb, _, _ in calls} == {*VERBS, *OPTIONAL_VERBS}
+    assert {verb.removesuffix("_many") for verb, _, _ in calls} == {*VERBS.values()}
     below, above = map(StoreDriver, stores)
     with closing(below), closing(above):
         for verb, args, named in calls:
@@ -170,9 +171,19 @@ def test_every_call_is_recorded_with_the_fault_it_met(faulty, driven):
     with pytest.raises(StoreUnavailable):
         driven.put(KEY, RESULT, 60.0, owner=ANNA)
     assert faulty.calls == [
-        Call("claim", (ASK,), {}, None),
-        Call("put", (KEY, RESULT, 60.0), {"owner": ANNA}, fault),
+        Call("claim", (ASK,), None),
+        Call("put", (PutRequest(KEY, ANNA, RESULT, 60.0),), fault),
     ]
+
+
+def test_a_send_of_several_kinds_is_a_call_of_its_own(faulty, driven):
+    faulty.inject("send", Refuse())
+    with pytest.raises(StoreUnavailable):
+        driven.send([ASK, GetRequest(KEY)])
+    claimed, record = driven.send([ASK, GetRequest(Identity("orders", "absent"))])
+    assert isinstance(claimed, Claimed)
+    assert record is None
+    assert [call.verb for call in faulty.calls] == ["send", "send"]
 
 
 def test_batches_and_listings_fail_as_scripted_too(faulty, driven):
@@ -186,21 +197,23 @@ def test_batches_and_listings_fail_as_scripted_too(faulty, driven):
 
 
 def test_a_fault_of_a_verb_that_nobody_can_call_is_refused(faulty):
-    with pytest.raises(ConfigError, match=r"'completed' .*: the verbs are adopt, claim, "):
+    with pytest.raises(
+        ConfigError, match=r"'completed' .*: the verbs are adopt, adopt_many, claim, "
+    ):
         faulty.inject("completed", Refuse())
 
 
 def test_a_fault_of_a_verb_that_this_store_does_not_have_is_refused():
     store = FaultyStore(DictStore())
-    with pytest.raises(ConfigError, match="'claim_many'"):
-        store.inject("claim_many", Refuse())
+    with pytest.raises(ConfigError, match="'scan'"):
+        store.inject("scan", Refuse())
 
 
-def test_it_offers_what_its_store_offers_and_no_more():
-    assert isinstance(FaultyStore(MemoryStore()), Batching)
-    assert isinstance(FaultyStore(MemoryStore()), Scannable)
-    assert not isinstance(FaultyStore(DictStore()), Batching)
-    assert not isinstance(FaultyStore(DictStore()), Scannable)
+def test_it_answers_what_its_store_answers_and_no_more():
+    assert ScanRequest not in FaultyStore(MemoryStore()).unsupported
+    assert ScanRequest in FaultyStore(DictStore()).unsupported
+    with pytest.raises(ConfigError, match="DictStore does not answer a ScanRequest"):
+        FaultyStore(DictStore()).scan()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +239,7 @@ def test_a_fault_that_never_happens_is_refused(faulty, times):
 
 
 def test_faults_are_counted_of_verbs_that_there_are(faulty):
-    with pytest.raises(ConfigError, match=r"'clam' .*: the verbs are adopt, claim, "):
+    with pytest.raises(ConfigError, match=r"'clam' .*: the verbs are adopt, adopt_many, claim, "):
         faulty.fired("clam")
 
 

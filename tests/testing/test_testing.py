@@ -144,13 +144,14 @@ def test_a_failing_contract_shows_both_sides(tmp_path):
         textwrap.dedent(
             """
             import pytest
+            from semel.core.records import RenewRequest
             from semel.stores.memory import MemoryStore
             from semel.testing import StoreContract
 
             class ForgetsWhatItDid(MemoryStore):
-                def renew(self, identity, owner, lease):
-                    super().renew(identity, owner, lease)
-                    return False
+                def ask(self, request):
+                    answer = super().ask(request)
+                    return False if isinstance(request, RenewRequest) else answer
 
             class TestMine(StoreContract):
                 @pytest.fixture

@@ -41,7 +41,7 @@ from semel.cli.opening import (
 )
 from semel.core.codec import omitted
 from semel.core.keys import OwnerIds, new_key
-from semel.core.records import Identity, Record, State
+from semel.core.records import Identity, Record, ScanRequest, State
 from semel.core.settings import Settings
 from semel.errors import ConfigError, StoreError, StoreRefused
 from semel.repair import (
@@ -60,7 +60,7 @@ from semel.repair import (
 )
 from semel.repair._sync.reconcile import Reconciliation
 from semel.repair.maintenance import store_of
-from semel.stores.base import Diagnosing, Migrating, Scannable
+from semel.stores.base import Migrating, Store
 from semel.sync import Idempotency
 
 # --- commands that change nothing: list, show, stuck, counts --------------------------------------
@@ -404,7 +404,7 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
             yield from _written_and_read(deciding, identity)
             yield from _dangers(deciding)
         yield _front(store, identity, _scheme(behind))
-    if isinstance(store, Scannable):
+    if ScanRequest not in store.unsupported:
         looked = health(store)
         age = (
             "nothing is stuck"
@@ -414,10 +414,8 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
         yield Finding("warning" if looked.alert else "ok", "stuck", age)
 
 
-def _dangers(store: object) -> Iterator[Finding]:
+def _dangers(store: Store) -> Iterator[Finding]:
     """Ask the server whose word counts: what a front forgets, SQL still has."""
-    if not isinstance(store, Diagnosing):
-        return
     try:
         for danger in store.diagnose():
             yield Finding("warning", "server", danger)

@@ -65,8 +65,9 @@ def deciding_store(options: Namespace, *, create: bool) -> Store:
 
 def _create_nothing(store: object) -> None:
     # A table that a command makes is empty: in the wrong database all would look well.
-    if isinstance(store, Creating):
-        store.create_nothing()
+    deciding = getattr(store, "behind", store)
+    if isinstance(deciding, Creating):
+        deciding.create_nothing()
 
 
 def found_settings(options: Namespace) -> Settings:

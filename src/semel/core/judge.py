@@ -19,7 +19,8 @@ The Redis scripts follow the same law in Lua; one contract suite and one model h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable
+from typing import Any, Final, TypeGuard, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -33,15 +34,24 @@ from semel.core.records import (
     Busy,
     Claim,
     Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
     Exhausted,
+    FailRequest,
     Finished,
+    ForgetRequest,
+    GetRequest,
     Mismatch,
+    PutRequest,
     Record,
+    RenewRequest,
+    Request,
     State,
+    TouchRequest,
 )
 
-if TYPE_CHECKING:
-    from semel.core.records import ClaimRequest, CompleteRequest, Encoded, PutRequest, RenewRequest
+T = TypeVar("T")
 
 NEXT: dict[State | None, dict[str, State | None]] = {
     None: {"claim": PROCESSING, "put": SUCCEEDED},
@@ -70,6 +80,29 @@ NEXT: dict[State | None, dict[str, State | None]] = {
     },
 }
 """Which state each verb may lead to; None is "no record". Verbs left out are refused."""
+
+
+def answer(stored: Record | None, request: Request[T], now: float) -> tuple[T, Record | None]:
+    """Judge any request about one record: its answer, and the record as it should become.
+
+    The very record that was given = nothing is to be written; None = it is to be removed, or there
+    was none.
+    """
+    judged: Any
+    match request:
+        case ClaimRequest():
+            judged, record = claim(stored, request, now)
+        case GetRequest():
+            found = present(stored, now)
+            judged, record = None if found is None else replace(found, now=now), None
+        case ForgetRequest():
+            return cast("T", present(stored, now) is not None), None
+        case AdoptRequest():
+            judged = record = adopt(stored, request, now)
+        case _:
+            record = _WRITES[type(request)](stored, request, now)
+            judged = record is not None
+    return judged, stored if record is None else record
 
 
 def present(record: Record | None, now: float) -> Record | None:
@@ -132,32 +165,22 @@ def complete(stored: Record | None, ask: CompleteRequest, now: float) -> Record 
     return _ended(record, SUCCEEDED, ask.result, ask.ttl, now)
 
 
-def fail(
-    stored: Record | None,
-    owner: bytes,
-    error: Encoded,
-    *,
-    retryable: bool,
-    keep_fingerprint: bool,
-    ttl: float,
-    ran: bool = True,
-    now: float,
-) -> Record | None:
+def fail(stored: Record | None, ask: FailRequest, now: float) -> Record | None:
     """Store the owner's failure. None = refused; an unchanged record = it was stored before.
 
     With ran=False the function was never called: the attempt's number is given back.
     """
     record = present(stored, now)
-    if record is not None and record.state is FAILED and record.owner == owner:
+    if record is not None and record.state is FAILED and record.owner == ask.owner:
         return record
-    if not _running(record, owner):
+    if not _running(record, ask.owner):
         return None
-    ended = _ended(record, FAILED, error, ttl, now)
+    ended = _ended(record, FAILED, ask.error, ask.ttl, now)
     return replace(
         ended,
-        retryable=retryable,
-        fingerprint=record.fingerprint if keep_fingerprint else None,
-        number=record.number if ran else record.number - 1,
+        retryable=ask.retryable,
+        fingerprint=record.fingerprint if ask.keep_fingerprint else None,
+        number=record.number if ask.ran else record.number - 1,
     )
 
 
@@ -215,12 +238,21 @@ def adopt(stored: Record | None, ask: AdoptRequest, now: float) -> Record | None
     )
 
 
-def touch(stored: Record | None, ttl: float, now: float) -> Record | None:
-    """Keep a finished record for `ttl` from now. None = there is none."""
+def touch(stored: Record | None, ask: TouchRequest, now: float) -> Record | None:
+    """Keep a finished record for the `ttl` from now. None = there is none."""
     record = present(stored, now)
     if record is None or record.state is PROCESSING:
         return None
-    return replace(record, expires_at=now + ttl, now=now)
+    return replace(record, expires_at=now + ask.ttl, now=now)
+
+
+_WRITES: Final[dict[type, Callable[[Record | None, Any, float], Record | None]]] = {
+    RenewRequest: renew,
+    CompleteRequest: complete,
+    FailRequest: fail,
+    PutRequest: put,
+    TouchRequest: touch,
+}
 
 
 def _own(record: Record, ask: ClaimRequest, now: float) -> tuple[Claim, Record | None]:

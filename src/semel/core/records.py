@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from typing import Generic, TypeAlias, TypeVar, final
+from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 from msgspec import Struct
 
@@ -260,8 +260,72 @@ class ForgetRequest(Request[bool], frozen=True, gc=False):
 
 
 class AdoptRequest(Request["Record | None"], frozen=True, gc=False):
-    """Make a resolver the owner of an abandoned attempt."""
+    """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
 
     identity: Identity
     owner: bytes
     lease: float
+
+
+# --- what an operator may ask about all records ------------------------------------------
+
+
+class Page(Struct, frozen=True):
+    """A part of a listing; pass `cursor` on to get the next one, None = that was all."""
+
+    records: tuple[Record, ...]
+    cursor: str | None
+
+
+class Counts(Struct, frozen=True):
+    """How many records there are, by what is known of them."""
+
+    processing: int
+    """Running, with a live lease."""
+    abandoned: int
+    succeeded: int
+    failed: int
+
+
+class ScanRequest(Request[Page], frozen=True, gc=False):
+    """List records page by page. A page may be short; the one without a cursor is the last.
+
+    A record that cannot be read is left out, and a warning names it; it hides no other.
+    """
+
+    scope: str | None = None
+    prefix: str = ""
+    """The beginning of the key."""
+    state: State | None = None
+    limit: int = 100
+    """The most records of a page."""
+    cursor: str | None = None
+    """That of the page before."""
+
+
+class StuckRequest(Request[list[Record]], frozen=True, gc=False):
+    """List abandoned records whose lease ended `older_than` seconds ago or before, oldest first."""
+
+    older_than: float = 0.0
+    limit: int = 100
+
+
+class PurgeRequest(Request[int], frozen=True, gc=False):
+    """Remove at most `limit` expired records; the answer says how many.
+
+    With `abandoned_after`, also abandoned records that nobody holds and whose lease ended that many
+    seconds ago. Live and held PROCESSING records are never removed.
+    """
+
+    limit: int = 1000
+    abandoned_after: float | None = None
+
+
+class CountRequest(Request[Counts], frozen=True, gc=False):
+    """Count the records by state."""
+
+
+LISTINGS: Final[frozenset[type[Request[Any]]]] = frozenset(
+    {ScanRequest, StuckRequest, PurgeRequest, CountRequest}
+)
+"""Requests about all records: a store may leave them out (`Store.unsupported`)."""

@@ -31,7 +31,7 @@ from semel.engine.setup import Call, Setup, unexpected
 from semel.engine.transactions import AsyncTransactionContext, AsyncTransactionsContext
 from semel.errors import ConfigError, IdempotencyError, about, raise_about
 from semel.events import Hook
-from semel.stores.base import AsyncScannable, AsyncStore
+from semel.stores.base import AsyncStore, ScanRequest
 from semel.stores.registry import open_async_store
 from semel.transactions import db_errors, inside
 
@@ -407,7 +407,7 @@ class AsyncIdempotency:
         `prefix` is the beginning of the key.
         """
         self.internals.loop_guard.check()
-        if not isinstance(self.internals.store, AsyncScannable):
+        if ScanRequest in self.internals.store.unsupported:
             raise ConfigError(f"{type(self.internals.store).__name__} cannot list its records")
         cursor: str | None = None
         while True:

@@ -19,7 +19,7 @@ from semel.errors import (
     about,
     raise_about,
 )
-from semel.stores.base import AsyncBatching, AsyncScannable, AsyncStore
+from semel.stores.base import AsyncStore, ScanRequest
 from semel.stores.registry import open_async_store
 from semel.transactions.inside import warn_inside
 
@@ -130,7 +130,7 @@ class AsyncMarks:
             given = type(prefix).__name__
             raise InvalidKey(f'the prefix must be a str ("" = every key), not {given}')
         store = self._store
-        if not isinstance(store, AsyncScannable):
+        if ScanRequest in store.unsupported:
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
         self._runs.setup.key_rules.check_scope(scope)
         removed = 0
@@ -167,12 +167,7 @@ class AsyncMarks:
     ) -> dict[str, bool]:
         """Mark each key of `results` as done with its result; False where it is done or running."""
         asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
-        store = self._store
-        answers: list[bool | StoreError]
-        if isinstance(store, AsyncBatching):
-            answers = await store.put_many(asks)
-        else:
-            answers = [await self._put_one(ask) for ask in asks]
+        answers = await self._store.put_many(asks)
         return {
             key: _or_raise(answer, ask.identity)
             for key, ask, answer in zip(results, asks, answers, strict=True)
@@ -221,12 +216,7 @@ class AsyncMarks:
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
         identities = [self._runs.setup.identity(key, scope) for key in wanted]
-        store = self._store
-        if isinstance(store, AsyncBatching):
-            records = await store.get_many(identities)
-        else:
-            records = [await self._get(key, scope) for key in wanted]
-        return dict(zip(wanted, records, strict=True))
+        return dict(zip(wanted, await self._store.get_many(identities), strict=True))
 
     async def _expire(self, store: AsyncStore, identity: Identity) -> bool:
         """Remove what is finished at this very moment, as only the store can tell."""
@@ -240,10 +230,7 @@ class AsyncMarks:
 
     async def _forget(self, identities: list[Identity]) -> list[bool]:
         try:
-            store = self._store
-            if isinstance(store, AsyncBatching):
-                return await store.forget_many(identities)
-            return [await store.forget(identity) for identity in identities]
+            return await self._store.forget_many(identities)
         except IdempotencyError as error:
             if len(identities) != 1:
                 raise  # a whole batch failed: it is about none of them alone

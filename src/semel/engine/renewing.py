@@ -27,7 +27,7 @@ from semel.engine.outcomes import (
     unwanted,
 )
 from semel.errors import StoreError, ValueRejected
-from semel.stores.base import AsyncBatching, AsyncStore, Partitioned
+from semel.stores.base import AsyncStore
 
 
 class AsyncRenewer:
@@ -70,10 +70,9 @@ class AsyncRenewer:
     async def tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
         again = math.inf
-        if isinstance(self._store, Partitioned):
-            # A server that hangs must not delay renewals on the others.
-            for server, at in self._leases.place(self._store.server_of).items():
-                again = min(again, remind(self._timer_of(server), at))
+        # A server that hangs must not delay renewals on the others.
+        for server, at in self._leases.place(self._store.server_of).items():
+            again = min(again, remind(self._timer_of(server), at))
         await self._serve(None)
         if GIVING_BACK in self._timers:
             return min(again, self._leases.next_renewal())
@@ -148,10 +147,6 @@ class AsyncRenewer:
 
     async def _renew(self, leases: list[Lease]) -> None:
         """Renew these leases; each one's answer counts as soon as it is there."""
-        if not isinstance(self._store, AsyncBatching):
-            for lease in leases:
-                await self._renew_one(lease)
-            return
         sent = monotonic()
         answers: list[bool | StoreError]
         try:
@@ -160,16 +155,6 @@ class AsyncRenewer:
             answers = [as_store_error(error)] * len(leases)
         for lease, answer in zip(leases, answers, strict=True):
             self._events.renewed(lease, answer, sent)
-
-    async def _renew_one(self, lease: Lease) -> None:
-        ask, sent = lease.renewal, monotonic()
-        answer: bool | StoreError
-        try:
-            answer = await self._store.renew(ask.identity, ask.owner, ask.lease)
-        except Exception as error:  # noqa: BLE001 - as above, and it is not the others' failure
-            answer = as_store_error(error)
-        lease.renewing = False
-        self._events.renewed(lease, answer, sent)
 
     async def _park_again(self, lease: Lease) -> None:
         """The renewal may have come after the parking: the key would look busy."""

@@ -59,7 +59,7 @@ from semel.errors import (
     raise_about,
 )
 from semel.events import logger
-from semel.stores.base import AsyncNotifying, AsyncStore, AsyncWatch
+from semel.stores.base import AsyncStore, AsyncWatch
 from semel.stores.registry import open_async_store
 
 T = TypeVar("T")
@@ -252,9 +252,8 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 busy, left = answer, self._left(call, answer, end)
 
     def _watched(self, call: Call) -> AbstractContextManager[AsyncWatch]:
-        if isinstance(self.store, AsyncNotifying):
-            return self.store.watch(call.identity)
-        return Polling()
+        watch = self.store.watch(call.identity)
+        return Polling() if watch is None else watch
 
     # --- the end of one call -------------------------------------------------------------
 

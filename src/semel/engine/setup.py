@@ -29,7 +29,7 @@ from semel.errors import (
     about,
     raise_about,
 )
-from semel.stores.base import Store, is_for_asyncio
+from semel.stores.base import AsyncStore, Store
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -296,9 +296,6 @@ class Setup:
 # --- checks of what the user passed --------------------------------------------------------
 
 
-STORE_VERBS = tuple(name for name in vars(Store) if not name.startswith("_"))
-
-
 SETTINGS: Final = {
     "url": "the URL, or the store, is the first argument, without a name",
     "preset": "a preset is chosen by the settings: `preset` in semel.toml, or SEMEL_ENV",
@@ -361,17 +358,13 @@ def _is_async(hook: object) -> bool:
 
 def checked_store(store: S, *, asynchronous: bool) -> S:
     """Give the store back; what is none, or one of the other kind, is refused."""
-    if not hasattr(store, "claim"):
+    if not isinstance(store, Store | AsyncStore):
         raise ConfigError(
             "a store URL or a store object is needed (a client goes into its store, such as "
-            f"RedisStore(client)); got {type(store).__name__}"
+            f"RedisStore(client)); got {type(store).__name__}. A store of your own derives from "
+            "semel.stores.base.Store or AsyncStore"
         )
-    missing = [verb for verb in STORE_VERBS if not callable(getattr(store, verb, None))]
-    if missing:
-        raise ConfigError(
-            f"{type(store).__name__} is not a whole store: it cannot {', '.join(missing)}"
-        )
-    if is_for_asyncio(store) is not asynchronous:
+    if isinstance(store, AsyncStore) is not asynchronous:
         raise ConfigError(
             "AsyncIdempotency needs an async store; for one for threads use Idempotency"
             if asynchronous

@@ -20,10 +20,10 @@ from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
 from semel.core.policy import Duration, seconds
+from semel.core.records import LISTINGS, Counts, ScanRequest
 from semel.core.settings import Settings, load_settings
 from semel.engine.colours.tasks import sleep
 from semel.errors import ConfigError
-from semel.stores.base import Counts, Scannable
 from semel.stores.urls import split_url, whole_number
 from semel.sync import Idempotency
 
@@ -123,7 +123,7 @@ async def open_async_target(target: Any) -> AsyncIterator[Any]:
 def store_of(target: Any) -> Any:
     """Return the store of an engine, or the store itself, if it lists its records."""
     store = target.internals.store if isinstance(target, Idempotency | AsyncIdempotency) else target
-    if not isinstance(store, Scannable):
+    if ScanRequest in getattr(store, "unsupported", LISTINGS):  # of what is no store, all
         raise ConfigError(f"{type(store).__name__} cannot list its records")
     return store
 

@@ -15,7 +15,7 @@ from semel import events
 from semel.aio import AsyncIdempotency
 from semel.core.codec import encode_failure, encode_result, omitted
 from semel.core.policy import Duration, seconds
-from semel.core.records import Identity, Record
+from semel.core.records import AdoptRequest, Identity, Record, ScanRequest
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
 from semel.repair.decisions import (
     Audit,
@@ -28,7 +28,6 @@ from semel.repair.decisions import (
     Verdict,
     log_audit,
 )
-from semel.stores.base import Repairing, Scannable
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +47,8 @@ class AsyncDecider:
         ttl: Duration | None = None,
         audit: Audit | None = None,
     ) -> None:
-        store: object = engine.internals.store
-        if not isinstance(store, Repairing) or not isinstance(store, Scannable):
+        store = engine.internals.store
+        if {AdoptRequest, ScanRequest} & store.unsupported:
             raise ConfigError(f"{type(store).__name__} cannot list and adopt abandoned records")
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise ConfigError(f"name must tell who decides; got {name!r}")

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 from semel.core.optional import Needed
 from semel.testing.clock import FakeClock
 from semel.testing.driver import StoreDriver
-from semel.testing.faults import Call, Delay, LoseReply, Refuse
-from semel.testing.faulty import AsyncFaultyStore, FaultyStore
+from semel.testing.faults import (
+    AsyncFaultyStore,
+    Call,
+    Delay,
+    FaultyStore,
+    LoseReply,
+    Refuse,
+)
 from semel.testing.switching import bypass, bypassed, in_memory
 
 if TYPE_CHECKING:

@@ -1,4 +1,9 @@
-"""What can go wrong between a caller and its store, as a script.
+"""Stores that fail on purpose, on top of real ones.
+
+    store = FaultyStore(MemoryStore())
+    store.inject("complete", LoseReply())       # applied, but the caller is told it was not
+    ...
+    assert store.fired("complete") == 1         # the fault really happened
 
 A verb's faults are used up in the order they were injected, one per call; then it works again.
 Every call is recorded, so that a test can check that its fault really fired.
@@ -6,16 +11,64 @@ Every call is recorded, so that a test can check that its fault really fired.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from semel.core.policy import seconds
-from semel.errors import ConfigError, StoreUnavailable
+from semel.core.records import (
+    LISTINGS,
+    AdoptRequest,
+    ClaimRequest,
+    CompleteRequest,
+    CountRequest,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
+    Identity,
+    PurgeRequest,
+    PutRequest,
+    RenewRequest,
+    Request,
+    ScanRequest,
+    StuckRequest,
+    TouchRequest,
+)
+from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.base import AsyncStore, AsyncWatch, Store, Watch
+
+T = TypeVar("T")
+Given = TypeVar("Given", bound="Request[Any] | Sequence[Request[Any]]")
+
+VERBS: Final[dict[type[Request[Any]], str]] = {
+    ClaimRequest: "claim",
+    RenewRequest: "renew",
+    CompleteRequest: "complete",
+    FailRequest: "fail",
+    GetRequest: "get",
+    PutRequest: "put",
+    TouchRequest: "touch",
+    ForgetRequest: "forget",
+    AdoptRequest: "adopt",
+    ScanRequest: "scan",
+    StuckRequest: "stuck",
+    PurgeRequest: "purge",
+    CountRequest: "counts",
+}
+"""What a call of each request is named. A `send` of many is named `claim_many`, and so on."""
+
+
+def verb_of(requests: Sequence[Request[Any]]) -> str:
+    """Name a `send` by the kind of its requests; one of several kinds, or of none, is a `send`."""
+    kinds = {VERBS[type(request)] for request in requests}
+    return f"{kinds.pop()}_many" if len(kinds) == 1 else "send"
 
 
 def _cut() -> Exception:
@@ -55,17 +108,18 @@ class Call(Struct, frozen=True):
     """One call as it was made, and the fault it met."""
 
     verb: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    requests: tuple[Request[Any], ...]
     fault: Fault | None
 
 
 class FaultScript:
-    """What shall go wrong, and what was called; `verbs` are those that may fail."""
+    """What shall go wrong, and what was called; requests that are `unsupported` cannot fail."""
 
-    def __init__(self, verbs: Iterable[str]) -> None:
+    def __init__(self, unsupported: frozenset[type[Request[Any]]]) -> None:
         self.calls: list[Call] = []
-        self._verbs = frozenset(verbs)
+        single = {verb for kind, verb in VERBS.items() if kind not in unsupported}
+        many = {f"{verb}_many" for kind, verb in VERBS.items() if kind not in LISTINGS}
+        self._verbs = frozenset(single | many | {"send"})
         self._faults: defaultdict[str, deque[Fault]] = defaultdict(deque)
 
     def inject(self, verb: str, fault: Fault, *, times: int = 1) -> None:
@@ -97,8 +151,114 @@ class FaultScript:
             known = ", ".join(sorted(self._verbs))
             raise ConfigError(f"no call of {verb!r} can meet a fault: the verbs are {known}")
 
-    def _next(self, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fault | None:
+    def _next(self, verb: str, given: Request[Any] | Sequence[Request[Any]]) -> Fault | None:
         faults = self._faults[verb]
         fault = faults.popleft() if faults else None
-        self.calls.append(Call(verb, args, kwargs, fault))
+        requests = (given,) if isinstance(given, Request) else tuple(given)
+        self.calls.append(Call(verb, requests, fault))
         return fault
+
+
+class FaultyStore(FaultScript, Store):
+    """A `store` for threads whose calls fail as scripted.
+
+    Examples:
+        >>> store = FaultyStore(open_store("memory://"))
+        >>> store.inject("claim", Refuse())
+    """
+
+    def __init__(self, store: Store) -> None:
+        _check(store, asynchronous=False)
+        super().__init__(store.unsupported)
+        self.store = store
+        self.unsupported = store.unsupported
+
+    def ask(self, request: Request[T]) -> T:
+        """Answer one `request`, or meet the fault of its verb."""
+        return self._meet(VERBS[type(request)], self.store.ask, request)
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer `requests`, or meet the fault of their verb (`claim_many`)."""
+        return self._meet(verb_of(requests), self.store.send, requests)
+
+    def close(self) -> None:
+        """Close the store; this never fails on purpose."""
+        self.store.close()
+
+    def watch(self, identity: Identity) -> AbstractContextManager[Watch] | None:
+        """Listen as the store does; this never fails on purpose. See `Store.watch`."""
+        return self.store.watch(identity)
+
+    def server_of(self, identity: Identity) -> Hashable:
+        """Name the server of an `identity`."""
+        return self.store.server_of(identity)
+
+    def _meet(self, verb: str, apply: Callable[[Given], T], given: Given) -> T:
+        match self._next(verb, given):
+            case Refuse(error):
+                raise error
+            case LoseReply(error):
+                apply(given)
+                raise error
+            case Delay(seconds):
+                time.sleep(seconds)
+        return apply(given)
+
+
+class AsyncFaultyStore(FaultScript, AsyncStore):
+    """A `store` for asyncio whose calls fail as scripted."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        _check(store, asynchronous=True)
+        super().__init__(store.unsupported)
+        self.store = store
+        self.unsupported = store.unsupported
+
+    def ask(self, request: Request[T]) -> Awaitable[T]:
+        """Answer one `request`, or meet the fault of its verb."""
+        return self._meet(VERBS[type(request)], self.store.ask, request)
+
+    async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer `requests`, or meet the fault of their verb (`claim_many`)."""
+        return await self._meet(verb_of(requests), self.store.send, requests)
+
+    async def close(self) -> None:
+        """Close the store; this never fails on purpose."""
+        await self.store.close()
+
+    def watch(self, identity: Identity) -> AbstractContextManager[AsyncWatch] | None:
+        """Listen as the store does; this never fails on purpose. See `Store.watch`."""
+        return self.store.watch(identity)
+
+    def server_of(self, identity: Identity) -> Hashable:
+        """Name the server of an `identity`."""
+        return self.store.server_of(identity)
+
+    async def _meet(self, verb: str, apply: Callable[[Given], Awaitable[T]], given: Given) -> T:
+        match self._next(verb, given):
+            case Refuse(error):
+                raise error
+            case LoseReply(error):
+                await apply(given)
+                raise error
+            case Delay(seconds):
+                await asyncio.sleep(seconds)
+        return await apply(given)
+
+
+def _check(store: object, *, asynchronous: bool) -> None:
+    """Refuse what is no store of this kind: on it, no fault would ever be met."""
+    kind, opener = (
+        ("AsyncFaultyStore", "open_async_store") if asynchronous else ("FaultyStore", "open_store")
+    )
+    if not isinstance(store, Store | AsyncStore):
+        raise ConfigError(
+            f"{kind} stands in front of a store, such as {opener}(url) or one of your own; got "
+            f"{type(store).__name__}"
+        )
+    if isinstance(store, AsyncStore) is not asynchronous:
+        other = "FaultyStore" if asynchronous else "AsyncFaultyStore"
+        raise ConfigError(
+            f"{type(store).__name__} is a store {'for threads' if asynchronous else 'for asyncio'}"
+            f": use {other}"
+        )

@@ -9,26 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Self
 
 from proof.sim.clock import Process, SimLoop
 from proof.sim.plan import FAULTS_END, Network
 from semel.core import judge
-from semel.core.records import (
-    Claimed,
-    CompleteRequest,
-    Ended,
-    Identity,
-    PutRequest,
-    Record,
-    RenewRequest,
-    State,
-)
+from semel.core.records import Claimed, Ended, Identity, Record, State
 from semel.errors import StoreError, StoreUnavailable
+from semel.stores.base import AsyncStore
+from semel.testing.faults import VERBS
 
 TIMEOUT = 2.0
 """How long a driver waits for an answer."""
@@ -45,7 +39,7 @@ NOBODY = Context()
 SENT: ContextVar[float | None] = ContextVar("SENT", default=None)
 """When the batch was sent that this command belongs to."""
 
-Law = Callable[[Record | None, float], tuple[Any, Record | None]]
+Law = Callable[..., tuple[Any, Record | None]]
 """The answer of a command and the record as it should become."""
 
 
@@ -142,7 +136,7 @@ class Ledger:
         """Carry a command out; gives its answer and the record before and after."""
         identity, owner = command.identity, command.owner
         before = self.records.get(identity)
-        answer, after = command.law(before, self.now)
+        answer, after = command.law(before, now=self.now)
         if after is None:
             self.records.pop(identity, None)
         else:
@@ -189,8 +183,8 @@ class Ledger:
                 Success(owner, value, after.fingerprint, now, after.expires_at)
             )
         elif verb == "fail":
-            self.failed.setdefault(owner, command.ask)
-        elif verb == "renew" and command.ask <= 0:
+            self.failed.setdefault(owner, command.ask.retryable)
+        elif verb == "renew" and command.ask.lease <= 0:
             self.parked.add(owner)
 
     def _note_what_became(self, key: str, before: Record, after: Record | None) -> None:
@@ -248,7 +242,9 @@ class Wires:
         answer, before, after = self.ledger.apply(command)
         if before is None or after is None or before.state is not State.PROCESSING:
             return answer
-        if after.state is State.PROCESSING and not (command.verb == "renew" and command.ask <= 0):
+        if after.state is State.PROCESSING and not (
+            command.verb == "renew" and command.ask.lease <= 0
+        ):
             return answer
         ended = None
         if judge._ended_for_good(after):
@@ -263,7 +259,7 @@ class Wires:
         return answer
 
 
-class Proxy:
+class Proxy(AsyncStore):
     """The store as one process sees it."""
 
     def __init__(self, wires: Wires, process: Process) -> None:
@@ -290,43 +286,17 @@ class Proxy:
                 on_its_way.withdrawn = True
             raise
 
-    async def claim(self, ask):
-        return await self._send("claim", ask.identity, ask.owner, _claiming(ask), ask)
+    async def _answer(self, request):
+        owner = getattr(request, "owner", None)
+        law = partial(judge.answer, request=request)
+        return await self._send(VERBS[type(request)], request.identity, owner, law, request)
 
-    async def renew(self, identity, owner, lease):
-        ask = RenewRequest(identity, owner, lease)
-        law = _writing(lambda record, now: judge.renew(record, ask, now))
-        return await self._send("renew", identity, owner, law, lease)
+    def ask(self, request):
+        return self._answer(request)
 
-    async def complete(self, identity, owner, result, ttl):
-        ask = CompleteRequest(identity, owner, result, ttl)
-        law = _writing(lambda record, now: judge.complete(record, ask, now))
-        return await self._send("complete", identity, owner, law, ask)
-
-    async def fail(self, identity, owner, error, *, retryable, **terms):
-        law = _writing(
-            lambda record, now: judge.fail(
-                record, owner, error, retryable=retryable, now=now, **terms
-            )
-        )
-        return await self._send("fail", identity, owner, law, retryable)
-
-    async def get(self, identity):
-        law = lambda record, now: (judge.present(record, now), record)  # noqa: E731
-        return await self._send("get", identity, None, law)
-
-    async def put(self, identity, result, ttl, *, owner):
-        ask = PutRequest(identity, owner, result, ttl)
-        law = _writing(lambda record, now: judge.put(record, ask, now))
-        return await self._send("put", identity, owner, law, ask)
-
-    async def touch(self, identity, ttl):
-        law = _writing(lambda record, now: judge.touch(record, ttl, now))
-        return await self._send("touch", identity, None, law)
-
-    async def forget(self, identity):
-        law = lambda record, now: (judge.present(record, now) is not None, None)  # noqa: E731
-        return await self._send("forget", identity, None, law)
+    async def send(self, requests):
+        """One after the other, as a store that has no batches."""
+        return [await _answered(self._answer(request)) for request in requests]
 
     async def close(self):
         pass
@@ -395,9 +365,7 @@ class _OnItsWay:
 class Batching:
     """Several commands at once: one way there, and an answer for each."""
 
-    async def _together(
-        self, asks: Sequence[Any], one: Callable[[Any], Awaitable[Any]]
-    ) -> list[Any]:
+    async def send(self, requests):
         wires, noise = self.wires, NOISE.get()  # type: ignore[attr-defined]
         SENT.set(wires.loop.now)
         if noise.random() < 0.5:  # they share a fate, too
@@ -406,33 +374,9 @@ class Batching:
                 raise StoreUnavailable("the batch was lost")
             await asyncio.sleep(wires.delay(noise))
         try:
-            return await asyncio.gather(*(_answered(one(ask)) for ask in asks))
+            return await asyncio.gather(*(_answered(self._answer(request)) for request in requests))
         finally:
             SENT.set(None)
-
-    async def claim_many(self, asks):
-        return await self._together(asks, self.claim)
-
-    async def complete_many(self, asks):
-        return await self._together(
-            asks, lambda ask: self.complete(ask.identity, ask.owner, ask.result, ask.ttl)
-        )
-
-    async def renew_many(self, asks):
-        return await self._together(
-            asks, lambda ask: self.renew(ask.identity, ask.owner, ask.lease)
-        )
-
-    async def put_many(self, asks):
-        return await self._together(
-            asks, lambda ask: self.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
-        )
-
-    async def get_many(self, identities):
-        return [await self.get(identity) for identity in identities]
-
-    async def forget_many(self, identities):
-        return [await self.forget(identity) for identity in identities]
 
 
 class Notifying:
@@ -500,19 +444,3 @@ async def _answered(command: Awaitable[Any]) -> Any:
         return await command
     except StoreError as error:
         return error
-
-
-def _claiming(ask: Any) -> Law:
-    def law(record: Record | None, now: float) -> tuple[Any, Record | None]:
-        answer, claimed = judge.claim(record, ask, now)
-        return answer, record if claimed is None else claimed
-
-    return law
-
-
-def _writing(law: Callable[[Record | None, float], Record | None]) -> Law:
-    def judged(record: Record | None, now: float) -> tuple[Any, Record | None]:
-        written = law(record, now)
-        return written is not None, record if written is None else written
-
-    return judged

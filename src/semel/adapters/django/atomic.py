@@ -32,7 +32,6 @@ from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError, StoreError, about
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import is_event_stream
-from semel.stores.base import OnFile
 from semel.sync import Idempotency
 from semel.transactions import db_errors
 
@@ -152,7 +151,7 @@ def _is_open_by_hand(connection: Any) -> bool:
 def shares_file(engine: Idempotency | AsyncIdempotency, connection: Any) -> bool:
     """Tell whether an engine keeps its records in the SQLite file of one of Django's databases."""
     store = engine.internals.store
-    if connection.vendor != "sqlite" or not isinstance(store, OnFile) or store.path is None:
+    if connection.vendor != "sqlite" or store.path is None:
         return False
     try:
         return Path(store.path).samefile(connection.settings_dict["NAME"])

@@ -30,7 +30,7 @@ from semel.engine.outcomes import pauses
 from semel.engine.setup import Call, Setup, unexpected
 from semel.errors import ConfigError, IdempotencyError, about, raise_about
 from semel.events import Hook
-from semel.stores.base import Scannable, Store
+from semel.stores.base import ScanRequest, Store
 from semel.stores.registry import open_store
 from semel.transactions import db_errors, inside
 
@@ -404,7 +404,7 @@ class Idempotency:
 
         `prefix` is the beginning of the key.
         """
-        if not isinstance(self.internals.store, Scannable):
+        if ScanRequest in self.internals.store.unsupported:
             raise ConfigError(f"{type(self.internals.store).__name__} cannot list its records")
         cursor: str | None = None
         while True:

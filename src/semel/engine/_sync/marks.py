@@ -20,7 +20,7 @@ from semel.errors import (
     about,
     raise_about,
 )
-from semel.stores.base import Batching, Scannable, Store
+from semel.stores.base import ScanRequest, Store
 from semel.stores.registry import open_store
 from semel.transactions.inside import warn_inside
 
@@ -129,7 +129,7 @@ class Marks:
             given = type(prefix).__name__
             raise InvalidKey(f'the prefix must be a str ("" = every key), not {given}')
         store = self._store
-        if not isinstance(store, Scannable):
+        if ScanRequest in store.unsupported:
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
         self._runs.setup.key_rules.check_scope(scope)
         removed = 0
@@ -166,12 +166,7 @@ class Marks:
     ) -> dict[str, bool]:
         """Mark each key of `results` as done with its result; False where it is done or running."""
         asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
-        store = self._store
-        answers: list[bool | StoreError]
-        if isinstance(store, Batching):
-            answers = store.put_many(asks)
-        else:
-            answers = [self._put_one(ask) for ask in asks]
+        answers = self._store.put_many(asks)
         return {
             key: _or_raise(answer, ask.identity)
             for key, ask, answer in zip(results, asks, answers, strict=True)
@@ -219,12 +214,7 @@ class Marks:
     def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
         identities = [self._runs.setup.identity(key, scope) for key in wanted]
-        store = self._store
-        if isinstance(store, Batching):
-            records = store.get_many(identities)
-        else:
-            records = [self._get(key, scope) for key in wanted]
-        return dict(zip(wanted, records, strict=True))
+        return dict(zip(wanted, self._store.get_many(identities), strict=True))
 
     def _expire(self, store: Store, identity: Identity) -> bool:
         """Remove what is finished at this very moment, as only the store can tell."""
@@ -238,10 +228,7 @@ class Marks:
 
     def _forget(self, identities: list[Identity]) -> list[bool]:
         try:
-            store = self._store
-            if isinstance(store, Batching):
-                return store.forget_many(identities)
-            return [store.forget(identity) for identity in identities]
+            return self._store.forget_many(identities)
         except IdempotencyError as error:
             if len(identities) != 1:
                 raise  # a whole batch failed: it is about none of them alone

@@ -28,7 +28,7 @@ from semel.engine.outcomes import (
     unwanted,
 )
 from semel.errors import StoreError, ValueRejected
-from semel.stores.base import Batching, Partitioned, Store
+from semel.stores.base import Store
 
 
 class Renewer:
@@ -71,10 +71,9 @@ class Renewer:
     def tick(self) -> float:
         """Renew what is due and save what could not be saved; tells when to come back."""
         again = math.inf
-        if isinstance(self._store, Partitioned):
-            # A server that hangs must not delay renewals on the others.
-            for server, at in self._leases.place(self._store.server_of).items():
-                again = min(again, remind(self._timer_of(server), at))
+        # A server that hangs must not delay renewals on the others.
+        for server, at in self._leases.place(self._store.server_of).items():
+            again = min(again, remind(self._timer_of(server), at))
         self._serve(None)
         if GIVING_BACK in self._timers:
             return min(again, self._leases.next_renewal())
@@ -149,10 +148,6 @@ class Renewer:
 
     def _renew(self, leases: list[Lease]) -> None:
         """Renew these leases; each one's answer counts as soon as it is there."""
-        if not isinstance(self._store, Batching):
-            for lease in leases:
-                self._renew_one(lease)
-            return
         sent = monotonic()
         answers: list[bool | StoreError]
         try:
@@ -161,16 +156,6 @@ class Renewer:
             answers = [as_store_error(error)] * len(leases)
         for lease, answer in zip(leases, answers, strict=True):
             self._events.renewed(lease, answer, sent)
-
-    def _renew_one(self, lease: Lease) -> None:
-        ask, sent = lease.renewal, monotonic()
-        answer: bool | StoreError
-        try:
-            answer = self._store.renew(ask.identity, ask.owner, ask.lease)
-        except Exception as error:  # noqa: BLE001 - as above, and it is not the others' failure
-            answer = as_store_error(error)
-        lease.renewing = False
-        self._events.renewed(lease, answer, sent)
 
     def _park_again(self, lease: Lease) -> None:
         """The renewal may have come after the parking: the key would look busy."""

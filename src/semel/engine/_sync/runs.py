@@ -56,7 +56,7 @@ from semel.errors import (
     raise_about,
 )
 from semel.events import logger
-from semel.stores.base import Notifying, Store, Watch
+from semel.stores.base import Store, Watch
 from semel.stores.registry import open_store
 
 T = TypeVar("T")
@@ -241,9 +241,8 @@ class Runs(Outcomes[Store]):
                 busy, left = answer, self._left(call, answer, end)
 
     def _watched(self, call: Call) -> AbstractContextManager[Watch]:
-        if isinstance(self.store, Notifying):
-            return self.store.watch(call.identity)
-        return Polling()
+        watch = self.store.watch(call.identity)
+        return Polling() if watch is None else watch
 
     # --- the end of one call -------------------------------------------------------------
 

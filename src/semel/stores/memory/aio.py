@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from semel.core.records import Request
 from semel.errors import StoreError
-from semel.stores.answering import AsyncAnsweringStore
+from semel.stores.base import AsyncStore
 from semel.stores.memory.store import DEFAULT_MAX_RECORDS, Clock, MemoryStore
 
 T = TypeVar("T")
 
 
-class AsyncMemoryStore(AsyncAnsweringStore):
+class AsyncMemoryStore(AsyncStore):
     """A store for asyncio: a `MemoryStore` behind it, which never waits for anything.
 
     Its lock stays for what changes a record: loops in several threads may share one store.

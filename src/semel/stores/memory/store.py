@@ -20,20 +20,25 @@ from semel.core.records import (
     Claim,
     ClaimRequest,
     CompleteRequest,
+    CountRequest,
+    Counts,
     Encoded,
     FailRequest,
     ForgetRequest,
     GetRequest,
     Identity,
+    Page,
+    PurgeRequest,
     PutRequest,
     Record,
     RenewRequest,
     Request,
+    ScanRequest,
+    StuckRequest,
     TouchRequest,
 )
 from semel.errors import ConfigError, StoreError, StoreFull
-from semel.stores._sync.answering import AnsweringStore
-from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
+from semel.stores.base import Store
 from semel.stores.forking import follow_forks
 from semel.stores.memory import listing
 from semel.stores.memory.shelf import Shelf
@@ -56,7 +61,7 @@ def steady_clock() -> Clock:
     return lambda: time.monotonic() + offset
 
 
-class MemoryStore(AnsweringStore):
+class MemoryStore(Store):
     """A store for threads.
 
     Holds at most `max_records`. When it is full, records that have expired go first, and
@@ -131,7 +136,7 @@ class MemoryStore(AnsweringStore):
             return True
 
     def _fail(self, ask: FailRequest) -> bool:
-        return self._change(ask, _failed) is not None
+        return self._change(ask, judge.fail) is not None
 
     def _get(self, ask: GetRequest) -> Record | None:
         with self._lock:
@@ -143,7 +148,7 @@ class MemoryStore(AnsweringStore):
         return self._change(ask, judge.put) is not None
 
     def _touch(self, ask: TouchRequest) -> bool:
-        return self._change(ask, _touched) is not None
+        return self._change(ask, judge.touch) is not None
 
     def _forget(self, ask: ForgetRequest) -> bool:
         with self._lock:
@@ -243,20 +248,3 @@ class MemoryStore(AnsweringStore):
         CountRequest: _counts,
     }
     """Of the class: bound methods would keep a store until the garbage collector runs."""
-
-
-def _failed(stored: Record | None, ask: FailRequest, now: float) -> Record | None:
-    return judge.fail(
-        stored,
-        ask.owner,
-        ask.error,
-        retryable=ask.retryable,
-        keep_fingerprint=ask.keep_fingerprint,
-        ttl=ask.ttl,
-        ran=ask.ran,
-        now=now,
-    )
-
-
-def _touched(stored: Record | None, ask: TouchRequest, now: float) -> Record | None:
-    return judge.touch(stored, ask.ttl, now)

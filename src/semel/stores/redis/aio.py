@@ -13,7 +13,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
-from semel.stores.answering import AsyncAnsweringStore
+from semel.stores.base import AsyncStore
 from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.redis.clients import cluster_name, server_name, wrong_client
 from semel.stores.redis.cluster import AsyncClusterTransport
@@ -35,7 +35,7 @@ from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 T = TypeVar("T")
 
 
-class AsyncRedisStore(AsyncAnsweringStore):
+class AsyncRedisStore(AsyncStore):
     """Keeps records in Redis or Valkey: one server, Sentinel or a cluster.
 
     `client` is a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of the application, which

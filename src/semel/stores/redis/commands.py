@@ -312,7 +312,7 @@ class Commands:
         return Command(FORGET, self.keys.record_and_index(ask.identity), (), bool)
 
     def adopt(self, ask: AdoptRequest) -> Command[Record | None]:
-        """See `Repairing.adopt`."""
+        """See `AdoptRequest`."""
         _check_size("owner", ask.owner, OWNER_BYTES)
         lease = microseconds(ask.lease)
         keys = self.keys.record_and_index(ask.identity)
@@ -328,7 +328,7 @@ class Commands:
         ]
 
     def diagnose(self) -> Command[list[str]]:
-        """See `Diagnosing.diagnose`. In a cluster one server speaks for all."""
+        """See `Store.diagnose`. In a cluster one server speaks for all."""
         return Command(INFO, (self.keys.indexes[0],), (), diagnose)
 
 

@@ -103,7 +103,7 @@ class Listing:
         return _STEPS[type(request)](self, request)
 
     def stuck(self, ask: StuckRequest) -> Steps[list[Record]]:
-        """See `Scannable.stuck`."""
+        """See `StuckRequest`."""
         older_than = ask.older_than
         found: list[Record] = []
 
@@ -121,7 +121,7 @@ class Listing:
         return sorted(found, key=_lease_end)
 
     def purge(self, ask: PurgeRequest) -> Steps[int]:
-        """See `Scannable.purge`. Expired records go by themselves."""
+        """See `PurgeRequest`. Expired records go by themselves."""
         abandoned_after = ask.abandoned_after
         if abandoned_after is None:
             return 0
@@ -161,7 +161,7 @@ class Listing:
         return limit - wanted
 
     def scan(self, ask: ScanRequest) -> Steps[Page]:
-        """See `Scannable.scan`."""
+        """See `ScanRequest`."""
         nodes = yield Nodes()
         at = _Cursor(nodes[0], 0) if ask.cursor is None else _Cursor.parse(ask.cursor)
         pattern, limit = self._keys.pattern(ask.scope, ask.prefix), ask.limit
@@ -190,7 +190,7 @@ class Listing:
         return Page(tuple(records), None if following == _END else following.text())
 
     def counts(self, _: CountRequest) -> Steps[Counts]:
-        """See `Scannable.counts`."""
+        """See `CountRequest`."""
         tally = dict.fromkeys(_COUNTED, 0)
         pattern = self._keys.pattern(None, "")
         for node in (yield Nodes()):

@@ -14,7 +14,7 @@ from redis import Redis, RedisCluster
 
 from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
-from semel.stores._sync.answering import AnsweringStore
+from semel.stores.base import Store
 from semel.stores.listening import Listener, Watch
 from semel.stores.redis.clients import cluster_name, server_name, wrong_client
 from semel.stores.redis.cluster import ClusterTransport
@@ -36,7 +36,7 @@ from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 T = TypeVar("T")
 
 
-class RedisStore(AnsweringStore):
+class RedisStore(Store):
     """Keeps records in Redis or Valkey: one server, Sentinel or a cluster.
 
     `client` is a `redis.Redis` or `redis.RedisCluster` of the application, which

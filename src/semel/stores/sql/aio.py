@@ -7,8 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from semel.core.records import ClaimRequest, Request
 from semel.errors import StoreError
-from semel.stores.answering import AsyncAnsweringStore
-from semel.stores.base import PurgeRequest
+from semel.stores.base import AsyncStore, PurgeRequest
 from semel.stores.sql.dialect import Dialect, operations_of
 from semel.stores.sql.locks import RecordLocked, busy_if_locked
 from semel.stores.sql.members import answers_or_error, by_digest, own_errors, put_back
@@ -29,7 +28,7 @@ class AsyncExecutor(Protocol):
         ...
 
 
-class AsyncSQLStore(AsyncAnsweringStore):
+class AsyncSQLStore(AsyncStore):
     """A store for asyncio."""
 
     def __init__(

@@ -364,7 +364,7 @@ class SQLiteVerbs:
 
     def fail(self, ask: FailRequest) -> Operation[bool]:
         """Store the owner's failure."""
-        return Operation(partial(self.judged, _failed, ask), peek=False)
+        return Operation(partial(self.judged, judge.fail, ask), peek=False)
 
     def put(self, ask: PutRequest) -> Operation[bool]:
         """Mark as done without running."""
@@ -373,7 +373,7 @@ class SQLiteVerbs:
 
     def touch(self, ask: TouchRequest) -> Operation[bool]:
         """Keep a finished record for `ttl` from now."""
-        return Operation(partial(self.judged, _touched, ask), peek=False)
+        return Operation(partial(self.judged, judge.touch, ask), peek=False)
 
     @operation(peek=True)
     def get(self, ask: GetRequest) -> Verb[Record | None]:
@@ -531,20 +531,3 @@ class SQLiteVerbs:
 
 def _owned(record: Record) -> tuple[str, str, bytes, int]:
     return record.identity.scope, record.identity.key, record.owner, record.fence
-
-
-def _failed(stored: Record | None, ask: FailRequest, now: float) -> Record | None:
-    return judge.fail(
-        stored,
-        ask.owner,
-        ask.error,
-        retryable=ask.retryable,
-        keep_fingerprint=ask.keep_fingerprint,
-        ttl=ask.ttl,
-        ran=ask.ran,
-        now=now,
-    )
-
-
-def _touched(stored: Record | None, ask: TouchRequest, now: float) -> Record | None:
-    return judge.touch(stored, ask.ttl, now)

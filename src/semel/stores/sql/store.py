@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from semel.core.records import ClaimRequest, Request
 from semel.errors import StoreError
-from semel.stores._sync.answering import AnsweringStore
-from semel.stores.base import PurgeRequest
+from semel.stores.base import PurgeRequest, Store
 from semel.stores.sql.dialect import Dialect, operations_of
 from semel.stores.sql.locks import RecordLocked, busy_if_locked
 from semel.stores.sql.members import answers_or_error, by_digest, own_errors, put_back
@@ -30,7 +29,7 @@ class Executor(Protocol):
         ...
 
 
-class SQLStore(AnsweringStore):
+class SQLStore(Store):
     """A store for threads."""
 
     def __init__(self, verbs: Dialect, executor: Executor, upkeep: Executor | None = None) -> None:

@@ -299,19 +299,7 @@ class SwapVerbs:
         if (yield self._table.fail(ask)).changed:
             return True
         stored = yield from self._read(ask.identity)
-        if stored is None:
-            return False
-        ended = judge.fail(
-            stored,
-            ask.owner,
-            ask.error,
-            retryable=ask.retryable,
-            keep_fingerprint=ask.keep_fingerprint,
-            ttl=ask.ttl,
-            ran=ask.ran,
-            now=stored.now,
-        )
-        return ended is stored
+        return stored is not None and judge.fail(stored, ask, stored.now) is stored
 
     @operation(peek=False)
     def get(self, ask: GetRequest) -> Verb[Record | None]:

@@ -6,20 +6,10 @@ This module checks. What is wrong is said before anything is connected.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.errors import ConfigError
-from semel.stores.base import (
-    AsyncBatching,
-    AsyncRepairing,
-    AsyncScannable,
-    AsyncStore,
-    Batching,
-    Repairing,
-    Scannable,
-    Store,
-    is_for_asyncio,
-)
+from semel.stores.base import AsyncStore, Store
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.registry import BACKENDS, TIER_OPTIONS
 from semel.stores.urls import did_you_mean
@@ -31,14 +21,6 @@ FRONT_TTL: Final = 600.0
 
 FRONT_TIMEOUT: Final = 0.25
 """How long a call of the front may take: once, and then the breaker is open."""
-
-
-class Behind(Store, Batching, Scannable, Repairing, Protocol):
-    """What the store behind has to offer; every SQL store does."""
-
-
-class AsyncBehind(AsyncStore, AsyncBatching, AsyncScannable, AsyncRepairing, Protocol):
-    """`Behind`, awaited."""
 
 
 def check_front_url(url: str) -> None:
@@ -79,14 +61,11 @@ def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, An
 
 
 def checked_behind(behind: Any, *, asynchronous: bool) -> Any:
-    """Give a store that decides: of the right kind, with batches and listings, not Redis again."""
+    """Give a store that decides: of the right kind, and not Redis again."""
     if isinstance(behind, (RedisStore, AsyncRedisStore)):
         raise ConfigError("the store behind decides, so it must not be Redis; give an SQL store")
     found = type(behind).__name__
-    for needed in (Batching, Scannable, Repairing):
-        if not isinstance(behind, needed):
-            raise ConfigError(f"the store behind is not {needed.__name__}: {found}")
-    if is_for_asyncio(behind) is not asynchronous:
+    if not isinstance(behind, AsyncStore if asynchronous else Store):
         wanted = "asyncio" if asynchronous else "threads"
         raise ConfigError(f"the store behind must be one for {wanted}, not {found}")
     return behind

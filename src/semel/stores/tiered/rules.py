@@ -28,24 +28,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from msgspec import Struct
 
 from semel.core.records import (
     Busy,
-    Claim,
     Claimed,
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    FailRequest,
     Finished,
+    ForgetRequest,
     Identity,
+    PutRequest,
     Record,
     RenewRequest,
+    Request,
     State,
+    TouchRequest,
 )
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.commands import SMALLEST_LIMIT, Command
 from semel.stores.tiered.calls import ABOVE_ALL, Calls, Found, Look
 from semel.stores.tiered.entries import Kind, pack_body
@@ -61,13 +65,33 @@ of its reach: then nobody would, and who waits for it would wait for the whole l
 _KINDS: Final = {State.SUCCEEDED: Kind.SUCCEEDED, State.FAILED: Kind.FAILED}
 _STATES: Final = {kind: state for state, kind in _KINDS.items()}
 
+_CONCERNING: Final = frozenset(
+    {
+        ClaimRequest,
+        RenewRequest,
+        CompleteRequest,
+        FailRequest,
+        PutRequest,
+        TouchRequest,
+        ForgetRequest,
+    }
+)
 
-class Judged(Struct, frozen=True):
-    """SQL's answer to a claim, and what the front had said before."""
 
-    ask: ClaimRequest
-    look: Look | None
-    claim: Claim | StoreError
+class Asked(Struct, frozen=True):
+    """A request that SQL is asked, and what was known before."""
+
+    request: Request[Any]
+    look: Look | None = None
+    """What the front had said of a claim."""
+    note: Note | None = None
+    """What was noted of the attempt that an end is the end of."""
+
+    @property
+    def identity(self) -> Identity:
+        """The identity that the request is about."""
+        named: Identity = self.request.identity  # type: ignore[attr-defined]
+        return named
 
 
 class Tier:
@@ -92,111 +116,144 @@ class Tier:
                 if not self._waiting[identity]:
                     del self._waiting[identity]
 
-    # --- claim ---------------------------------------------------------------------------
+    # --- what the front may answer -------------------------------------------------------
 
-    def question(self, ask: ClaimRequest) -> Command[Found] | None:
+    def concerns(self, request: Request[Any]) -> bool:
+        """Whether the front has to do with a request at all; SQL is asked of every other."""
+        return type(request) in _CONCERNING
+
+    def question(self, request: Request[Any]) -> Command[Found] | None:
         """What to ask the front; None when only SQL may answer."""
-        if ask.hold or ask.replace or (ask.identity, ask.owner) in self._notes:
+        if not isinstance(request, ClaimRequest) or request.hold or request.replace:
             return None
-        if ask.identity in self._waiting:
+        if (request.identity, request.owner) in self._notes or request.identity in self._waiting:
             return None
-        return self._calls.get(ask.identity)
+        return self._calls.get(request.identity)
 
-    def answer(self, ask: ClaimRequest, look: Look | None) -> Finished | Busy | None:
+    def answer(self, request: Request[Any], look: Look | None) -> Finished | Busy | None:
         """What the front may answer by itself; None = ask SQL."""
-        if look is None or look.found.entry is None:
+        if not isinstance(request, ClaimRequest) or look is None or look.found.entry is None:
             return None
         entry = look.found.entry
         left = (entry.expires - look.found.now) / 1e6
         if left <= 0 or entry.kind is Kind.CLOSED:
             return None
         if entry.kind is Kind.HINT:
-            return Busy(left) if entry.fingerprint == ask.fingerprint else None
-        if ask.fingerprint is not None and entry.fingerprint not in (None, ask.fingerprint):
+            return Busy(left) if entry.fingerprint == request.fingerprint else None
+        if request.fingerprint is not None and entry.fingerprint not in (None, request.fingerprint):
             return None
         return Finished(_STATES[entry.kind], entry.outcome, entry.number, entry.fence, left)
 
-    def sending(self, ask: ClaimRequest) -> None:
-        """SQL is about to be asked."""
-        self._notes.sent(ask)
+    # --- what SQL is asked ---------------------------------------------------------------
 
-    def judged(self, answered: Judged, sent: float) -> list[Command[bool]]:
-        """What to tell the front of SQL's answer to a claim that was sent at `sent`."""
-        ask, look, claim = answered.ask, answered.look, answered.claim
-        if isinstance(claim, StoreError):
+    def sending(self, request: Request[Any], look: Look | None) -> Asked:
+        """Note what is about to be sent to SQL.
+
+        An end takes the note of its attempt, so that it is there for the first time only: what SQL
+        answers to a repetition may have been stored long ago, with another result.
+        """
+        if isinstance(request, ClaimRequest):
+            self._notes.sent(request)
+        if isinstance(request, CompleteRequest | FailRequest):
+            return Asked(request, look, self._notes.take(request.identity, request.owner))
+        return Asked(request, look)
+
+    def to_confirm(self, asked: Asked) -> list[Command[bool]]:
+        """What the front has to confirm, before SQL is asked and again after it.
+
+        To be kept for 0 seconds is to be forgotten. Of any other touch, a front that cannot be told
+        may answer for as long as it would have before.
+        """
+        match asked.request:
+            case ForgetRequest(identity):
+                return [self._forgotten(identity)]
+            case TouchRequest(identity, ttl) if ttl <= 0:
+                return [self._forgotten(identity)]
+        return []
+
+    # --- what the front is told ----------------------------------------------------------
+
+    def told(self, asked: Asked, answer: object, sent: float) -> list[Command[bool]]:
+        """What to tell the front of SQL's answer to what was sent at `sent`."""
+        if isinstance(asked.request, ClaimRequest):
+            return self._claimed(asked.request, asked.look, answer, sent)
+        if answer is not True:
+            return []  # an error, too: perhaps it was applied, and the note stays
+        match asked.request:
+            case RenewRequest() as renewal:
+                return self._renewed(renewal)
+            case CompleteRequest(identity, _, result, ttl):
+                outcome = State.SUCCEEDED, result
+                return [self._copy(identity, asked.note, *outcome, valid=ttl, sent=sent)]
+            case FailRequest(identity, _, error) as failure:
+                if failure.retryable or not failure.keep_fingerprint or not failure.ran:
+                    return [self._closed(asked.note, identity)]
+                outcome = State.FAILED, error
+                return [self._copy(identity, asked.note, *outcome, valid=failure.ttl, sent=sent)]
+            case PutRequest(identity):
+                return [self._closed(None, identity)]
+            case TouchRequest(identity, ttl) if ttl > 0:
+                return [self._forgotten(identity)]
+        return []
+
+    def _claimed(
+        self, ask: ClaimRequest, look: Look | None, answer: object, sent: float
+    ) -> list[Command[bool]]:
+        if isinstance(answer, StoreError):
             return []  # perhaps it was applied: the note stays
-        if isinstance(claim, Claimed):
-            had_it = self._notes.given(ask, claim, look)
+        if isinstance(answer, Claimed):
+            had_it = self._notes.given(ask, answer, look)
             # A payload that replaces another one is counted from 1 again.
-            older = claim.number > 1 or ask.replace or _has_entry(look)
-            return [self._calls.mark(ask.identity, claim.fence)] if had_it or older else []
+            older = answer.number > 1 or ask.replace or _has_entry(look)
+            return [self._calls.mark(ask.identity, answer.fence)] if had_it or older else []
         self._notes.take(ask.identity, ask.owner)
-        if look is None or not isinstance(claim, Busy):
+        if look is None or not isinstance(answer, Busy):
             return []
         body = pack_body(0, ask.fingerprint)
-        valid = min(claim.retry_after, HINTED)
+        valid = min(answer.retry_after, HINTED)
         identity, fence = ask.identity, UNKNOWN_FENCE
         return [
             self._calls.put(identity, Kind.HINT, fence, body, look=look, sent=sent, valid=valid)
         ]
 
-    def wants_copy(self, answered: Judged) -> bool:
+    def _renewed(self, ask: RenewRequest) -> list[Command[bool]]:
+        """Only a lease that ends sooner than a hint says has to be told."""
+        note = self._notes.find(ask.identity, ask.owner)
+        if note is not None and ask.lease >= note.lease:
+            return []
+        return [self._closed(note, ask.identity)]
+
+    def wants_copy(self, asked: Asked, answer: object) -> bool:
         """Whether the front could have a copy of this record and has none."""
-        look, claim = answered.look, answered.claim
-        if look is None or not isinstance(claim, Finished) or not _fits(claim.outcome):
+        look = asked.look
+        if look is None or not isinstance(answer, Finished) or not _fits(answer.outcome):
             return False
         entry = look.found.entry
-        return entry is None or entry.rank < (claim.fence, _KINDS[claim.state])
+        return entry is None or entry.rank < (answer.fence, _KINDS[answer.state])
 
     def copies(
-        self, wanted: Sequence[Judged], records: Sequence[Record | None], sent: float
+        self, wanted: Sequence[Asked], records: Sequence[Record | None], sent: float
     ) -> list[Command[bool]]:
         """Copy records; the question that read them was sent at `sent`."""
         return [
             self._copy(
                 record.identity,
-                Note(record.fence, record.number, record.fingerprint, 0.0, answered.look),
+                Note(record.fence, record.number, record.fingerprint, 0.0, asked.look),
                 record.state,
                 record.outcome,
                 valid=record.remaining,
                 sent=sent,
             )
-            for answered, record in zip(wanted, records, strict=True)
+            for asked, record in zip(wanted, records, strict=True)
             if record is not None and _may_be_copied(record)
         ]
 
-    # --- the other verbs -----------------------------------------------------------------
-
-    def ending(self, identity: Identity, owner: bytes) -> Note | None:
-        """Give the note of an attempt whose end is about to be sent, for the first time only.
-
-        What SQL answers to a repetition may have been stored long ago, with another result.
-        """
-        return self._notes.take(identity, owner)
-
-    def completed(self, note: Note | None, ask: CompleteRequest, sent: float) -> Command[bool]:
-        """What to tell the front of a success."""
-        return self._copy(ask.identity, note, State.SUCCEEDED, ask.result, valid=ask.ttl, sent=sent)
-
-    def failed(
-        self, note: Note | None, identity: Identity, error: Encoded, ttl: float, sent: float
-    ) -> Command[bool]:
-        """What to tell the front of a failure for good."""
-        return self._copy(identity, note, State.FAILED, error, valid=ttl, sent=sent)
-
-    def closed(self, note: Note | None, identity: Identity) -> Command[bool]:
-        """What to tell the front of an end that it must not answer with."""
+    def _closed(self, note: Note | None, identity: Identity) -> Command[bool]:
+        """Of an end that the front must not answer with."""
         return self._calls.mark(identity, UNKNOWN_FENCE if note is None else note.fence)
 
-    def renewed(self, ask: RenewRequest) -> list[Command[bool]]:
-        """What to tell the front of a renewal: only a lease that ends sooner than a hint says."""
-        note = self._notes.find(ask.identity, ask.owner)
-        if note is not None and ask.lease >= note.lease:
-            return []
-        return [self.closed(note, ask.identity)]
-
-    def forgotten(self, identity: Identity) -> Command[bool]:
-        """What to tell the front of a record that is gone, or ends at another time."""
+    def _forgotten(self, identity: Identity) -> Command[bool]:
+        """Of a record that is gone, or ends at another time."""
         return self._calls.mark(identity, ABOVE_ALL)
 
     def _copy(
@@ -210,11 +267,19 @@ class Tier:
         sent: float,
     ) -> Command[bool]:
         if note is None or note.look is None or valid is None or not _fits(outcome):
-            return self.closed(note, identity)
+            return self._closed(note, identity)
         body = pack_body(note.number, note.fingerprint, outcome)
         return self._calls.put(
             identity, _KINDS[state], note.fence, body, look=note.look, sent=sent, valid=valid
         )
+
+
+def not_confirmed(where: str) -> StoreUnavailable:
+    """What a caller is told whose change the front may not have heard of."""
+    return StoreUnavailable(
+        f"{where} did not confirm that this key is forgotten, and may answer with it until "
+        "front_ttl has passed; forget it again when the front is back"
+    )
 
 
 def _fits(outcome: Encoded | None) -> TypeGuard[Encoded]:

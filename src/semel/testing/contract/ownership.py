@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from semel.core.records import Busy, Claimed, Identity, Record, State
+from semel.core.records import Busy, Claimed, CompleteRequest, Identity, Record, State
 from semel.testing.contract.given import (
     ANNA,
     BERT,
@@ -72,12 +72,14 @@ class OwnershipContract(StoreUnderTest):
             identity = Identity("orders.create", f"order:{number}")
             driven.claim(ask(ANNA, identity=identity))
             park(driven, identity=identity)
-            late = ("complete", identity, ANNA, RESULT, LONG)
-            takeover = ("claim", ask(BERT, identity=identity))
+            late = CompleteRequest(identity, ANNA, RESULT, LONG)
+            takeover = ask(BERT, identity=identity)
+            completed: object
+            claim: object
             if first == "complete":
-                completed, claim = driven.race_verbs([late, takeover], apart=apart)
+                completed, claim = driven.race([late, takeover], apart=apart)
             else:
-                claim, completed = driven.race_verbs([takeover, late], apart=apart)
+                claim, completed = driven.race([takeover, late], apart=apart)
             record = record_of(driven, identity)
             if isinstance(claim, Claimed):
                 assert completed is False

@@ -1,4 +1,4 @@
-"""The contract of `Repairing`: an abandoned attempt is given to a resolver, and only to one."""
+"""The contract of `AdoptRequest`: an abandoned attempt is given to a resolver, and only to one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.core.records import Abandoned, Busy, Finished
-from semel.stores.base import AsyncStore, Repairing, Scannable, Store
+from semel.core.records import Abandoned, AdoptRequest, Busy, Finished, StuckRequest
+from semel.stores.base import AsyncStore, Store
 from semel.testing.contract.given import (
     ANNA,
     BERT,
@@ -34,9 +34,9 @@ class RepairContract(StoreUnderTest):
 
     @pytest.fixture
     def repairing(self, store: Store | AsyncStore, driven: StoreDriver) -> StoreDriver:
-        """Drive a store that is `Repairing`."""
-        if not driven.offers(Repairing):
-            pytest.skip(f"{type(store).__name__} is not Repairing")
+        """Drive a store that answers `AdoptRequest`."""
+        if not driven.offers(AdoptRequest):
+            pytest.skip(f"{type(store).__name__} does not answer AdoptRequest")
         return driven
 
     @pytest.mark.parametrize("hold", [False, True])
@@ -148,7 +148,7 @@ class RepairContract(StoreUnderTest):
         assert record.abandoned is True
         assert record.lease_until is not None
         assert record.now - record.lease_until >= LONG / 2
-        if repairing.offers(Scannable):
+        if repairing.offers(StuckRequest):
             (stuck,) = repairing.stuck(older_than=LONG / 2)
             assert stuck.identity == KEY
             assert repairing.stuck(older_than=LONG) == []
@@ -176,5 +176,5 @@ class RepairContract(StoreUnderTest):
         repairing.adopt(KEY, BERT, SHORT)
         sleep(2 * SHORT)
         assert record_of(repairing).abandoned is True
-        if repairing.offers(Scannable):
+        if repairing.offers(StuckRequest):
             assert [record.identity for record in repairing.stuck()] == [KEY]

@@ -1,0 +1,271 @@
+# Generated from stores/base.py by `make generate`: change that file instead.
+"""The store protocol: a store answers requests.
+
+    answers = store.send(requests)    # one answer for each request, in their order
+    answer = store.ask(request)       # one answer; its error is raised
+
+Requests are values (`semel.core.records`). A store of your own derives from the class below, and
+implements `send` and `close`. What every store promises, as `semel.testing.StoreContract` proves:
+
+- Each request is one atomic step, and safe to send twice: the same owner gets the same answer.
+- A claim is judged in the order written in `semel.core.judge`.
+- The current owner is the owner id in the record. A passed lease alone refuses nothing; only
+  another claim (or an operator's `forget`) makes an owner's writes answer False.
+- Time is the store's, read once per request; a client's clock never matters.
+- `send` answers in the order of the requests. The error of one request stands in place of its
+  answer, as a value, and keeps no other request from its answer. A `send` of which nothing is known
+  may raise instead.
+- Requests of one `send` that are about the same identity are carried out one after another, in an
+  order that the store chooses: as if several callers had sent them at the same moment.
+- A store that cannot answer has `StoreUnavailable` (or `StoreFull`) for an error, never a driver's.
+
+Requests about all records (`semel.core.records.LISTINGS`) come by `ask`, so never together with
+others. A store may leave them out, and `AdoptRequest` too: it names them in `unsupported`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from semel.core.records import (
+    AdoptRequest,
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    CountRequest,
+    Counts,
+    Encoded,
+    Ended,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
+    Identity,
+    Page,
+    PurgeRequest,
+    PutRequest,
+    Record,
+    RenewRequest,
+    Request,
+    ScanRequest,
+    State,
+    StuckRequest,
+    TouchRequest,
+)
+from semel.errors import ConfigError, StoreError
+
+T = TypeVar("T")
+
+
+class Store(ABC):
+    """A store for threads. `send` and `close` are a store's own; the rest stands on them.
+
+    An `identity` is a scope and a key. An `owner` is the random id of one attempt. `lease` and
+    `ttl` are seconds from now: how long an attempt runs unless renewed, and how long what has ended
+    is kept. `result` and `error` are bytes that a store does not look into. Methods for many take
+    requests (`asks`) or `identities`.
+    """
+
+    unsupported: frozenset[type[Request[Any]]] = frozenset()
+    """Kinds of requests that this store does not answer: of `LISTINGS`, and `AdoptRequest`."""
+
+    path: str | None = None
+    """The absolute path of the file that has the records; None = they are in no file here."""
+
+    @abstractmethod
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer `requests`, in their order; the error of a single one is its answer.
+
+        A store sends them in one round trip and one commit where it can.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what this store opened itself."""
+
+    def ask(self, request: Request[T]) -> T:
+        """Answer one `request`; an error is raised."""
+        return self._ask(request)
+
+    def _ask(self, request: Request[T]) -> T:
+        if type(request) in self.unsupported:
+            kind = type(request).__name__
+            raise ConfigError(f"{type(self).__name__} does not answer a {kind}")
+        return _answer_or_raise(self.send((request,))[0])
+
+    # --- about one record ----------------------------------------------------------------
+
+    def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation; the answer to `ask` says who may, and what is known."""
+        return self.ask(ask)
+
+    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+        """Extend the lease from now; 0 parks the attempt (abandoned from now on).
+
+        A lease below 0 parks it too, as abandoned that long ago: a resolver that found nothing out
+        gives the attempt back with its age.
+        """
+        return self.ask(RenewRequest(identity, owner, lease))
+
+    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the success of this owner's attempt; False when it was replaced."""
+        return self.ask(CompleteRequest(identity, owner, result, ttl))
+
+    def fail(
+        self,
+        identity: Identity,
+        owner: bytes,
+        error: Encoded,
+        *,
+        retryable: bool,
+        keep_fingerprint: bool,
+        ttl: float,
+        ran: bool = True,
+    ) -> bool:
+        """Store the failure of this owner's attempt; False when it was replaced.
+
+        A `retryable` one may be claimed again, and with `keep_fingerprint` only by its payload.
+        With ran=False the function was never called: the record's number is lowered by one, so that
+        the next claim has the number that this one had. The fence stays.
+        """
+        return self.ask(FailRequest(identity, owner, error, retryable, keep_fingerprint, ttl, ran))
+
+    def get(self, identity: Identity) -> Record | None:
+        """Read the record; expired is absent."""
+        return self.ask(GetRequest(identity))
+
+    def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
+        """Mark as done without running, if nothing else is running or done."""
+        return self.ask(PutRequest(identity, owner, result, ttl))
+
+    def touch(self, identity: Identity, ttl: float) -> bool:
+        """Keep a finished record for `ttl` from now; False when there is none.
+
+        Kept for 0, it is absent at once: so it is removed where what runs must stay.
+        """
+        return self.ask(TouchRequest(identity, ttl))
+
+    def forget(self, identity: Identity) -> bool:
+        """Remove the record, whatever its state; False when there was none."""
+        return self.ask(ForgetRequest(identity))
+
+    def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
+        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
+        return self.ask(AdoptRequest(identity, owner, lease))
+
+    # --- about many ----------------------------------------------------------------------
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
+        """`claim` for each."""
+        return self.send(asks)
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
+        """`complete` for each."""
+        return self.send(asks)
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
+        """`renew` for each."""
+        return self.send(asks)
+
+    def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
+        """`get` for each; the first error is raised."""
+        answers = self.send([GetRequest(each) for each in identities])
+        return [_answer_or_raise(answer) for answer in answers]
+
+    def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
+        """`put` for each."""
+        return self.send(asks)
+
+    def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
+        """`forget` for each; the first error is raised."""
+        answers = self.send([ForgetRequest(each) for each in identities])
+        return [_answer_or_raise(answer) for answer in answers]
+
+    # --- about all -----------------------------------------------------------------------
+
+    def scan(
+        self,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """List records page by page; `prefix` is the beginning of the key. A page may be short.
+
+        `scope` and `state` leave out all others, `limit` is the most records of a page, and
+        `cursor` that of the page before.
+        """
+        return self.ask(ScanRequest(scope, prefix, state, limit, cursor))
+
+    def stuck(self, *, older_than: float = 0.0, limit: int = 100) -> list[Record]:
+        """List abandoned records whose lease ended `older_than` seconds ago or before.
+
+        The oldest come first, `limit` of them at most.
+        """
+        return self.ask(StuckRequest(older_than, limit))
+
+    def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
+        """Remove at most `limit` expired records; returns how many went.
+
+        With `abandoned_after`, also abandoned records that nobody holds and whose lease ended
+        that many seconds ago.
+        """
+        return self.ask(PurgeRequest(limit, abandoned_after))
+
+    def counts(self) -> Counts:
+        """Count the records by state."""
+        return self.ask(CountRequest())
+
+    # --- what a store may offer beside answers ------------------------------------------
+
+    def watch(self, identity: Identity) -> AbstractContextManager[Watch] | None:
+        """Listen for the end of an identity's running attempt while the `with` block lasts.
+
+        None = this store wakes nobody, and a waiting caller polls. A store that does notes in the
+        record that a claim was answered Busy; what ends or parks such a record sends a wake-up. So
+        a waiter watches, then claims again, then waits. Entering sends a request at most, and
+        leaving neither waits nor fails.
+        """
+        del identity
+        return None
+
+    def server_of(self, identity: Identity) -> Hashable:
+        """Name the server that has the record of an `identity`; None = there is only one.
+
+        It asks nobody. Of a store on several servers each may hang while the others answer: their
+        renewals are sent by different threads or threads.
+        """
+        del identity
+        return None
+
+    def diagnose(self) -> list[str]:
+        """Say what in its server's settings endangers the records, in sentences, if it can tell."""
+        return []
+
+
+class Watch(Protocol):
+    """Hears of one record's end. It never raises: what cannot be heard is waited for asleep."""
+
+    def pause(self, planned: float) -> float:
+        """How long to wait at most before the store is asked again, where polling would `planned`.
+
+        Longer where a wake-up is to be expected: asking again is only a safety net then.
+        """
+        ...
+
+    def wait(self, seconds: float) -> Ended | None:
+        """Sleep so long, or until the record may have changed; what it became, if that was told.
+
+        It also ends when the watch begins to hear, because what happened before that was not heard.
+        """
+        ...
+
+
+def _answer_or_raise(answer: T | StoreError) -> T:
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
