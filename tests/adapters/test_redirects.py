@@ -1,4 +1,4 @@
-"""Outcomes that are redirects, through every integration: stored on request only, logged if not."""
+"""Answers that are redirects, through every integration: stored on request only, logged if not."""
 
 from __future__ import annotations
 

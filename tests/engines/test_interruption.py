@@ -108,14 +108,14 @@ def test_a_thread_interrupted_while_it_encodes_its_result_leaves_the_result(thre
 @pytest.mark.parametrize("kind", INTERRUPTIONS)
 def test_a_thread_interrupted_while_it_shares_its_result_lets_nobody_wait(threaded, kind):
     _, idem = threaded
-    share, interruptions = idem.internals.shared_runs.share, [kind()]
+    end, interruptions = idem.internals.shared_runs.end, [kind()]
 
     def interrupted(place, answer):
         if interruptions:
             raise interruptions.pop()
-        share(place, answer)
+        return end(place, answer)
 
-    idem.internals.shared_runs.share = interrupted
+    idem.internals.shared_runs.end = interrupted
     with pytest.raises(kind):
         idem.execute("k", Effect("saved"))
     assert len(idem.internals.leases) == 0

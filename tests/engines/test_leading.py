@@ -25,7 +25,7 @@ def test_a_thread_that_comes_to_wait_for_a_leader_who_has_left_leads():
     shared = threads.SharedRuns(Leaders())
     assert shared.lead("place", ME)
     assert not shared.lead("place", ME)  # so it is about to wait
-    shared.share("place", FINISHED)
+    shared.give(shared.end("place", FINISHED), FINISHED)
     assert shared.join("place", ME, PATIENCE) is LEAD
     assert not shared.lead("place", ME)
 
@@ -36,7 +36,7 @@ async def test_so_does_a_task():
     guard.check()
     assert shared.lead("place", ME)
     assert not shared.lead("place", ME)
-    shared.share("place", FINISHED)
+    shared.give(shared.end("place", FINISHED), FINISHED)
     assert await shared.join("place", ME, PATIENCE) is LEAD
     assert not shared.lead("place", ME)
 
@@ -129,6 +129,6 @@ async def test_a_task_leads_when_its_leader_was_interrupted_without_saying_so(
         shared._leaders.end("place", FINISHED)  # and interrupted before it told anybody
     async with asyncio.timeout(PATIENCE):
         assert await first is LEAD
-        shared.share("place", FINISHED)
+        shared.give(shared.end("place", FINISHED), FINISHED)
         assert await second is FINISHED
     await until(lambda: shared._checking is None)  # nobody waits: nobody looks

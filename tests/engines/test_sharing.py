@@ -426,12 +426,12 @@ def test_an_interrupted_thread_gives_back_what_it_was_just_given(monkeypatch, gi
     if given == "lead":
         shared.pass_on("place", callers[0])
     elif given == "answer":
-        shared.share("place", FINISHED)
+        shared.give(shared.end("place", FINISHED), FINISHED)
     waiting.set()
     sharers[0].join(PATIENCE)
     if given == "nothing":
         assert len(shared._leaders._waiting["place"]) == 1
-        shared.share("place", FINISHED)
+        shared.give(shared.end("place", FINISHED), FINISHED)
     sharers[1].join(PATIENCE)
     assert ends == {1: "stopped", 2: next_given}
 

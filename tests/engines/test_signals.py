@@ -415,7 +415,7 @@ def pools_of(idem: Idempotency) -> list[Any]:
 def check_every_place_is_free(idem: Idempotency) -> None:
     check_nothing_is_left(idem)
     for pool in pools_of(idem):
-        seats = pool._leaders
+        seats = pool._seats
         wait_until(lambda seats=seats: seats._free.qsize() == seats._places)
 
 
@@ -456,7 +456,7 @@ def test_struck_at_any_line_a_call_keeps_no_connection(request, database, kind, 
 TELLING = {
     function.__code__
     for function in (
-        tasks.SharedRuns.share,
+        tasks.SharedRuns.give,
         tasks.SharedRuns.pass_on,
         Leaders.end,
         Leaders.next_leader,

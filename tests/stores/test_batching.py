@@ -29,7 +29,7 @@ def ask(key, owner=b"owner-------"):
 
 
 class Store:
-    """Outcomes Claimed with the number of the request; each request waits while `gate` is shut."""
+    """Answers Claimed with the number of the request; each request waits while `gate` is shut."""
 
     def __init__(self):
         self.requests = []

@@ -17,7 +17,7 @@ from weakref import WeakSet, ref
 from msgspec.structs import replace
 
 from semel import events
-from semel.attempts import Attempt, current_attempt, innermost, is_nested
+from semel.attempts import Attempt, current_attempt, is_nested
 from semel.core.codec import StoredResult, decode_result, encode_failure, encode_result, omitted
 from semel.core.decide import (
     Reject,
@@ -243,10 +243,8 @@ class Outcomes(Generic[S]):
         return around
 
     def _wait_limit(self, call: Call) -> float | None:
-        """How long a usable call may wait in all; None = as long as its caller does."""
+        """How long a call may wait in all, if it is usable; None = as long as its caller does."""
         limit = call.rules.wait_timeout
-        if not self.closed and innermost() is None:
-            return limit
         if self.check_usable(call) is None:
             return limit
         warn_inside(self.store)
@@ -272,9 +270,12 @@ class Outcomes(Generic[S]):
         try:
             if self.closed:  # After `add`: `close` sets it first, and then looks at the leases.
                 raise NoTimer(f"{CLOSED}; nothing ran")  # noqa: TRY301 - its lease is dropped below
-            self.renewer.timer.due(lease.due)
+            timer, watch = self.renewer.timer, self.renewer.watch
+            if lease.due < timer.next:
+                timer.due(lease.due)
             # Renewals may hang for longer than the lease: the watch reports its loss in time.
-            self.renewer.watch.due(lease.danger)
+            if lease.danger < watch.next:
+                watch.due(lease.danger)
             if claimed.takeover:
                 self.announce(events.TakenOver(identity=call.identity, number=claimed.number))
             self.leases.claiming.pop(owner, None)
@@ -295,8 +296,7 @@ class Outcomes(Generic[S]):
 
     def _found(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Answer with what the store has, and pass it to the calls here that wait for it."""
-        if call.shared_as is not None:
-            self.shared_runs.share(call.shared_as, finished)
+        self._share(call, finished)
         if self.cache is not None:
             self._remember(self.cache, call, finished)
         return self.answered(call, finished, waited=waited)
@@ -414,8 +414,7 @@ class Outcomes(Generic[S]):
         finished = Finished(SUCCEEDED, result, attempt.number, attempt.fence, ttl)
         if self.cache is not None:
             self._remember(self.cache, call, finished)
-        if call.shared_as is not None:
-            self.shared_runs.share(call.shared_as, finished)
+        self._share(call, finished)
         if self.announce.reaches(events.Ran.level):
             self.announce(
                 events.Ran(
@@ -484,8 +483,11 @@ class Outcomes(Generic[S]):
     # --- sharing and remembering ---------------------------------------------------------
 
     def _share(self, call: Call, answer: Finished | StoreError) -> None:
+        """Pass the answer to the calls of this process that wait for it."""
         if call.shared_as is not None:
-            self.shared_runs.share(call.shared_as, answer)
+            waiting = self.shared_runs.end(call.shared_as, answer)
+            if waiting:
+                self.shared_runs.give(waiting, answer)
 
     def _pass_on(self, call: Call) -> None:
         if call.shared_as is not None:

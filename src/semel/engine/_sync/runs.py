@@ -18,7 +18,7 @@ from weakref import ref
 
 from msgspec import UNSET, UnsetType
 
-from semel.attempts import Attempt
+from semel.attempts import Attempt, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide
 from semel.core.leases import RENEWALS_PER_LEASE, Lease
@@ -116,7 +116,9 @@ class Runs(Outcomes[Store]):
         """Become the one that runs, or get the answer of the one that did."""
         if self.setup.disabled or BYPASSED.get():
             return ready(Attempt(call.identity, protected=False))
-        limit = self._wait_limit(call)
+        limit = call.rules.wait_timeout
+        if self.closed or innermost() is not None:
+            limit = self._wait_limit(call)
         forgets = self.shared_runs.forgets
         if forgets.any:
             call.generation = forgets.generation(call.identity)
@@ -193,7 +195,7 @@ class Runs(Outcomes[Store]):
             sent = monotonic()
             try:
                 answer = self.store.claim(ask)
-                step = decide(answer, call.rules)
+                step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
                     if spent > ask.lease / RENEWALS_PER_LEASE and came_late(ask, late, spent):

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from _thread import get_ident
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
@@ -193,7 +193,7 @@ class SharedRuns:
 
     def _take(self, leaders: Leaders[Waiter]) -> None:
         self._leaders = leaders
-        self.lead = leaders.lead  # no function of ours around it: every call asks
+        self.lead, self.end = leaders.lead, leaders.end  # no function around them: each call asks
 
     async def join(self, place: Hashable, caller: object, timeout: float | None) -> Reply:
         """Wait for the leader's answer; lead when there is none any more."""
@@ -243,9 +243,9 @@ class SharedRuns:
             if not waiter.done() and self._leaders.is_orphaned(place, caller(), waiter):
                 waiter.set_result(None)
 
-    def share(self, place: Hashable, answer: Answer) -> None:
-        """Give every waiting call the answer."""
-        for waiter in self._leaders.end(place, answer):
+    def give(self, waiting: Iterable[Waiter], answer: Answer) -> None:
+        """Wake these calls with the answer."""
+        for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(answer)
 
@@ -265,18 +265,19 @@ class Timer:
         self._tick = tick
         self._handle: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._next = math.inf
+        self.next = math.inf
+        """When it is there next; a later time need not be asked for."""
 
     def due(self, at: float) -> None:
         """Be there at this time (of the monotonic clock) or before."""
-        if at < self._next:
+        if at < self.next:
             if self._ticking is None:
                 self._schedule(at)
-            self._next = at  # last: after an exception on the way here, the next call tries again
+            self.next = at  # last: after an exception on the way here, the next call tries again
 
     async def stop(self) -> None:
         """End the timer and wait for a tick that is under way."""
-        self._next = -math.inf
+        self.next = -math.inf
         if self._handle is not None:
             self._handle.cancel()
         if self._ticking is not None:
@@ -291,7 +292,7 @@ class Timer:
             self._handle = loop.call_later(wait, self._start)
 
     def _start(self) -> None:
-        self._next = math.inf
+        self.next = math.inf
         # By no factory of the application: one that begins tasks at once (Python 3.12 has it) may
         # have ended this one before it is noted here, and the timer would wait for it for ever.
         self._ticking = asyncio.Task(self._run(), loop=asyncio.get_running_loop())
@@ -305,8 +306,8 @@ class Timer:
         finally:
             # Also when somebody cancels every task of the loop: attempts may still be running.
             self._ticking = None
-            self._next = min(self._next, following)
-            self._schedule(self._next)
+            self.next = min(self.next, following)
+            self._schedule(self.next)
 
 
 def mark_coroutine_function(function: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -158,7 +158,7 @@ class SharedRuns:
     def __init__(self, leaders: Leaders[Waiter]) -> None:
         self._leaders = leaders
         self.forgets = leaders.forgets
-        self.lead = leaders.lead  # no function of ours around it: every call asks
+        self.lead, self.end = leaders.lead, leaders.end  # no function around them: each call asks
 
     def join(self, place: Hashable, caller: object, timeout: float | None) -> Reply:
         """Wait for the leader's answer; lead when there is none any more."""
@@ -181,9 +181,9 @@ class SharedRuns:
             raise
         return LEAD
 
-    def share(self, place: Hashable, answer: Answer) -> None:
-        """Give every waiting call the answer."""
-        for waiter in self._leaders.end(place, answer):
+    def give(self, waiting: Iterable[Waiter], answer: Answer) -> None:
+        """Wake these calls with the answer."""
+        for waiter in waiting:
             waiter.give(answer)
 
     def pass_on(self, place: Hashable, caller: object) -> None:
@@ -209,18 +209,19 @@ class Timer:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._next = math.inf
+        self.next = math.inf
+        """When it is there next; a later time need not be asked for."""
 
     def due(self, at: float) -> None:
         """Be there at this time (of the monotonic clock) or before; raises `NoTimer`."""
-        if at < self._next:
+        if at < self.next:
             with self._lock:
-                if at < self._next:  # else it was stopped meanwhile, or comes earlier anyway
+                if at < self.next:  # else it was stopped meanwhile, or comes earlier anyway
                     if self._thread is None:
                         self._thread = self._started()
                     self._changed.notify()
                     # Last: after an exception on the way here, the next call tries again.
-                    self._next = at
+                    self.next = at
 
     def _started(self) -> threading.Thread:
         """Start a thread; one that is not noted as the timer's, because of an exception, ends."""
@@ -237,7 +238,7 @@ class Timer:
     def stop(self) -> None:
         """End the thread and wait for it."""
         with self._lock:
-            self._next = -math.inf  # Nothing is due before that: it never starts again.
+            self.next = -math.inf  # Nothing is due before that: it never starts again.
             thread, self._thread = self._thread, None
             self._changed.notify()
         if thread is not None and thread is not threading.current_thread():
@@ -247,22 +248,22 @@ class Timer:
         me = threading.current_thread()
         while True:
             with self._lock:
-                while self._thread is me and self._next > time.monotonic():
-                    if self._next == math.inf:
+                while self._thread is me and self.next > time.monotonic():
+                    if self.next == math.inf:
                         self._thread = None
                         break
-                    self._changed.wait(self._next - time.monotonic())
+                    self._changed.wait(self.next - time.monotonic())
                 if self._thread is not me:
                     return
                 # Whoever comes while we tick is heard: `due` compares with infinity.
-                self._next = math.inf
+                self.next = math.inf
             following = time.monotonic() + AFTER_FAILURE
             try:
                 following = self._tick()
             except BaseException:  # noqa: BLE001 - nor a hook that exits leave attempts unrenewed
                 logger.exception("the timer failed; it goes on")
             with self._lock:
-                self._next = min(self._next, following)
+                self.next = min(self.next, following)
 
 
 def shared_runs_of(store: object) -> SharedRuns:
