@@ -47,7 +47,7 @@ def test_giving_back_stops_when_a_renewal_is_due(stopped):
     for key in ("a", "b"):
         with pytest.raises(StoreUnavailable):
             stopped.execute(key, never)
-    give_back = stopped.engine._disown_doubtful
+    give_back = stopped.engine.internals.renewer._give_back_doubtful
     stopped._kind.finish(give_back, math.inf, -math.inf)
     assert len(stopped.engine.internals.leases._unsure) == 1
     stopped._kind.finish(give_back, math.inf, math.inf)

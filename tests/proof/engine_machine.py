@@ -303,7 +303,7 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
     def tick(self, engine):
         self.told.clear()
         self.ask(self.engines[engine].internals.renewer.tick)
-        self.ask(self.engines[engine]._disown_doubtful, math.inf, math.inf)
+        self.ask(self.engines[engine].internals.renewer._give_back_doubtful, math.inf, math.inf)
         told = [type(event) for event in self.told]
         expected = self.model.tick(engine)
         self.met.update(expected)

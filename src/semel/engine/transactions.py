@@ -251,11 +251,10 @@ class AsyncTransactionsContext:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> dict[str, Attempt]:
-        # In one order for everybody: two transactions with the same keys then never deadlock.
-        in_order = sorted(self._contexts.items(), key=lambda item: item[1]._call.identity.digest)
         try:
             return {
-                key: await self._stack.enter_async_context(context) for key, context in in_order
+                key: await self._stack.enter_async_context(context)
+                for key, context in self._contexts.items()
             }
         except BaseException as error:
             await self._stack.__aexit__(type(error), error, error.__traceback__)

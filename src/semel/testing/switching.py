@@ -33,8 +33,17 @@ S = TypeVar("S", bound="Store | AsyncStore")
 _LEFT_WITHIN: Final = 5.0
 """Seconds for which the end of a block waits for calls that still run, as `close` does."""
 
+
+class _Block:
+    """An open block: the inside of its engine, its state there, and that before the block."""
+
+    def __init__(self, engine: Any, store: Any) -> None:
+        self.before: dict[str, Any] = engine.switch(store)
+        self.engine, self.mine, self.process = engine, vars(engine), os.getpid()
+
+
 _lock = threading.RLock()
-_blocks: list[in_memory[Any]] = []
+_blocks: list[_Block] = []
 """The blocks that are open, of all engines; the newest is the last."""
 
 
@@ -91,24 +100,19 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
                 "pass that engine here"
             )
         self._given, self._store = engine, store
-        self._engine: Any = None
-        self._mine: dict[str, Any] = {}
-        self._before: dict[str, Any] = {}
-        self._process = 0
+        self._block: _Block | None = None
 
     def __enter__(self) -> S:
         with _lock:
-            if self._engine is not None:
+            if self._block is not None:
                 raise ConfigError("this in_memory block is open already: make another one")
             engine: Any = default_engine() if self._given is None else self._given
             store: Any = self._store
             if store is None:
                 is_async = isinstance(engine, AsyncIdempotency)
                 store = AsyncMemoryStore() if is_async else MemoryStore()
-            self._before = engine.internals.switch(store)
-            self._engine, self._process = engine.internals, os.getpid()
-            self._mine = vars(self._engine)
-            _blocks.append(self)
+            self._block = _Block(engine.internals, store)
+            _blocks.append(self._block)
         opened: S = store
         return opened
 
@@ -118,9 +122,10 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        block = cast("_Block", self._block)
         try:
-            if not self._engine.setup.asynchronous and self._can_wait():
-                self._engine.close_after((), (), monotonic() + _LEFT_WITHIN)
+            if not block.engine.setup.asynchronous and _can_wait(block):
+                block.engine.close_after((), (), monotonic() + _LEFT_WITHIN)
         finally:
             self._end()
 
@@ -135,41 +140,44 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        block = cast("_Block", self._block)
         try:
-            loop = self._engine.loop_guard.loop
-            if loop is asyncio.get_running_loop() and self._can_wait():
-                await self._engine.close_after((), (), monotonic() + _LEFT_WITHIN)
+            loop = block.engine.loop_guard.loop
+            if loop is asyncio.get_running_loop() and _can_wait(block):
+                await block.engine.close_after((), (), monotonic() + _LEFT_WITHIN)
         finally:
             self._end()
-
-    def _can_wait(self) -> bool:
-        """Take no more calls; True if those that run can be waited for from here."""
-        engine = self._engine
-        if vars(engine) is not self._mine:
-            return False  # another block is open inside this one: it was not ended in its turn
-        engine.closed = True
-        return not engine.held_here() and not engine.claiming_here()
 
     def _end(self) -> None:
         """Let the engine, or the block inside this one, go back to what was before."""
         with _lock:
-            engine, self._engine = self._engine, None
-            inside = next((block for block in _blocks if block._before is self._mine), None)
+            block, self._block = cast("_Block", self._block), None
+            engine = block.engine
+            inside = next((each for each in _blocks if each.before is block.mine), None)
             if inside is not None:
-                inside._before, inside._process = self._before, self._process
+                inside.before, inside.process = block.before, block.process
             else:
-                engine.__dict__ = self._before
-            _blocks.remove(self)
-        if inside is None and self._process != os.getpid():
+                engine.__dict__ = block.before
+            _blocks.remove(block)
+        if inside is None and block.process != os.getpid():
             engine.after_fork()  # the connections belong to the parent
-        self._mine["renewer"].retire()
-        running = len(self._mine["leases"])
+        block.mine["renewer"].retire()
+        running = len(block.mine["leases"])
         if running:  # logged last: a signal that comes meanwhile must not keep the engine here
             logger.warning(
                 "%d calls still ran when their in_memory block ended: their results are not "
                 "recorded, and they raise LeaseLost. Let the calls of a test end before it",
                 running,
             )
+
+
+def _can_wait(block: _Block) -> bool:
+    """Take no more calls; True if those that run can be waited for from here."""
+    engine = block.engine
+    if vars(engine) is not block.mine:
+        return False  # another block is open inside this one: it was not ended in its turn
+    engine.closed = True
+    return not engine.held_here() and not engine.claiming_here()
 
 
 def bypassed() -> bool:

@@ -50,7 +50,7 @@ def open_transactions() -> list[Any]:
     return [
         each
         for each in connections.all(initialized_only=True)
-        if each.in_atomic_block and not each.atomic_blocks[0]._from_testcase
+        if each.in_atomic_block and not each.atomic_blocks[0]._from_testcase  # noqa: SLF001 - has no other name
     ]
 
 

@@ -57,7 +57,7 @@ _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 def inner(request: Any) -> Any:
     """Give Django's own request, also of one of REST framework's."""
-    return request if isinstance(request, HttpRequest) else request._request
+    return request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001 - has no other name
 
 
 def is_asgi(request: Any) -> bool:
@@ -78,7 +78,8 @@ class Body:
         self._given, self._limit = request, limit
         self._request = inner(request)
         _check(self._request)
-        self._lost = self._request._read_started and not hasattr(self._request, "_body")
+        read_started = self._request._read_started  # noqa: SLF001 - has no other name
+        self._lost = read_started and not hasattr(self._request, "_body")
         self.request = Request(
             self._request.method,
             self._request.path,
@@ -120,10 +121,10 @@ class Body:
         One that was read before us was cut, then.
         """
         request = self._request
-        if request._read_started:
+        if request._read_started:  # noqa: SLF001 - has no other name
             raise Rejected("body_incomplete")
         wsgi.Body(request.META, self._limit).read()
-        request._stream = request.META["wsgi.input"]
+        request._stream = request.META["wsgi.input"]  # noqa: SLF001 - has no other name
 
     def _written_again(self) -> bytes:
         """Write what was parsed before us, by Django or by REST framework."""
@@ -255,7 +256,7 @@ async def aread(response: Any, limit: int, flow: Flow | None) -> Told:
 def send_instead(response: Any, chunks: Any) -> None:
     """Put chunks that read a response's stream in its place; they are closed before it."""
     response.streaming_content = chunks
-    closers = response._resource_closers
+    closers = response._resource_closers  # noqa: SLF001 - has no other name
     closers.insert(0, closers.pop())
 
 
@@ -303,7 +304,8 @@ async def read_on(response: Any, flow: Flow) -> None:
         sent.semel_flow = flow
         sent.streaming_content = chunks
         # The list is the same one: what belongs to the response is closed when this one is.
-        _put_off(response._resource_closers, ended, partial(loop.call_soon_threadsafe, flow.leave))
+        closers = response._resource_closers  # noqa: SLF001 - has no other name
+        _put_off(closers, ended, partial(loop.call_soon_threadsafe, flow.leave))
         return sent
 
     try:

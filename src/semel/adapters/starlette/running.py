@@ -253,7 +253,7 @@ class Body:
 
     def __init__(self, request: Request, limit: int) -> None:
         self._request, self._limit = request, limit
-        self._form: Any = request._form
+        self._form: Any = request._form  # noqa: SLF001 - has no other name
         scope = request.scope
         self.request = messages.Request(
             scope["method"].upper(),
@@ -272,7 +272,7 @@ class Body:
         if self._form is not None:
             return await self._form_bytes()
         if not hasattr(self._request, "_body"):
-            self._request._body = await self._streamed()
+            self._request._body = await self._streamed()  # noqa: SLF001 - has no other name
         body = await self._request.body()
         if len(body) > self._limit:
             raise Rejected("body_too_large")
@@ -280,7 +280,7 @@ class Body:
 
     async def _streamed(self) -> bytes:
         content, empty = bytearray(), 0  # not a list: a client may send one byte at a time
-        receive = self._request._receive
+        receive = self._request._receive  # noqa: SLF001 - has no other name
 
         async def counted() -> Any:
             """Receive for Starlette's stream, which keeps messages without content to itself."""
@@ -292,7 +292,7 @@ class Body:
                     raise Rejected("body_too_large")
             return message
 
-        self._request._receive = counted
+        self._request._receive = counted  # noqa: SLF001 - has no other name
         try:
             async for chunk in self._request.stream():
                 content += chunk
@@ -301,7 +301,7 @@ class Body:
         except ClientDisconnect:
             raise Rejected("body_incomplete") from None
         finally:
-            self._request._receive = receive
+            self._request._receive = receive  # noqa: SLF001 - has no other name
         return bytes(content)
 
     async def _form_bytes(self) -> bytes:

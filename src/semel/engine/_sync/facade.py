@@ -322,10 +322,12 @@ class Idempotency:
         setup = self.internals.setup
         rules = setup.rules(scope, policy)
         calls = {key: setup.call(key, scope, UNSET, rules) for key in keys}
+        # In one order for everybody: two transactions with the same keys then never deadlock.
+        in_order = sorted(calls.items(), key=lambda item: item[1].identity.digest)
         return TransactionsContext(
             {
                 key: TransactionContext(self.internals, call, connection, table)
-                for key, call in calls.items()
+                for key, call in in_order
             }
         )
 

@@ -251,10 +251,10 @@ class TransactionsContext:
         self._stack = ExitStack()
 
     def __enter__(self) -> dict[str, Attempt]:
-        # In one order for everybody: two transactions with the same keys then never deadlock.
-        in_order = sorted(self._contexts.items(), key=lambda item: item[1]._call.identity.digest)
         try:
-            return {key: self._stack.enter_context(context) for key, context in in_order}
+            return {
+                key: self._stack.enter_context(context) for key, context in self._contexts.items()
+            }
         except BaseException as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise
