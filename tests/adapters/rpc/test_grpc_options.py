@@ -20,6 +20,7 @@ from semel.adapters.grpc import (
 )
 
 SERVERS = [IdempotencyInterceptor, AsyncIdempotencyInterceptor]
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
 CLIENTS = [IdempotencyClientInterceptor, AsyncIdempotencyClientInterceptor]
 
 
@@ -42,6 +43,9 @@ async def later(_):
         ({"tenant": "ann"}, "tenant"),
         ({"payload": 1}, "payload"),
         ({"stored": "all"}, "stored"),
+        ({"stored": lambda _: "unkown"}, "not 'unkown', which it returns for CANCELLED"),
+        ({"stored": lambda code: code is NOT_FOUND and "yes"}, "not 'yes'"),
+        ({"methods": {PAY: MethodRule(stored=lambda _: "no")}}, "not 'no'"),
         ({"secret": "text"}, "secret"),
         ({"policy": {}}, "policy"),
         ({"wait": -1}, "wait"),

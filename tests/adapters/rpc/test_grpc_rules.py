@@ -341,6 +341,16 @@ def test_a_code_can_mean_that_nobody_knows(serve):
     assert len(shop.runs) == 1
 
 
+def test_a_wrong_word_of_a_function_that_changes_its_mind_stores_nothing(serve, caplog):
+    words = [False]
+    server, shop, _ = serve(stored=lambda _: words[0])
+    words[0] = "unkown"
+    for _ in range(2):
+        assert server.client.pay("abort NOT_FOUND", "k").code is grpc.StatusCode.NOT_FOUND
+    assert len(shop.runs) == 2
+    assert "stored must return True, False or 'unknown', not 'unkown'" in caplog.text
+
+
 def test_a_function_of_the_code_that_raises_stores_nothing(serve, caplog):
     server, shop, _ = serve(stored=lambda _: 1 / 0)
     for _ in range(2):

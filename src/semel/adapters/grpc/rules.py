@@ -23,6 +23,7 @@ from semel.adapters.grpc.storing import (
     MessageCodec,
     Stored,
     StoredCodes,
+    check_stored,
     failed,
     no_other_code,
     packed,
@@ -131,7 +132,7 @@ class Choices:
         self.secret = checking.check_secret(secret)
         self.policy = checking.check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
-        self.stored: StoredCodes = check_function("stored", stored) or no_other_code
+        self.stored = check_stored(check_function("stored", stored) or no_other_code)
         self.max_request = checking.check_size("max_request", max_request)
         self.max_response = checking.check_size("max_response", max_response)
         self.pushback = seconds("pushback", pushback)

@@ -7,7 +7,8 @@ Never stored, whatever a function says: what tells of the caller or of the momen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final, Literal, TypeAlias
 
 import grpc
@@ -16,7 +17,7 @@ from grpc import StatusCode
 
 from semel.core.codec import unbound
 from semel.core.decide import Undone
-from semel.errors import SerializationError
+from semel.errors import ConfigError, SerializationError
 from semel.events import logger
 from semel.http.storing import AnswerCodec
 
@@ -52,6 +53,8 @@ _REFUSED: Final = frozenset(
 STATUS_DETAILS: Final = "grpc-status-details-bin"
 """The one trailer that is part of an error rather than of a connection."""
 
+_WRONG_WORD: Final = "stored must return True, False or 'unknown', not {!r}"
+
 _VERSION: Final = 1
 _CODES: Final[dict[int, StatusCode]] = {code.value[0]: code for code in StatusCode}
 
@@ -73,6 +76,21 @@ class MessageCodec(AnswerCodec):
     """Stores the packed bytes as they are."""
 
     name = "grpc/1"
+
+
+def check_stored(stored: StoredCodes) -> StoredCodes:
+    """Reject a function that answers with a wrong word, which would count as true."""
+    for code in StatusCode:
+        choice: object = None
+        with suppress(Exception):  # logged when a call ends with this code
+            choice = stored(code)
+        if code is not StatusCode.OK and not _is_choice(choice):
+            raise ConfigError(f"{_WRONG_WORD.format(choice)}, which it returns for {code.name}")
+    return stored
+
+
+def _is_choice(choice: object) -> bool:
+    return choice == "unknown" or not isinstance(choice, str | Awaitable)
 
 
 def no_other_code(_: StatusCode) -> bool:
@@ -103,6 +121,8 @@ def failed(
     """Say what becomes of the key after a code other than OK: what is stored, or how it ends."""
     try:
         choice = stored(code)
+        if not _is_choice(choice):
+            raise TypeError(_WRONG_WORD.format(choice))  # noqa: TRY301 - logged like its own errors
     except Exception:  # noqa: BLE001 - the client's answer does not depend on it
         logger.exception("the function that says which codes are stored raised for %s", code.name)
         choice = False
