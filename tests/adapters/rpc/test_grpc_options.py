@@ -146,10 +146,10 @@ def test_a_checked_server_is_a_server_in_every_other_way():
 
 
 def test_endlessly_many_methods_are_not_all_remembered():
-    books = IdempotencyInterceptor("memory://")._books
+    methods = IdempotencyInterceptor("memory://")._methods
     for number in range(1100):
-        assert books.find(f"/test.Any/Method{number}").method == f"/test.Any/Method{number}"
-    assert len(books._books) == 1024
+        assert methods.find(f"/test.Any/Method{number}").method == f"/test.Any/Method{number}"
+    assert len(methods._known) == 1024
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):

@@ -19,14 +19,12 @@ from semel.adapters.grpc.rules import (
     REPLAYED,
     STATUS,
     Abort,
-    CallView,
     CheckingServer,
     InterceptorOptions,
-    MethodBook,
-    MethodBooks,
+    MethodRules,
+    MethodTable,
     Received,
     Sent,
-    is_streaming,
     without_marker,
 )
 from semel.adapters.grpc.server import protected
@@ -154,7 +152,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
                 f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
             )
         self._engine = engine
-        self._books = MethodBooks(
+        self._methods = MethodTable(
             engine.internals.setup.rules, engine.internals.setup.key_rules.pattern, **options
         )
         self._background = Background()
@@ -164,19 +162,15 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Put the protection around the handler of a call."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        book = self._books.check(method, streaming=is_streaming(handler))
-        metadata = handler_call_details.invocation_metadata
-        if book is None or book.passes(metadata):
+        rules = self._methods.of_call(handler_call_details, handler)
+        if rules is None:
             return handler
-        call = _Protected(self._engine, book, handler, metadata, self._background)
+        call = _Protected(self._engine, rules, handler, handler_call_details, self._background)
         return protected(handler, call.run)
 
     def checking(self, server: Any) -> Any:
         """Give a server to register services on: a stream that needs a key is an error then."""
-        return CheckingServer(server, self._books)
+        return CheckingServer(server, self._methods)
 
     async def close(self) -> None:
         """Let running handlers end, and close the engine if it was opened here."""
@@ -191,12 +185,13 @@ class _Protected:
     def __init__(
         self,
         engine: AsyncIdempotency,
-        book: MethodBook,
+        rules: MethodRules,
         handler: Any,
-        metadata: Any,
+        details: Any,
         background: Background,
     ) -> None:
-        self._engine, self._book, self._metadata = engine, book, metadata
+        self._engine, self._rules = engine, rules
+        self._metadata = details.invocation_metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
         self._plain = not inspect.iscoroutinefunction(handler.unary_unary)
         self._background = background
@@ -218,22 +213,19 @@ class _Protected:
         self, received: Received, context: Any
     ) -> tuple[Call, Attempt] | Sent | Abort | None:
         """Claim the key: run it, answer it with this, or (None) let it pass."""
-        book = self._book
+        rules = self._rules
         try:
-            key = book.key(self._metadata, received)
+            key = rules.key(self._metadata, received)
             if key is None:
                 return None
-            tenant = None
-            if book.choices.tenant is not None:
-                view = CallView(book.method, grpc.aio.Metadata(*self._metadata), context)
-                tenant = book.choices.tenant(view)
-                tenant = await tenant if inspect.isawaitable(tenant) else tenant
-            call = book.call(key, tenant, received)
+            tenant = rules.tenant(self._metadata, context)
+            tenant = await tenant if inspect.isawaitable(tenant) else tenant
+            call = rules.call(key, tenant, received)
             attempt = await self._engine.internals.begin(call)
             if attempt.replayed:
-                return book.replay(attempt.result)
+                return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
-            return book.refusal(error)
+            return rules.rejection(error)
         return call, attempt
 
     async def _kept(
@@ -274,7 +266,7 @@ class _Protected:
                 raise
         code, details, trailers = seen.end()
         if code is not grpc.StatusCode.OK:
-            await self._ended(call, attempt, self._book.failed(code, details, trailers))
+            await self._ended(call, attempt, self._rules.stored_failure(code, details, trailers))
             return response if seen.aborted is None else seen.aborted
         return await self._answered(call, attempt, response, seen)
 
@@ -297,7 +289,7 @@ class _Protected:
         trailers = without_marker(seen.trailing_metadata())
         if trailers is not None:
             seen.set_trailing_metadata(trailers)
-        ended = self._book.answered(response, self._serialize)
+        ended = self._rules.stored_response(response, self._serialize)
         if isinstance(ended, Undone):
             await self._engine.internals.failed(call, attempt, ended)
             seen.set_trailing_metadata((*seen.trailing_metadata(), (STATUS, "not-stored")))
@@ -305,7 +297,7 @@ class _Protected:
         try:
             await self._engine.internals.succeeded(call, attempt, ended)
         except IdempotencyError as error:  # another attempt took over: its answer counts
-            return self._book.refusal(error)
+            return self._rules.rejection(error)
         return response
 
     async def _ended(self, call: Call, attempt: Attempt, ended: bytes | Undone) -> None:

@@ -189,13 +189,13 @@ REPLAYED: Final = "idempotent-replayed"
 STATUS: Final = "idempotency-status"
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 
-_REFUSALS: Final[Mapping[str, grpc.StatusCode]] = {
+_REJECTIONS: Final[Mapping[str, grpc.StatusCode]] = {
     "key_missing": grpc.StatusCode.INVALID_ARGUMENT,
     "identity_missing": grpc.StatusCode.UNAUTHENTICATED,
     "body_too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "result_omitted": grpc.StatusCode.FAILED_PRECONDITION,
 }
-"""Refusals by the rules alone; errors know their code themselves."""
+"""Rejections by the rules alone; errors know their code themselves."""
 
 _RETRIED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED})
 """Codes that clients try again by themselves; the pushback tells them when, or not to."""
@@ -228,7 +228,7 @@ class Abort(msgspec.Struct, frozen=True):
     trailers: Trailers = ()
 
 
-class MethodBook:
+class MethodRules:
     """The rules of one method."""
 
     def __init__(
@@ -239,7 +239,7 @@ class MethodBook:
         key_pattern: Pattern[str] | None = None,
     ) -> None:
         self.method, self.choices = method, choices
-        self.rules = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_CODEC)
+        self.policy = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_CODEC)
         self._pattern = key_pattern
 
     # --- before the handler ----------------------------------------------------------------
@@ -268,17 +268,22 @@ class MethodBook:
         check_form(key, self._pattern)
         return key
 
+    def tenant(self, metadata: Iterable[tuple[str, Any]], context: Any) -> Any:
+        """Ask the application's function, which may be async; None = there is none."""
+        function = self.choices.tenant
+        if function is None:
+            return None
+        return function(CallView(self.method, grpc.aio.Metadata(*metadata), context))
+
     def call(self, key: str, tenant: object, received: Received) -> Call:
-        """Prepare the call of a key; `tenant` is what the function of that name gave."""
+        """Prepare the call of a key; `tenant` is what the function of that name returned."""
         chosen = self.choices
         if len(received.data) > chosen.max_request:
             raise Rejected("body_too_large")
-        owner = None
-        if chosen.tenant is not None:
-            owner = known_tenant(tenant)
+        owner = None if chosen.tenant is None else known_tenant(tenant)
         method = self.method if chosen.separate_methods else None
         identity = Identity(chosen.scope, stored_key(key, owner, method))
-        return Call(identity, self._fingerprint(received), self.rules)
+        return Call(identity, self._fingerprint(received), self.policy)
 
     def _fingerprint(self, received: Received) -> bytes:
         chosen, message = self.choices, received.message
@@ -291,12 +296,12 @@ class MethodBook:
             said = received.data
         return digest((self.method.encode(), said), chosen.secret)
 
-    # --- answers -----------------------------------------------------------------------------
+    # --- responses of our own ------------------------------------------------------------------
 
-    def refusal(self, error: IdempotencyError | Rejected) -> Abort:
-        """Word an error or a refusal for the client; one that is the server's fault is logged."""
+    def rejection(self, error: IdempotencyError | Rejected) -> Abort:
+        """Word an error or a rejection for the client; one that is the server's fault is logged."""
         if isinstance(error, Rejected):
-            return self._abort(error.code, _REFUSALS[error.code], retry=False)
+            return self._abort(error.code, _REJECTIONS[error.code], retry=False)
         if error.http_status >= _SERVER_ERROR:
             log_failure("a call with a key was not processed", error)
         name, detail = problem_of(error)
@@ -308,7 +313,7 @@ class MethodBook:
         return self._abort(name, code, detail, retry=error.retry_helps)
 
     def replay(self, value: object) -> Sent | Abort:
-        """Make the answer that a duplicate gets, from what is stored."""
+        """Make the response that a duplicate gets, from what is stored."""
         try:
             stored = unpacked(value)
         except SerializationError as error:
@@ -319,7 +324,7 @@ class MethodBook:
                 trailers += ((STATUS_DETAILS, stored.status_details),)
             return Abort(stored.code, stored.details, trailers)
         if stored.message is None:
-            return self.refusal(Rejected("result_omitted"))
+            return self.rejection(Rejected("result_omitted"))
         return Sent(stored.message)
 
     def _abort(
@@ -333,7 +338,7 @@ class MethodBook:
 
     # --- after the handler -------------------------------------------------------------------
 
-    def answered(
+    def stored_response(
         self, response: object, serialize: Callable[[Any], bytes] | None
     ) -> bytes | Undone:
         """Say what is stored of a response, or how its key ends."""
@@ -348,7 +353,9 @@ class MethodBook:
             message = None
         return packed(Stored(grpc.StatusCode.OK, message=message))
 
-    def failed(self, code: grpc.StatusCode, details: object, trailers: Any) -> bytes | Undone:
+    def stored_failure(
+        self, code: grpc.StatusCode, details: object, trailers: Any
+    ) -> bytes | Undone:
         """Say what is stored of a code other than OK, or how its key ends."""
         return failed(code, details, trailers or (), self.choices.stored)
 
@@ -366,8 +373,8 @@ _REMEMBERED: Final = 1024
 """Methods whose rules are remembered; a generic handler may take endlessly many."""
 
 
-class MethodBooks:
-    """Finds the rules of a method."""
+class MethodTable:
+    """The rules of every method: those of its own, of its service, or of all."""
 
     def __init__(
         self,
@@ -378,47 +385,45 @@ class MethodBooks:
         **options: Any,
     ) -> None:
         self._resolved, self._pattern = resolved, key_pattern
-        self._rules = checked_rules({} if methods is None else methods)
+        rules = checked_rules({} if methods is None else methods)
+        self._off = {name for name, rule in rules.items() if rule.off}
         self._default = chosen(options)
-        self._choices = {
-            name: chosen({**options, **rule.options}) for name, rule in self._rules.items()
-        }
-        self._books: dict[str, MethodBook | None] = {}
+        self._choices = {name: chosen({**options, **rule.options}) for name, rule in rules.items()}
+        self._known: dict[str, MethodRules | None] = {}
         self.choices = (self._default, *self._choices.values())
         """Every set of options that a method may have."""
-        for choices in self.choices:  # what the engine cannot do is told of now
-            MethodBook("", choices, resolved)
+        for choices in self.choices:  # what the engine cannot do is an error now
+            MethodRules("", choices, resolved)
 
-    def find(self, method: str) -> MethodBook | None:
-        """Give the rules of a method; None = it is none of ours."""
-        try:
-            return self._books[method]
-        except KeyError:
-            book = self._find(method)
-        if len(self._books) < _REMEMBERED:
-            self._books[method] = book
-        return book
+    def of_call(self, details: Any, handler: Any) -> MethodRules | None:
+        """Return the rules of a call; None = its handler is not protected."""
+        rules = None if handler is None else self.check(details.method, handler)
+        return None if rules is None or rules.passes(details.invocation_metadata) else rules
 
-    def check(self, method: str, *, streaming: bool) -> MethodBook | None:
-        """Give the rules for a call; None = it passes. A stream that needs a key is an error."""
-        book = self.find(method)
-        if book is None or not streaming:
-            return book
-        if book.choices.required:
+    def check(self, method: str, handler: Any) -> MethodRules | None:
+        """Return the rules of a method, if it has any; a stream that needs a key is an error."""
+        rules = self.find(method)
+        if rules is None or not (handler.request_streaming or handler.response_streaming):
+            return rules
+        if rules.choices.required:
             raise ConfigError(
                 f"{method} is a stream, which cannot be replayed, but its key is required: "
                 f"write methods={{{method!r}: MethodRule(off=True)}}"
             )
         return None
 
-    def _find(self, method: str) -> MethodBook | None:
-        service = method.rpartition("/")[0]
-        name = next((name for name in (method, f"{service}/*") if name in self._rules), None)
-        if name is None:
-            return MethodBook(method, self._default, self._resolved, self._pattern)
-        if self._rules[name].off:
-            return None
-        return MethodBook(method, self._choices[name], self._resolved, self._pattern)
+    def find(self, method: str) -> MethodRules | None:
+        """Return the rules of a method; None = they are switched off."""
+        if method in self._known:
+            return self._known[method]
+        name = method if method in self._choices else f"{method.rpartition('/')[0]}/*"
+        rules = None
+        if name not in self._off:
+            choices = self._choices.get(name, self._default)
+            rules = MethodRules(method, choices, self._resolved, self._pattern)
+        if len(self._known) < _REMEMBERED:
+            self._known[method] = rules
+        return rules
 
 
 class CheckingServer:
@@ -428,8 +433,8 @@ class CheckingServer:
     through `interceptor.checking(server)` are checked before the server starts.
     """
 
-    def __init__(self, server: Any, books: MethodBooks) -> None:
-        self._server, self._books = server, books
+    def __init__(self, server: Any, methods: MethodTable) -> None:
+        self._server, self._methods = server, methods
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
         """Check and register the handlers of a service."""
@@ -449,9 +454,4 @@ class CheckingServer:
 
     def _check(self, handlers: Mapping[str, Any]) -> None:
         for method, handler in handlers.items():
-            self._books.check(method, streaming=is_streaming(handler))
-
-
-def is_streaming(handler: Any) -> bool:
-    """Tell whether a handler takes or gives a stream."""
-    return bool(handler.request_streaming or handler.response_streaming)
+            self._methods.check(method, handler)

@@ -17,14 +17,12 @@ from semel.adapters.grpc.rules import (
     REPLAYED,
     STATUS,
     Abort,
-    CallView,
     CheckingServer,
     InterceptorOptions,
-    MethodBook,
-    MethodBooks,
+    MethodRules,
+    MethodTable,
     Received,
     Sent,
-    is_streaming,
     without_marker,
 )
 from semel.adapters.grpc.storing import code_of
@@ -51,10 +49,10 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self._engine = engine
-        self._books = MethodBooks(
+        self._methods = MethodTable(
             engine.internals.setup.rules, engine.internals.setup.key_rules.pattern, **options
         )
-        if any(inspect.iscoroutinefunction(choices.tenant) for choices in self._books.choices):
+        if any(inspect.iscoroutinefunction(choices.tenant) for choices in self._methods.choices):
             raise ConfigError("an async tenant needs the interceptor for asyncio")
 
     def intercept_service(
@@ -62,18 +60,14 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
     ) -> Any:
         """Put the protection around the handler of a call."""
         handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        book = self._books.check(method, streaming=is_streaming(handler))
-        metadata = handler_call_details.invocation_metadata
-        if book is None or book.passes(metadata):
+        rules = self._methods.of_call(handler_call_details, handler)
+        if rules is None:
             return handler
-        return protected(handler, _Protected(self._engine, book, handler, metadata))
+        return protected(handler, _Protected(self._engine, rules, handler, handler_call_details))
 
     def checking(self, server: Any) -> Any:
         """Give a server to register services on: a stream that needs a key is an error then."""
-        return CheckingServer(server, self._books)
+        return CheckingServer(server, self._methods)
 
     def close(self) -> None:
         """Close the engine, if it was opened here."""
@@ -99,8 +93,9 @@ def protected(handler: Any, behaviour: Callable[..., Any]) -> Any:
 class _Protected:
     """The handler of one call, behind its key."""
 
-    def __init__(self, engine: Idempotency, book: MethodBook, handler: Any, metadata: Any) -> None:
-        self._engine, self._book, self._metadata = engine, book, metadata
+    def __init__(self, engine: Idempotency, rules: MethodRules, handler: Any, details: Any) -> None:
+        self._engine, self._rules = engine, rules
+        self._metadata = details.invocation_metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
         # A handler may bring threads of its own; the server asks the one that stands in its place.
         self.experimental_thread_pool = getattr(self._behaviour, "experimental_thread_pool", None)
@@ -127,21 +122,18 @@ class _Protected:
         self, received: Received, context: Any
     ) -> tuple[Call, Attempt] | Sent | Abort | None:
         """Claim the key: run it, answer it with this, or (None) let it pass."""
-        book = self._book
+        rules = self._rules
         try:
-            key = book.key(self._metadata, received)
+            key = rules.key(self._metadata, received)
             if key is None:
                 return None
-            tenant = None
-            if book.choices.tenant is not None:
-                view = CallView(book.method, grpc.aio.Metadata(*self._metadata), context)
-                tenant = book.choices.tenant(view)
-            call = book.call(key, tenant, received)
+            tenant = rules.tenant(self._metadata, context)
+            call = rules.call(key, tenant, received)
             attempt = self._engine.internals.begin(call)
             if attempt.replayed:
-                return book.replay(attempt.result)
+                return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
-            return book.refusal(error)
+            return rules.rejection(error)
         return call, attempt
 
     def _answered(self, call: Call, attempt: Attempt, response: Any, context: Any) -> Any:
@@ -152,7 +144,7 @@ class _Protected:
         if code is not grpc.StatusCode.OK:
             self._ended(call, attempt, code, context)
             return response
-        ended = self._book.answered(response, self._serialize)
+        ended = self._rules.stored_response(response, self._serialize)
         if isinstance(ended, Undone):
             self._engine.internals.failed(call, attempt, ended)
             context.set_trailing_metadata(
@@ -162,7 +154,7 @@ class _Protected:
         try:
             self._engine.internals.succeeded(call, attempt, ended)
         except IdempotencyError as error:  # another attempt took over: its answer counts
-            _abort(context, self._book.refusal(error))
+            _abort(context, self._rules.rejection(error))
         return response
 
     def _raised(self, call: Call, attempt: Attempt, error: BaseException, context: Any) -> None:
@@ -175,7 +167,7 @@ class _Protected:
 
     def _ended(self, call: Call, attempt: Attempt, code: grpc.StatusCode, context: Any) -> None:
         """Record a code other than OK."""
-        ended = self._book.failed(code, context.details(), context.trailing_metadata())
+        ended = self._rules.stored_failure(code, context.details(), context.trailing_metadata())
         if isinstance(ended, Undone):
             self._engine.internals.failed(call, attempt, ended)
         else:

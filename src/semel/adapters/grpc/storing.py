@@ -35,7 +35,7 @@ NEVER: Final = frozenset(
     }
 )
 
-_REFUSED: Final = frozenset(
+_REJECTIONS: Final = frozenset(
     {
         StatusCode.ALREADY_EXISTS,
         StatusCode.FAILED_PRECONDITION,
@@ -48,7 +48,7 @@ _REFUSED: Final = frozenset(
         StatusCode.UNIMPLEMENTED,
     }
 )
-"""Codes by which a handler refuses a call: nothing was done, so the key is free again."""
+"""Codes by which a handler rejects a call: nothing was done, so the key is free again."""
 
 STATUS_DETAILS: Final = "grpc-status-details-bin"
 """The one trailer that is part of an error rather than of a connection."""
@@ -135,7 +135,7 @@ def failed(
             None,
         )
         return packed(Stored(code, text(details), status_details=status_details))
-    return Undone(told, "forget" if code in _REFUSED else None)
+    return Undone(told, "forget" if code in _REJECTIONS else None)
 
 
 def code_of(code: object, *, numbers: bool = True) -> StatusCode:
