@@ -27,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
+.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-paired bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -112,6 +112,9 @@ package: $(READY)  ## build the package into dist/, check it and try the install
 bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about 10 minutes
 	$(BENCH_VENV)/bin/python scripts/servers.py
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-paired: servers  ## compare the speed with another commit: BASE=... ARGS="--only redis"
+	$(RUN) benchmarks.paired $(BASE) $(ARGS)
 
 bench-purge: servers  ## measure how long claims wait during a purge
 	$(VENV)/bin/python benchmarks/purge.py

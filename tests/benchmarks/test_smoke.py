@@ -72,3 +72,28 @@ def test_a_group_that_fails_fails_the_run_and_is_named_in_the_report():
     assert ran.returncode == 1
     assert "no_such_group failed" in ran.stderr
     assert "- no_such_group: it failed" in ran.stdout
+
+
+def test_this_checkout_is_compared_with_another_commit():
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.paired",
+            "HEAD",
+            "--rounds",
+            "2",
+            "--seconds",
+            "0.01",
+            "--only",
+            "memory: replay",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout.count("memory: replay") == 5, (
+        ran.stderr
+    )  # threads and tasks, few and many; FastAPI
+    assert "scenarios are slower" in ran.stdout
