@@ -20,7 +20,7 @@ from semel.core.records import Claimed, Identity
 from semel.errors import StoreUnavailable
 from semel.stores.redis import RedisStore
 from semel.stores.redis.addresses import parse_url
-from semel.stores.redis.clients import async_opener, opener
+from semel.stores.redis.clients import TASKS, THREADS, opener
 from semel.stores.redis.retry import SILENCE
 from servers.proxy import answering_for
 from servers.redis import redis_sentinel, wait_until
@@ -328,8 +328,8 @@ def test_the_sentinels_have_one_limit_of_time_for_all_of_them(slow):
 @pytest.mark.parametrize(("given", "each"), [("", 2.0), ("?socket_timeout=5", 5.0)])
 def test_each_sentinel_has_a_share_of_the_time_unless_the_url_says_otherwise(given, each):
     url = f"redis+sentinel://a,b,c/semel{given}"
-    for opener_of in (opener, async_opener):
-        client = opener_of(parse_url(url), 12.0, {})()
+    for driver in (THREADS, TASKS):
+        client = opener(parse_url(url), 12.0, {}, driver)()
         manager = client.connection_pool.sentinel_manager
         options = [one.connection_pool.connection_kwargs for one in manager.sentinels]
         assert [one["socket_timeout"] for one in options] == [each] * 3

@@ -238,22 +238,11 @@ class Backoff:
         self._pause, self._until = FIRST_PAUSE, 0.0
 
 
-# --- threads: one connection, and one thread that reads it -----------------------------------
-
-
-class Subscriber(Protocol):
+class _Subscriber(Protocol):
     """A connection that is notified. Its errors end it, whatever they are."""
 
     confirms: bool
     """Whether the server confirms each subscription; else it is in force at once."""
-
-    def open(self) -> None:
-        """Connect; this may take its time."""
-        ...
-
-    def fileno(self) -> int:
-        """Return the socket to wait on."""
-        ...
 
     def subscribe(self, channel: ChannelName) -> None:
         """Request the messages of a channel."""
@@ -261,6 +250,55 @@ class Subscriber(Protocol):
 
     def unsubscribe(self, channel: ChannelName) -> None:
         """Request them no longer."""
+        ...
+
+
+S = TypeVar("S", bound=_Subscriber)
+
+
+class _Listener(Generic[S, W]):
+    """What the listeners of threads and of tasks have in common."""
+
+    def __init__(self, new_subscriber: Callable[[], S] | None, where: str) -> None:
+        """`new_subscriber` is None where there is nothing to listen to."""
+        self.subscriptions = Subscriptions[W](where)
+        self._new_subscriber = new_subscriber
+        self._subscriber: S | None = None
+        """The subscriber, while it is open."""
+        self._idle = 0.0
+        """For how long nobody has waited."""
+        self._closed = False
+
+    def _may_start(self) -> bool:
+        return not self._closed and self.subscriptions.backoff.is_over(monotonic())
+
+    def _subscribe(self, subscriber: S, channel: ChannelName) -> None:
+        self.subscriptions.requested(channel)
+        with suppress(Exception):  # a broken connection is noticed elsewhere
+            subscriber.subscribe(channel)
+            if not subscriber.confirms:
+                self.subscriptions.confirmed()
+
+    def _clean_up(self, subscriber: S) -> bool:
+        """Unsubscribe from what is not needed; False when nobody has waited for long."""
+        for channel in self.subscriptions.take_unused():
+            subscriber.unsubscribe(channel)
+        self._idle = 0.0 if self.subscriptions else self._idle + CLEANUP
+        return self._idle < LINGER
+
+
+# --- threads: one connection, and one thread that reads it -----------------------------------
+
+
+class Subscriber(_Subscriber, Protocol):
+    """A connection that is notified, for threads."""
+
+    def open(self) -> None:
+        """Connect; this may take its time."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the socket to wait on."""
         ...
 
     def read(self, subscriptions: Subscriptions[Any]) -> None:
@@ -307,7 +345,7 @@ class Watch(Waiter):
         return self._received()
 
 
-class Listener:
+class Listener(_Listener[Subscriber, Watch]):
     """The connection on which the threads of a process listen to one server.
 
     Its thread connects, too, so that no caller waits for a server that does not answer. It ends,
@@ -315,17 +353,13 @@ class Listener:
     """
 
     def __init__(self, new_subscriber: Callable[[], Subscriber] | None, where: str) -> None:
-        """`new_subscriber` is None where there is nothing to listen to."""
-        self.subscriptions = Subscriptions[Watch](where)
-        self._new_subscriber = new_subscriber
+        super().__init__(new_subscriber, where)
         self._lock = threading.Lock()
-        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         self._thread: threading.Thread | None = None
-        self._subscriber: Subscriber | None = None
-        """The subscriber, while it is open."""
+        self._subscriber = None
         self._stop: socket.socket | None = None
         """What is sent here wakes the thread."""
         self._idle = 0.0
@@ -357,11 +391,7 @@ class Listener:
 
     def _start(self) -> bool:
         new_subscriber = self._new_subscriber
-        if (
-            new_subscriber is None
-            or self._closed
-            or not self.subscriptions.backoff.is_over(monotonic())
-        ):
+        if new_subscriber is None or not self._may_start():
             return False
         thread = threading.Thread(
             target=self._run, args=(new_subscriber,), name="semel-wakeups", daemon=True
@@ -374,13 +404,6 @@ class Listener:
         # for ever.
         self._thread = thread
         return True
-
-    def _subscribe(self, subscriber: Subscriber, channel: ChannelName) -> None:
-        self.subscriptions.requested(channel)
-        with suppress(Exception):  # a broken connection is noticed by its reader
-            subscriber.subscribe(channel)
-            if not subscriber.confirms:
-                self.subscriptions.confirmed()
 
     # --- the thread ----------------------------------------------------------------------
 
@@ -441,10 +464,7 @@ class Listener:
             if ready:
                 subscriber.read(self.subscriptions)  # the other socket is used only to close
                 return True
-            for channel in self.subscriptions.take_unused():
-                subscriber.unsubscribe(channel)
-            self._idle = 0.0 if self.subscriptions else self._idle + CLEANUP
-            if self._idle < LINGER:
+            if self._clean_up(subscriber):
                 return True
             self._reset()  # under the lock: the next waiter starts another thread
             return False
@@ -455,22 +475,11 @@ class Listener:
 OnLost: TypeAlias = "Callable[[AsyncSubscriber, Exception], None]"
 
 
-class AsyncSubscriber(Protocol):
-    """A connection that is notified. Its errors end it, whatever they are."""
-
-    confirms: bool
-    """Whether the server confirms each subscription; else it is in force at once."""
+class AsyncSubscriber(_Subscriber, Protocol):
+    """A connection that is notified, for asyncio."""
 
     async def open(self, subscriptions: Subscriptions[Any], on_lost: OnLost) -> None:
         """Connect; from then on pass on what comes, and say when the connection ends."""
-        ...
-
-    def subscribe(self, channel: ChannelName) -> None:
-        """Request the messages of a channel."""
-        ...
-
-    def unsubscribe(self, channel: ChannelName) -> None:
-        """Request them no longer."""
         ...
 
     async def close(self) -> None:
@@ -516,7 +525,7 @@ class AsyncWatch(Waiter):
         return self._received()
 
 
-class AsyncListener:
+class AsyncListener(_Listener[AsyncSubscriber, AsyncWatch]):
     """The connection on which the tasks of a loop listen to one server.
 
     A task connects, so that no caller waits for a server that does not answer. The connection ends
@@ -524,18 +533,12 @@ class AsyncListener:
     """
 
     def __init__(self, new_subscriber: Callable[[], AsyncSubscriber] | None, where: str) -> None:
-        """`new_subscriber` is None where there is nothing to listen to."""
-        self.subscriptions = Subscriptions[AsyncWatch](where)
-        self._new_subscriber = new_subscriber
+        super().__init__(new_subscriber, where)
         self._opening: asyncio.Task[None] | None = None
-        self._subscriber: AsyncSubscriber | None = None
-        """The subscriber, while it is open."""
         self._cleanup: asyncio.TimerHandle | None = None
-        self._idle = 0.0
         self._where = where
         self._loop: asyncio.AbstractEventLoop | None = None
         self._disconnecting: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     def add(self, watch: AsyncWatch) -> None:
         """Begin to listen for a watch; an obstacle only means that it is not notified."""
@@ -565,11 +568,7 @@ class AsyncListener:
 
     def _start(self) -> bool:
         new_subscriber = self._new_subscriber
-        if (
-            new_subscriber is None
-            or self._closed
-            or not self.subscriptions.backoff.is_over(monotonic())
-        ):
+        if new_subscriber is None or not self._may_start():
             return False
         # By no factory of the application: begun at once, it may have ended before it is noted.
         loop = self._loop = asyncio.get_running_loop()
@@ -593,22 +592,12 @@ class AsyncListener:
             self._subscribe(subscriber, channel)
         self._clean_up_later(subscriber)
 
-    def _subscribe(self, subscriber: AsyncSubscriber, channel: ChannelName) -> None:
-        self.subscriptions.requested(channel)
-        with suppress(Exception):  # a broken connection says so by itself
-            subscriber.subscribe(channel)
-            if not subscriber.confirms:
-                self.subscriptions.confirmed()
-
     def _clean_up_later(self, subscriber: AsyncSubscriber) -> None:
         loop = asyncio.get_running_loop()
-        self._cleanup = loop.call_later(CLEANUP, self._clean_up, subscriber)
+        self._cleanup = loop.call_later(CLEANUP, self._clean_up_now, subscriber)
 
-    def _clean_up(self, subscriber: AsyncSubscriber) -> None:
-        for channel in self.subscriptions.take_unused():
-            subscriber.unsubscribe(channel)
-        self._idle = 0.0 if self.subscriptions else self._idle + CLEANUP
-        if self._idle < LINGER:
+    def _clean_up_now(self, subscriber: AsyncSubscriber) -> None:
+        if self._clean_up(subscriber):
             self._clean_up_later(subscriber)
         else:
             self._disconnect()

@@ -27,7 +27,7 @@ from typing import Any
 
 from semel.stores.redis.addresses import Kind, parse_url
 from semel.stores.redis.aio import AsyncRedisStore
-from semel.stores.redis.clients import async_opener, connection_limit, opener
+from semel.stores.redis.clients import TASKS, THREADS, connection_limit, opener
 from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.store import RedisStore
@@ -44,7 +44,7 @@ def open_store(
     """Open a store for threads; options are redis-py's (`max_connections`, `ssl_ca_certs`...)."""
     check()
     address = parse_url(url)
-    where, connect = address.where, opener(address, timeout, options)
+    where, connect = address.where, opener(address, timeout, options, THREADS)
     limit = Limit(connection_limit(address, options), timeout, where)
     if address.kind is Kind.CLUSTER:
         cluster = ClusterTransport(connect, where, timeout, limit=limit, owned=True)
@@ -59,7 +59,7 @@ def open_async_store(
     """Open a store for asyncio; connects on first use."""
     check()
     address = parse_url(url)
-    where, connect = address.where, async_opener(address, timeout, options)
+    where, connect = address.where, opener(address, timeout, options, TASKS)
     if address.kind is Kind.CLUSTER:
         cluster = AsyncClusterTransport(connect, where, timeout, owned=True)
         return AsyncRedisStore(cluster, prefix=prefix)

@@ -18,7 +18,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
@@ -43,10 +43,7 @@ SPARE_CONNECTIONS = 8
 NO_LIMIT = 2**31
 """What redis-py's own pools take for no limit."""
 
-# redis-py leaves these three without types.
-new_node: Any = ClusterNode
-_Sentinel: Any = Sentinel
-_AsyncSentinel: Any = AsyncSentinel
+new_node: Any = ClusterNode  # redis-py leaves it without types
 
 _REPEATS = 10
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -108,55 +105,56 @@ def _give_up_if_due(error: Exception, deadline: float) -> None:
         raise error
 
 
-def opener(address: ServerAddress, timeout: float, more: Mapping[str, Any]) -> Callable[[], Any]:
-    """Check the settings now; the function that is returned makes a client for threads."""
-    settings = _Settings(address, timeout, more)
-    in_time = DeadlineRetry(timeout / 2)
-    match address.kind:
-        case Kind.CLUSTER:
-            settings.check(redis.RedisCluster, redis.Redis)
-            nodes = [new_node(host, port) for host, port in address.hosts]
-            # The transport repeats by itself, with an eye on the time.
-            retry = DeadlineRetry(0) if RETRIES_BELONG_TO_NODES else Retry(pauses(timeout), 1)
-            return lambda: redis.RedisCluster(startup_nodes=nodes, retry=retry, **settings.both)
-        case Kind.SENTINEL:
-            settings.check(redis.Redis)
-            finders = settings.for_sentinels | {"retry": DeadlineRetry(0)}
-            sentinel = _Sentinel(address.hosts, settings.min_other_sentinels, finders)
-            return lambda: sentinel.master_for(address.service, retry=in_time, **settings.both)
-        case _:
-            settings.check(redis.Redis)
-            once = DeadlineRetry(0)
-            return lambda: redis.Redis(retry=once, **settings.place, **settings.both)
+class Driver(NamedTuple):
+    """redis-py's classes for threads, or for asyncio."""
+
+    client: Any
+    cluster: Any
+    node: Any
+    sentinel: Any
+    retry: Any
+    deadline_retry: Any
 
 
-def async_opener(
-    address: ServerAddress, timeout: float, more: Mapping[str, Any]
+THREADS = Driver(redis.Redis, redis.RedisCluster, ClusterNode, Sentinel, Retry, DeadlineRetry)
+TASKS = Driver(
+    redis.asyncio.Redis,
+    redis.asyncio.RedisCluster,
+    AsyncClusterNode,
+    AsyncSentinel,
+    AsyncRetry,
+    AsyncDeadlineRetry,
+)
+
+
+def opener(
+    address: ServerAddress, timeout: float, more: Mapping[str, Any], driver: Driver
 ) -> Callable[[], Any]:
-    """Check the settings now; the function that is returned makes a client for asyncio."""
+    """Check the settings now; the function that is returned makes a client."""
     settings = _Settings(address, timeout, more)
-    in_time = AsyncDeadlineRetry(timeout / 2)
+    once = driver.deadline_retry(0)
     match address.kind:
         case Kind.CLUSTER:
-            settings.check(redis.asyncio.RedisCluster)
-            nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
-            once = AsyncDeadlineRetry(0)
-            retry = once if RETRIES_BELONG_TO_NODES else AsyncRetry(pauses(timeout), 1)
-            # Connections are few by themselves; a count that redis-py (until 7) does not get back
-            # when a node cannot be reached would end in a node that nobody can reach any more.
-            more_settings: dict[str, Any] = settings.both | {"max_connections": NO_LIMIT}
-            return lambda: redis.asyncio.RedisCluster(
-                startup_nodes=nodes, retry=retry, **more_settings
-            )
+            # The transport repeats by itself, with an eye on the time.
+            retry = once if RETRIES_BELONG_TO_NODES else driver.retry(pauses(timeout), 1)
+            nodes = [driver.node(host, port) for host, port in address.hosts]
+            if driver is THREADS:
+                settings.check(driver.cluster, driver.client)
+            else:
+                settings.check(driver.cluster)
+                # Connections are few by themselves; a count that redis-py (until 7) does not get
+                # back when a node cannot be reached would end in a node that is lost for ever.
+                settings.both["max_connections"] = NO_LIMIT
+            return lambda: driver.cluster(startup_nodes=nodes, retry=retry, **settings.both)
         case Kind.SENTINEL:
-            settings.check(redis.asyncio.Redis)
-            finders = settings.for_sentinels | {"retry": AsyncDeadlineRetry(0)}
-            sentinel = _AsyncSentinel(address.hosts, settings.min_other_sentinels, finders)
-            return lambda: sentinel.master_for(address.service, retry=in_time, **settings.both)
+            settings.check(driver.client)
+            finders = settings.for_sentinels | {"retry": once}
+            sentinel = driver.sentinel(address.hosts, settings.min_other_sentinels, finders)
+            retry = driver.deadline_retry(timeout / 2)
+            return lambda: sentinel.master_for(address.service, retry=retry, **settings.both)
         case _:
-            settings.check(redis.asyncio.Redis)
-            once = AsyncDeadlineRetry(0)
-            return lambda: redis.asyncio.Redis(retry=once, **settings.place, **settings.both)
+            settings.check(driver.client)
+            return lambda: driver.client(retry=once, **settings.place, **settings.both)
 
 
 def clients_of(client: Any) -> list[Any]:

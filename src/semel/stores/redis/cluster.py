@@ -26,7 +26,7 @@ from redis.exceptions import MovedError, SlotNotCoveredError
 from semel.stores.redis import tasks
 from semel.stores.redis.clients import new_node
 from semel.stores.redis.commands import pack, scan_command
-from semel.stores.redis.errors import DRIVER_ERRORS, translated
+from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import (
     close_nodes,
     give_back_to_node,
@@ -208,21 +208,17 @@ class ClusterTransport(_Map, Transport):
 
     def nodes(self) -> list[str]:
         """The primaries, by name."""
-        with translated(self.where):
+        with self._turn():
             return sorted(node.name for node in self.client.get_primaries())
 
     def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
         """One step of SCAN; a primary that is gone has nothing more to tell."""
-        with translated(self.where):
-            place = self._limit.take()
-            try:
-                found = self.client.get_node(node_name=node)
-                if found is None:
-                    return 0, []
-                command = scan_command(cursor, pattern, count)
-                [reply] = self._connections(found).exchange([command])
-            finally:
-                self._limit.give(place)
+        with self._turn():
+            found = self.client.get_node(node_name=node)
+            if found is None:
+                return 0, []
+            command = scan_command(cursor, pattern, count)
+            [reply] = self._connections(found).exchange([command])
             return read_scan(reply)
 
     def close(self) -> None:

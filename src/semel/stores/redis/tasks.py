@@ -272,20 +272,16 @@ class Source(Protocol):
 S = TypeVar("S", bound=Source)
 
 
-class Slot(Generic[S]):
+class Slot:
     """Keeps one connection open: the first caller that finds none opens it for all."""
 
     def __init__(
-        self,
-        source: S,
-        timeout: float,
-        on_failure: OnFailure | None = None,
-        on_late: OnLate | None = None,
+        self, source: Source, timeout: float, *callbacks: OnFailure | OnLate | None
     ) -> None:
-        self.source = source
+        self._source = source
         self._timeout = timeout
-        self._on_failure = on_failure
-        self._on_late = on_late
+        self._callbacks: Any = callbacks
+        """What a new connection is given: `on_failure` and `on_late`."""
         self.connection: Connection | None = None
         """The connection that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Connection] | None = None
@@ -325,8 +321,8 @@ class Slot(Generic[S]):
         # Twice: redis-py's own timeout must end first, because it knows the reason.
         async with asyncio.timeout(2 * self._timeout):
             await self._release()
-            connection = await self.source.borrow()
-        self.connection = Connection(connection, self._timeout, self._on_failure, self._on_late)
+            connection = await self._source.borrow()
+        self.connection = Connection(connection, self._timeout, *self._callbacks)
         return self.connection
 
     def _opened(self, opening: asyncio.Task[Connection]) -> None:
@@ -339,7 +335,7 @@ class Slot(Generic[S]):
         if connection is not None:
             connection.end(_closed())
             await connection.connection.disconnect(nowait=True)
-            await self.source.give_back(connection.connection)
+            await self._source.give_back(connection.connection)
 
     async def close(self) -> None:
         """Close the connection for good, and give it back."""
@@ -505,8 +501,10 @@ class AsyncServerTransport(AsyncTransport):
 
     def ask(self, command: Command[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """Send one command: straight through a connection that is open."""
-        # Outside of any loop a verb may be prepared: so this question, which raises nothing.
-        here = asyncio._get_running_loop() is self._loop  # noqa: SLF001 - has no other name
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False  # outside of any loop a verb may be prepared
         connection = self._connections.ready() if here and not (urgent or self._closed) else None
         if connection is None or (self._follows_the_primary and connection.silent()):
             return super().ask(command, urgent=urgent)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import inf
 from queue import Empty
 from time import monotonic
@@ -295,27 +295,33 @@ class Transport(ABC):
         """Send commands in one round trip (per node); each has its own answer."""
         if not commands:
             return []
-        if self._closed:
-            raise StoreUnavailable(f"the store at {self.where} was closed")
-        with translated(self.where):
-            replies = self._deliver(commands, urgent=urgent)
+        with self._turn(urgent=urgent):
+            replies = self._deliver(commands)
         return answers_to(commands, replies, self.where)
 
-    def _deliver(
-        self, commands: Sequence[Command[Any]], *, urgent: bool
-    ) -> list[Reply | Exception]:
+    @contextmanager
+    def _turn(self, *, urgent: bool = False) -> Iterator[None]:
+        """One caller's turn: with a place of the limit."""
+        if self._closed:
+            raise StoreUnavailable(f"the store at {self.where} was closed")
+        limit = _NO_LIMIT if urgent else self._limit
+        with translated(self.where):
+            place = limit.take()
+            try:
+                yield
+            finally:
+                limit.give(place)
+
+    def _deliver(self, commands: Sequence[Command[Any]]) -> list[Reply | Exception]:
         delivery = deliver(commands, self._may_redirect())
         sendings = next(delivery)
-        limit = _NO_LIMIT if urgent else self._limit
-        place = limit.take()
-        try:
-            while True:
-                sendings = delivery.send(self._exchange(sendings))
-        except StopIteration as done:
-            replies: list[Reply | Exception] = done.value
-            return replies
-        finally:
-            limit.give(place)
+        while True:
+            replies = self._exchange(sendings)
+            try:
+                sendings = delivery.send(replies)
+            except StopIteration as done:
+                answers: list[Reply | Exception] = done.value
+                return answers
 
     @abstractmethod
     def _may_redirect(self) -> Callable[[], bool]: ...
@@ -420,10 +426,6 @@ class ServerTransport(Transport):
         count: int,
     ) -> tuple[int, list[bytes]]:
         """One step of SCAN."""
-        with translated(self.where):
-            place = self._limit.take()
-            try:
-                [reply] = self._repeated([scan_command(cursor, pattern, count)])
-            finally:
-                self._limit.give(place)
+        with self._turn():
+            [reply] = self._repeated([scan_command(cursor, pattern, count)])
             return read_scan(reply)
