@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 from msgspec import UNSET
 
-from semel.core.codec_classes import returned_by
+from semel.core.codec import returned_by
 from semel.core.keys import Arguments, KeyRules, compile_template, digest_key
 from semel.core.policy import Duration, Policy, resolve
 from semel.errors import ConfigError, InvalidKey

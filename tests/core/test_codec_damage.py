@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.codec import _READERS, JsonCodec, MsgpackCodec
+from semel.core.codec import JsonCodec, MsgpackCodec
+from semel.core.codec_types import READERS
 from semel.errors import SerializationError
 
 HERE = __name__
@@ -93,7 +94,7 @@ class_names = st.sampled_from(
     + ["", ":"]
 )
 tagged = st.fixed_dictionaries(
-    {"$": st.sampled_from([*_READERS, "unknown"]) | bodies},
+    {"$": st.sampled_from([*READERS, "unknown"]) | bodies},
     optional={"v": bodies, "t": class_names | bodies, "x": bodies, "p": bodies, "set": bodies},
 )
 

@@ -13,8 +13,8 @@ import msgspec
 import pydantic
 import pytest
 
-from semel.core.codec import JsonCodec, MsgpackCodec, register_type
-from semel.core.codec_classes import REGISTERED_CLASSES, REGISTERED_NAMES, classes_in, returned_by
+from semel.core.codec import JsonCodec, MsgpackCodec, register_type, returned_by
+from semel.core.codec_types import REGISTERED_CLASSES, REGISTERED_NAMES, classes_in
 from semel.errors import ConfigError, SerializationError
 
 codec = JsonCodec()

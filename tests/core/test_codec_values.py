@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.exact import describe, exactly_equal
-from semel.core.codec import JsonCodec, MsgpackCodec
-from semel.core.codec_classes import MAX_DEPTH
+from semel.core.codec import MAX_DEPTH, JsonCodec, MsgpackCodec
 from semel.errors import SerializationError
 
 CODECS = [JsonCodec(), MsgpackCodec()]

@@ -1,59 +1,44 @@
 """Results as bytes: safe, self-describing, equal in value and type when they are read back.
 
-A codec turns a value into a tree of plain data (`codec_classes`), and the tree into bytes. The
-first caller, too, gets what the codec reads back: what duplicates will get. Where that fails the
-effect is already done, so the record is kept without a value. Nothing is pickled, and stored
-content never causes an import. Every failure is a `SerializationError`.
+A codec turns a value into a tree, and the tree into bytes. A tree holds only what JSON and
+MessagePack tell apart by themselves; everything else is tagged, `{"$": tag, "v": ...}`, as
+`codec_types` says. A dict of the user's that has a `$` key is tagged too, so that no value can pass
+for a tag.
 
-A tag, once released, is read for ever; a changed format gets a new tag.
+The first caller, too, gets what the codec reads back: what duplicates will get. Where that fails
+the effect is already done, so the record is kept without a value. Nothing is pickled, and stored
+content never causes an import. Every failure is a `SerializationError`.
 """
 
 from __future__ import annotations
 
-import binascii
-import datetime as dt
 import inspect
 import math
-from collections import OrderedDict, defaultdict, deque
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal
-from types import MappingProxyType, NoneType
-from typing import (
-    Any,
-    ClassVar,
-    Final,
-    Generic,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    TypeVar,
-    cast,
-)
-from uuid import UUID
+from types import FunctionType, NoneType, SimpleNamespace
+from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Struct
 
-from semel.core.codec_classes import (
-    CLASS_READERS,
+from semel.core.codec_types import (
+    READERS,
     REGISTERED_CLASSES,
     REGISTERED_NAMES,
     TAG,
-    VALUE,
-    Reader,
+    TAGGED,
     ReadTree,
     Registered,
     Tree,
     Unsupported,
-    Writer,
     WriteTree,
-    check_text,
     class_format_of,
     full_name,
     type_name,
     write_object,
 )
-from semel.core.optional import zone_key
 from semel.core.records import FAILURE, OMITTED, Encoded, Identity
 from semel.errors import ConfigError, ResultUnavailable, SerializationError, about
 
@@ -231,157 +216,156 @@ def _clean(text: str) -> str:
     return str.encode(text, "utf-8", "replace").decode()[:MESSAGE_LIMIT]
 
 
-# --- built-in types: each is found by its exact type, for a subclass is another type ------
+def returned_by(function: Callable[..., object]) -> object:
+    """Return the return annotation of a function, resolved; None without one that can be."""
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    if annotation is None or type(annotation) is type:
+        return None if annotation is type(None) else annotation
+    plain = getattr(function, "__func__", function)  # a bound method is another one each time
+    if plain.__class__ is FunctionType and plain in _resolved:
+        return _resolved[plain]
+    try:
+        resolved = _resolve(annotation, getattr(function, "__globals__", {}))
+    except Exception:  # noqa: BLE001 - evaluates the user's text; without a hint we still work
+        return None
+    if plain.__class__ is FunctionType:  # anything else need not be hashable
+        _resolved[plain] = resolved
+    return resolved
 
 
-class Format(NamedTuple):
-    """How the values of one type are tagged: the body of the tag, written and read."""
-
-    cls: type
-    tag: str
-    write: Callable[[Any, Writer], Tree]
-    read: Callable[[Tree, Reader], Any]
+_resolved: WeakKeyDictionary[object, object] = WeakKeyDictionary()
+"""Return annotations, by function. What cannot be resolved yet is tried again by the next call."""
 
 
-def _write_base64(value: bytes | bytearray, _: Writer) -> str:
-    return binascii.b2a_base64(value, newline=False).decode()
+def _resolve(annotation: object, names: dict[str, Any]) -> object:
+    # Only this one annotation: a parameter that cannot be resolved must not hide it.
+    alone = SimpleNamespace(__annotations__={"return": annotation})
+    resolved = typing.get_type_hints(alone, names)["return"]
+    return None if resolved is type(None) else resolved
 
 
-def _read_base64(body: str) -> bytes:
-    return binascii.a2b_base64(body, strict_mode=True)
+# --- values as trees ----------------------------------------------------------------------
 
 
-Clock = TypeVar("Clock", dt.datetime, dt.time)
+MAX_DEPTH: Final = 100
+"""Levels a value may have; what was written shallow in the stack must be readable deep in it."""
 
 
-def _write_clock(value: dt.datetime | dt.time, _: Writer) -> str | list[Any]:
-    """Write a datetime or time as its ISO text, or as [text, fold, zone name]."""
-    key = zone_key(value.tzinfo)
-    if key is not None:
-        return [value.replace(tzinfo=None).isoformat(), value.fold, key]
-    text = value.isoformat()
-    if value.tzinfo is not None:
-        _check_offset(value, text)
-    return [text, value.fold, None] if value.fold else text
+class Writer:
+    """Makes the tree of one value."""
+
+    __slots__ = ("_depth", "_formats", "hint")
+
+    def __init__(self, formats: Mapping[type, WriteTree], hint: object) -> None:
+        self.hint = hint
+        self._formats = formats
+        self._depth = 0
+
+    def tree(self, value: object) -> Tree:
+        """Turn a value of any known type into its tree."""
+        if self._depth == MAX_DEPTH:
+            raise Unsupported(
+                f"the value is nested deeper than {MAX_DEPTH} levels, or contains itself"
+            )
+        self._depth += 1
+        write = self._formats.get(type(value))
+        tree = (self._formats[object] if write is None else write)(value, self)
+        self._depth -= 1
+        return tree
+
+    def items(self, values: Iterable[object]) -> list[Tree]:
+        """Turn each value into its tree."""
+        trees: list[Tree] = []
+        try:
+            for value in values:
+                trees.append(self.tree(value))  # noqa: PERF401 - its length is where it failed
+        except Unsupported as unsupported:
+            raise unsupported.inside(f"[{len(trees)}]") from None
+        return trees
+
+    def pairs(self, values: Mapping[Any, object]) -> list[Tree]:
+        """Turn a mapping with any keys into a list of key and value, in order."""
+        trees: list[Tree] = []
+        for key, value in values.items():
+            try:
+                trees.append([self.tree(key), self.tree(value)])
+            except Unsupported as unsupported:
+                raise unsupported.inside(f"[{key!r}]") from None
+        return trees
+
+    def plain_dict(self, values: Mapping[str, object]) -> dict[str, Tree]:
+        """Turn a mapping whose keys are all plain strings into a dict of trees."""
+        trees: dict[str, Tree] = {}
+        for key, value in values.items():
+            try:
+                check_text(key)
+                trees[key] = self.tree(value)
+            except Unsupported as unsupported:
+                raise unsupported.inside(f"[{key!r}]") from None
+        return trees
+
+    def fields(self, values: Mapping[str, object]) -> dict[str, Tree]:
+        """Turn the attributes of an object into a dict of trees."""
+        trees: dict[str, Tree] = {}
+        for name, value in values.items():
+            try:
+                trees[name] = self.tree(value)
+            except Unsupported as unsupported:
+                raise unsupported.inside(f".{name}") from None
+        return trees
 
 
-def _check_offset(value: dt.datetime | dt.time, text: str) -> None:
-    """Let any zone pass as its offset, but only where that gives an equal value."""
-    restored = type(value).fromisoformat(text)
-    offset = value.utcoffset()
-    if offset is None or restored.utcoffset() != offset or restored != value:
-        raise Unsupported(
-            f"a {type(value).__name__} in a {type_name(type(value.tzinfo))} zone cannot be stored"
-            " exactly; use zoneinfo or datetime.timezone"
-        )
+class Reader:
+    """Makes the value of one tree."""
+
+    __slots__ = ("_tags", "hint")
+
+    def __init__(self, tags: Mapping[str, ReadTree], hint: object) -> None:
+        self.hint = hint
+        self._tags = tags
+
+    def value(self, tree: Tree) -> Any:
+        """Turn a tree back into the value it was made from."""
+        if type(tree) is list:
+            return [self.value(item) for item in tree]
+        if type(tree) is not dict:
+            return tree
+        if TAG not in tree:
+            return {key: self.value(item) for key, item in tree.items()}
+        read = self._tags.get(tree[TAG])
+        if read is None:
+            raise Unsupported(f"the tag {tree[TAG]!r} is not known to this version of semel")
+        return read(tree, self)
+
+    def items(self, trees: Tree) -> list[Any]:
+        """Turn a list of trees into a list of values."""
+        return [self.value(tree) for tree in _expect(list, trees)]
+
+    def pairs(self, trees: Tree) -> list[tuple[Any, Any]]:
+        """Turn what `Writer.pairs` made into keys and values."""
+        return [(self.value(key), self.value(item)) for key, item in _expect(list, trees)]
+
+    def fields(self, trees: Tree) -> dict[str, Any]:
+        """Turn a dict of trees into a dict of values; no key in it is a tag."""
+        return {name: self.value(tree) for name, tree in _expect(dict, trees).items()}
 
 
-def _read_clock(cls: type[Clock], body: str | list[Any]) -> Clock:
-    """Read what `_write_clock` wrote."""
-    if isinstance(body, str):
-        return cls.fromisoformat(body)
-    text, fold, key = body
-    value = cls.fromisoformat(text).replace(fold=fold)
-    if key is None:
-        return value
-    from zoneinfo import ZoneInfo  # noqa: PLC0415 - only who uses zones pays for their module
-
-    return value.replace(tzinfo=ZoneInfo(key))
-
-
-def _write_defaultdict(value: defaultdict[Any, Any], writer: Writer) -> Tree:
-    factory = value.default_factory
-    if factory is None:
-        return [None, writer.pairs(value)]
-    for name, known in _FACTORIES.items():
-        if factory is known:
-            return [name, writer.pairs(value)]
-    raise Unsupported("a defaultdict with a factory of your own cannot be stored; return a dict")
-
-
-def _read_defaultdict(body: Tree, reader: Reader) -> defaultdict[Any, Any]:
-    name, pairs = body
-    return defaultdict(None if name is None else _FACTORIES[name], reader.pairs(pairs))
-
-
-_FACTORIES: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
-    {cls.__name__: cls for cls in (list, dict, set, tuple, str, int, float, bool)}
-)
-
-
-def _write_items(values: Iterable[object], writer: Writer) -> Tree:
-    return writer.items(values)
-
-
-def _write_pairs(values: Mapping[Any, object], writer: Writer) -> Tree:
-    return writer.pairs(values)
-
-
-FORMATS = (
-    Format(int, "int", lambda value, _: hex(value), lambda body, _: int(body, 16)),
-    Format(float, "float", lambda value, _: repr(value), lambda body, _: float(body)),
-    Format(
-        complex,
-        "complex",
-        lambda value, writer: writer.items([value.real, value.imag]),
-        lambda body, reader: complex(*reader.items(body)),
-    ),
-    Format(bytes, "bytes", _write_base64, lambda body, _: _read_base64(body)),
-    Format(bytearray, "bytearray", _write_base64, lambda body, _: bytearray(_read_base64(body))),
-    Format(Decimal, "decimal", lambda value, _: str(value), lambda body, _: Decimal(body)),
-    Format(UUID, "uuid", lambda value, _: value.hex, lambda body, _: UUID(hex=body)),
-    Format(dt.datetime, "datetime", _write_clock, lambda body, _: _read_clock(dt.datetime, body)),
-    Format(dt.time, "time", _write_clock, lambda body, _: _read_clock(dt.time, body)),
-    Format(
-        dt.date,
-        "date",
-        lambda value, _: value.isoformat(),
-        lambda body, _: dt.date.fromisoformat(body),
-    ),
-    Format(
-        dt.timedelta,
-        "timedelta",
-        lambda value, _: [value.days, value.seconds, value.microseconds],
-        lambda body, _: dt.timedelta(*body),
-    ),
-    Format(tuple, "tuple", _write_items, lambda body, reader: tuple(reader.items(body))),
-    Format(set, "set", _write_items, lambda body, reader: set(reader.items(body))),
-    Format(
-        frozenset, "frozenset", _write_items, lambda body, reader: frozenset(reader.items(body))
-    ),
-    Format(
-        deque,
-        "deque",
-        lambda value, writer: [value.maxlen, writer.items(value)],
-        lambda body, reader: deque(reader.items(body[1]), body[0]),
-    ),
-    Format(dict, "dict", _write_pairs, lambda body, reader: dict(reader.pairs(body))),
-    Format(
-        OrderedDict,
-        "ordereddict",
-        _write_pairs,
-        lambda body, reader: OrderedDict(reader.pairs(body)),
-    ),
-    Format(defaultdict, "defaultdict", _write_defaultdict, _read_defaultdict),
-    Format(msgspec.UnsetType, "unset", lambda _, __: None, lambda _, __: msgspec.UNSET),
-)
-
-
-def _tagged(form: Format) -> WriteTree:
-    return lambda value, writer: {TAG: form.tag, VALUE: form.write(value, writer)}
-
-
-def _untagged(form: Format) -> ReadTree:
-    return lambda tree, reader: form.read(tree[VALUE], reader)
-
-
-TYPE_READERS: dict[str, ReadTree] = {form.tag: _untagged(form) for form in FORMATS}
-
-
-_TAGGED: dict[type, WriteTree] = {form.cls: _tagged(form) for form in FORMATS}
+def _expect(cls: type, tree: Tree) -> Any:
+    if type(tree) is not cls:
+        raise Unsupported(f"found {type(tree).__name__} where {cls.__name__} should be")
+    return tree
 
 
 # Types that JSON and MessagePack hold as they are, at least some of their values.
+
+
+def check_text(text: str) -> None:
+    """Raise `Unsupported` for a string that UTF-8 cannot hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Unsupported("a string with a lone surrogate is not text") from None
 
 
 def _as_is(value: object, _: Writer) -> Tree:
@@ -394,16 +378,20 @@ def _write_text(value: str, _: Writer) -> Tree:
 
 
 def _write_int(value: int, writer: Writer) -> Tree:
-    return value if _INT_MIN <= value <= _INT_MAX else _TAGGED[int](value, writer)
+    return value if _INT_MIN <= value <= _INT_MAX else TAGGED[int](value, writer)
 
 
 def _write_json_float(value: float, writer: Writer) -> Tree:
-    return value if math.isfinite(value) else _TAGGED[float](value, writer)
+    return value if math.isfinite(value) else TAGGED[float](value, writer)
+
+
+def _write_list(value: list[object], writer: Writer) -> Tree:
+    return writer.items(value)
 
 
 def _write_dict(value: dict[Any, object], writer: Writer) -> Tree:
     if TAG in value or not _PLAIN_KEYS.issuperset(map(type, value)):
-        return _TAGGED[dict](value, writer)
+        return TAGGED[dict](value, writer)
     return writer.plain_dict(value)
 
 
@@ -415,13 +403,13 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 JSON_WRITERS: dict[type, WriteTree] = {
-    **_TAGGED,
+    **TAGGED,
     NoneType: _as_is,
     bool: _as_is,
     int: _write_int,
     float: _write_json_float,
     str: _write_text,
-    list: _write_items,
+    list: _write_list,
     dict: _write_dict,
 }
 
@@ -431,9 +419,6 @@ MSGPACK_WRITERS: dict[type, WriteTree] = {**JSON_WRITERS, float: _as_is, bytes: 
 
 
 # --- the codecs ---------------------------------------------------------------------------
-
-
-_READERS: Final[Mapping[str, ReadTree]] = TYPE_READERS | CLASS_READERS
 
 
 class _TreeCodec:
@@ -469,7 +454,7 @@ class _TreeCodec:
             tree = self._unpack(data)
             if self._tag not in data:
                 return tree
-            return Reader(_READERS, hint).value(tree)
+            return Reader(READERS, hint).value(tree)
         except Unsupported as unsupported:
             raise SerializationError(f"the stored result cannot be read: {unsupported}") from None
         except Exception as error:  # damaged bytes, and classes that have changed: any may come

@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from semel.core.codec_classes import Unsupported, check_text, type_name
+from semel.core.codec import check_text
+from semel.core.codec_types import Unsupported, type_name
 from semel.core.optional import dataclass_fields, is_dataclass, is_pydantic_model
 from semel.core.records import FINGERPRINT_BYTES
 from semel.errors import SerializationError

@@ -1,29 +1,37 @@
-"""Values as trees of plain data, and the classes of the objects in them.
+"""How the values of each type are written into a tree, and read back: built-in types, and classes.
 
-A tree holds only what JSON and MessagePack tell apart by themselves. Everything else is tagged:
-`{"$": tag, "v": ...}`. A dict of the user's that has a `$` key is tagged too, so that no value can
-pass for a tag. How built-in types are tagged stands in `codec`, how classes are tagged here.
+Built-in types are found by their exact type, for a subclass is another type. Objects of classes are
+stored by their fields, under the name of their class. A stored name never causes an import. It is
+looked for, in this order, among the classes of the hint, among the registered ones, and in modules
+that are loaded. A class that has moved is found by its simple name if the hint knows exactly one
+like it.
 
-A stored name never causes an import. It is looked for, in this order, among the classes of the
-hint, among the registered ones, and in modules that are loaded. A class that has moved is found by
-its simple name if the hint knows exactly one like it.
+A tag, once released, is read for ever; a changed format gets a new tag.
 """
 
 from __future__ import annotations
 
+import binascii
+import datetime as dt
 import enum
 import sys
 import typing
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from functools import cached_property, lru_cache
-from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard, cast
-from weakref import WeakKeyDictionary
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
+from uuid import UUID
 
 import msgspec
 
-from semel.core.optional import dataclass_fields, is_dataclass, is_pydantic_model
+from semel.core.optional import dataclass_fields, is_dataclass, is_pydantic_model, zone_key
 from semel.errors import SerializationError
+
+if TYPE_CHECKING:
+    from semel.core.codec import Reader, Writer
+
 
 Tree: TypeAlias = Any
 """None, bool, int, float, str, list or dict of trees (MessagePack: bytes too)."""
@@ -50,8 +58,10 @@ FIELDS_SET = "set"
 CUSTOM = "custom"
 
 
-MAX_DEPTH: Final = 100
-"""Levels a value may have; what was written shallow in the stack must be readable deep in it."""
+WriteTree: TypeAlias = "Callable[[Any, Writer], Tree]"
+
+
+ReadTree: TypeAlias = "Callable[[dict[str, Tree], Reader], Any]"
 
 
 _SHOWN_STEPS = 12
@@ -89,127 +99,154 @@ def type_name(cls: type) -> str:
     )
 
 
-def check_text(text: str) -> None:
-    """Raise `Unsupported` for a string that UTF-8 cannot hold."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise Unsupported("a string with a lone surrogate is not text") from None
+# --- built-in types -----------------------------------------------------------------------
 
 
-class Writer:
-    """Makes the tree of one value."""
+class Format(NamedTuple):
+    """How the values of one type are tagged: the body of the tag, written and read."""
 
-    __slots__ = ("_depth", "_formats", "hint")
-
-    def __init__(self, formats: Mapping[type, WriteTree], hint: object) -> None:
-        self.hint = hint
-        self._formats = formats
-        self._depth = 0
-
-    def tree(self, value: object) -> Tree:
-        """Turn a value of any known type into its tree."""
-        if self._depth == MAX_DEPTH:
-            raise Unsupported(
-                f"the value is nested deeper than {MAX_DEPTH} levels, or contains itself"
-            )
-        self._depth += 1
-        write = self._formats.get(type(value))
-        tree = (self._formats[object] if write is None else write)(value, self)
-        self._depth -= 1
-        return tree
-
-    def items(self, values: Iterable[object]) -> list[Tree]:
-        """Turn each value into its tree."""
-        trees: list[Tree] = []
-        try:
-            for value in values:
-                trees.append(self.tree(value))  # noqa: PERF401 - its length is where it failed
-        except Unsupported as unsupported:
-            raise unsupported.inside(f"[{len(trees)}]") from None
-        return trees
-
-    def pairs(self, values: Mapping[Any, object]) -> list[Tree]:
-        """Turn a mapping with any keys into a list of key and value, in order."""
-        trees: list[Tree] = []
-        for key, value in values.items():
-            try:
-                trees.append([self.tree(key), self.tree(value)])
-            except Unsupported as unsupported:
-                raise unsupported.inside(f"[{key!r}]") from None
-        return trees
-
-    def plain_dict(self, values: Mapping[str, object]) -> dict[str, Tree]:
-        """Turn a mapping whose keys are all plain strings into a dict of trees."""
-        trees: dict[str, Tree] = {}
-        for key, value in values.items():
-            try:
-                check_text(key)
-                trees[key] = self.tree(value)
-            except Unsupported as unsupported:
-                raise unsupported.inside(f"[{key!r}]") from None
-        return trees
-
-    def fields(self, values: Mapping[str, object]) -> dict[str, Tree]:
-        """Turn the attributes of an object into a dict of trees."""
-        trees: dict[str, Tree] = {}
-        for name, value in values.items():
-            try:
-                trees[name] = self.tree(value)
-            except Unsupported as unsupported:
-                raise unsupported.inside(f".{name}") from None
-        return trees
+    cls: type
+    tag: str
+    write: Callable[[Any, Writer], Tree]
+    read: Callable[[Tree, Reader], Any]
 
 
-class Reader:
-    """Makes the value of one tree."""
-
-    __slots__ = ("_tags", "hint")
-
-    def __init__(self, tags: Mapping[str, ReadTree], hint: object) -> None:
-        self.hint = hint
-        self._tags = tags
-
-    def value(self, tree: Tree) -> Any:
-        """Turn a tree back into the value it was made from."""
-        if type(tree) is list:
-            return [self.value(item) for item in tree]
-        if type(tree) is not dict:
-            return tree
-        if TAG not in tree:
-            return {key: self.value(item) for key, item in tree.items()}
-        read = self._tags.get(tree[TAG])
-        if read is None:
-            raise Unsupported(f"the tag {tree[TAG]!r} is not known to this version of semel")
-        return read(tree, self)
-
-    def items(self, trees: Tree) -> list[Any]:
-        """Turn a list of trees into a list of values."""
-        return [self.value(tree) for tree in _expect(list, trees)]
-
-    def pairs(self, trees: Tree) -> list[tuple[Any, Any]]:
-        """Turn what `Writer.pairs` made into keys and values."""
-        return [(self.value(key), self.value(item)) for key, item in _expect(list, trees)]
-
-    def fields(self, trees: Tree) -> dict[str, Any]:
-        """Turn a dict of trees into a dict of values; no key in it is a tag."""
-        return {name: self.value(tree) for name, tree in _expect(dict, trees).items()}
+def _write_base64(value: bytes | bytearray, _: Writer) -> str:
+    return binascii.b2a_base64(value, newline=False).decode()
 
 
-def _expect(cls: type, tree: Tree) -> Any:
-    if type(tree) is not cls:
-        raise Unsupported(f"found {type(tree).__name__} where {cls.__name__} should be")
-    return tree
+def _read_base64(body: str) -> bytes:
+    return binascii.a2b_base64(body, strict_mode=True)
 
 
-WriteTree: TypeAlias = Callable[[Any, Writer], Tree]
+Clock = TypeVar("Clock", dt.datetime, dt.time)
 
 
-ReadTree: TypeAlias = Callable[[dict[str, Tree], Reader], Any]
+def _write_clock(value: dt.datetime | dt.time, _: Writer) -> str | list[Any]:
+    """Write a datetime or time as its ISO text, or as [text, fold, zone name]."""
+    key = zone_key(value.tzinfo)
+    if key is not None:
+        return [value.replace(tzinfo=None).isoformat(), value.fold, key]
+    text = value.isoformat()
+    if value.tzinfo is not None:
+        _check_offset(value, text)
+    return [text, value.fold, None] if value.fold else text
 
 
-# --- classes whose objects are stored by their fields, under the name of the class --------
+def _check_offset(value: dt.datetime | dt.time, text: str) -> None:
+    """Let any zone pass as its offset, but only where that gives an equal value."""
+    restored = type(value).fromisoformat(text)
+    offset = value.utcoffset()
+    if offset is None or restored.utcoffset() != offset or restored != value:
+        raise Unsupported(
+            f"a {type(value).__name__} in a {type_name(type(value.tzinfo))} zone cannot be stored"
+            " exactly; use zoneinfo or datetime.timezone"
+        )
+
+
+def _read_clock(cls: type[Clock], body: str | list[Any]) -> Clock:
+    """Read what `_write_clock` wrote."""
+    if isinstance(body, str):
+        return cls.fromisoformat(body)
+    text, fold, key = body
+    value = cls.fromisoformat(text).replace(fold=fold)
+    if key is None:
+        return value
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - only who uses zones pays for their module
+
+    return value.replace(tzinfo=ZoneInfo(key))
+
+
+def _write_defaultdict(value: defaultdict[Any, Any], writer: Writer) -> Tree:
+    factory = value.default_factory
+    if factory is None:
+        return [None, writer.pairs(value)]
+    for name, known in _FACTORIES.items():
+        if factory is known:
+            return [name, writer.pairs(value)]
+    raise Unsupported("a defaultdict with a factory of your own cannot be stored; return a dict")
+
+
+def _read_defaultdict(body: Tree, reader: Reader) -> defaultdict[Any, Any]:
+    name, pairs = body
+    return defaultdict(None if name is None else _FACTORIES[name], reader.pairs(pairs))
+
+
+_FACTORIES: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
+    {cls.__name__: cls for cls in (list, dict, set, tuple, str, int, float, bool)}
+)
+
+
+def _write_items(values: Iterable[object], writer: Writer) -> Tree:
+    return writer.items(values)
+
+
+def _write_pairs(values: Mapping[Any, object], writer: Writer) -> Tree:
+    return writer.pairs(values)
+
+
+FORMATS = (
+    Format(int, "int", lambda value, _: hex(value), lambda body, _: int(body, 16)),
+    Format(float, "float", lambda value, _: repr(value), lambda body, _: float(body)),
+    Format(
+        complex,
+        "complex",
+        lambda value, writer: writer.items([value.real, value.imag]),
+        lambda body, reader: complex(*reader.items(body)),
+    ),
+    Format(bytes, "bytes", _write_base64, lambda body, _: _read_base64(body)),
+    Format(bytearray, "bytearray", _write_base64, lambda body, _: bytearray(_read_base64(body))),
+    Format(Decimal, "decimal", lambda value, _: str(value), lambda body, _: Decimal(body)),
+    Format(UUID, "uuid", lambda value, _: value.hex, lambda body, _: UUID(hex=body)),
+    Format(dt.datetime, "datetime", _write_clock, lambda body, _: _read_clock(dt.datetime, body)),
+    Format(dt.time, "time", _write_clock, lambda body, _: _read_clock(dt.time, body)),
+    Format(
+        dt.date,
+        "date",
+        lambda value, _: value.isoformat(),
+        lambda body, _: dt.date.fromisoformat(body),
+    ),
+    Format(
+        dt.timedelta,
+        "timedelta",
+        lambda value, _: [value.days, value.seconds, value.microseconds],
+        lambda body, _: dt.timedelta(*body),
+    ),
+    Format(tuple, "tuple", _write_items, lambda body, reader: tuple(reader.items(body))),
+    Format(set, "set", _write_items, lambda body, reader: set(reader.items(body))),
+    Format(
+        frozenset, "frozenset", _write_items, lambda body, reader: frozenset(reader.items(body))
+    ),
+    Format(
+        deque,
+        "deque",
+        lambda value, writer: [value.maxlen, writer.items(value)],
+        lambda body, reader: deque(reader.items(body[1]), body[0]),
+    ),
+    Format(dict, "dict", _write_pairs, lambda body, reader: dict(reader.pairs(body))),
+    Format(
+        OrderedDict,
+        "ordereddict",
+        _write_pairs,
+        lambda body, reader: OrderedDict(reader.pairs(body)),
+    ),
+    Format(defaultdict, "defaultdict", _write_defaultdict, _read_defaultdict),
+    Format(msgspec.UnsetType, "unset", lambda _, __: None, lambda _, __: msgspec.UNSET),
+)
+
+
+def _tagged(form: Format) -> WriteTree:
+    return lambda value, writer: {TAG: form.tag, VALUE: form.write(value, writer)}
+
+
+def _untagged(form: Format) -> ReadTree:
+    return lambda tree, reader: form.read(tree[VALUE], reader)
+
+
+TAGGED: dict[type, WriteTree] = {form.cls: _tagged(form) for form in FORMATS}
+
+
+# --- classes whose objects are stored by their fields -------------------------------------
 
 
 class ClassFormat(NamedTuple):
@@ -226,10 +263,6 @@ class ClassFormat(NamedTuple):
     read: Callable[[Any, dict[str, Tree], Reader], object]
 
 
-def _is_flag(cls: type) -> bool:
-    return issubclass(cls, enum.Flag)
-
-
 def _write_flag(value: enum.Flag, writer: Writer) -> dict[str, Tree]:
     return {VALUE: writer.tree(value._value_)}
 
@@ -243,10 +276,6 @@ def _read_flag(cls: type[enum.Flag], tree: dict[str, Tree], reader: Reader) -> o
     return flag
 
 
-def _is_enum(cls: type) -> bool:
-    return issubclass(cls, enum.Enum) and not _is_flag(cls)
-
-
 def _write_enum(value: enum.Enum, _: Writer) -> dict[str, Tree]:
     # By name: the value of a member may be anything, its name is always a string.
     if type(value).__members__.get(value._name_) is not value:
@@ -258,10 +287,6 @@ def _read_enum(cls: type[enum.Enum], tree: dict[str, Tree], _: Reader) -> object
     return cls.__members__[tree[VALUE]]
 
 
-def _is_namedtuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
-
-
 def _write_namedtuple(value: Any, writer: Writer) -> dict[str, Tree]:
     return {VALUE: writer.fields(dict(zip(value._fields, value, strict=True)))}
 
@@ -270,10 +295,6 @@ def _read_namedtuple(cls: Any, tree: dict[str, Tree], reader: Reader) -> object:
     values = reader.fields(tree[VALUE])
     _complete(cls, values, cls._fields, cls._field_defaults.__getitem__)
     return cls._make(values[name] for name in cls._fields)
-
-
-def _is_struct(cls: type) -> bool:
-    return issubclass(cls, msgspec.Struct)
 
 
 def _write_struct(value: msgspec.Struct, writer: Writer) -> dict[str, Tree]:
@@ -397,12 +418,22 @@ def _complete(
 
 
 CLASS_FORMATS = (
-    ClassFormat("flag", _is_flag, _write_flag, _read_flag),
-    ClassFormat("enum", _is_enum, _write_enum, _read_enum),
-    ClassFormat("struct", _is_struct, _write_struct, _read_struct),
+    ClassFormat("flag", lambda cls: issubclass(cls, enum.Flag), _write_flag, _read_flag),
+    ClassFormat(
+        "enum",
+        lambda cls: issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag),
+        _write_enum,
+        _read_enum,
+    ),
+    ClassFormat("struct", lambda cls: issubclass(cls, msgspec.Struct), _write_struct, _read_struct),
     ClassFormat("model", is_pydantic_model, _write_model, _read_model),
     ClassFormat("dataclass", _is_plain_dataclass, _write_dataclass, _read_dataclass),
-    ClassFormat("namedtuple", _is_namedtuple, _write_namedtuple, _read_namedtuple),
+    ClassFormat(
+        "namedtuple",
+        lambda cls: issubclass(cls, tuple) and hasattr(cls, "_fields"),
+        _write_namedtuple,
+        _read_namedtuple,
+    ),
 )
 
 
@@ -440,8 +471,10 @@ def _read_custom(tree: dict[str, Tree], reader: Reader) -> object:
     return registered.decode(reader.value(tree[VALUE]))
 
 
-CLASS_READERS: dict[str, ReadTree] = {CUSTOM: _read_custom} | {
-    form.tag: _reader_of(form) for form in CLASS_FORMATS
+READERS: Final[dict[str, ReadTree]] = {
+    **{form.tag: _untagged(form) for form in FORMATS},
+    **{form.tag: _reader_of(form) for form in CLASS_FORMATS},
+    CUSTOM: _read_custom,
 }
 
 
@@ -538,34 +571,6 @@ def _namespace(owner: object) -> Mapping[str, object]:
 
 
 # --- which classes a type hint speaks of --------------------------------------------------
-
-
-def returned_by(function: Callable[..., object]) -> object:
-    """Return the return annotation of a function, resolved; None without one that can be."""
-    annotation = getattr(function, "__annotations__", {}).get("return")
-    if annotation is None or type(annotation) is type:
-        return None if annotation is type(None) else annotation
-    plain = getattr(function, "__func__", function)  # a bound method is another one each time
-    if plain.__class__ is FunctionType and plain in _resolved:
-        return _resolved[plain]
-    try:
-        resolved = _resolve(annotation, getattr(function, "__globals__", {}))
-    except Exception:  # noqa: BLE001 - evaluates the user's text; without a hint we still work
-        return None
-    if plain.__class__ is FunctionType:  # anything else need not be hashable
-        _resolved[plain] = resolved
-    return resolved
-
-
-_resolved: WeakKeyDictionary[object, object] = WeakKeyDictionary()
-"""Return annotations, by function. What cannot be resolved yet is tried again by the next call."""
-
-
-def _resolve(annotation: object, names: dict[str, Any]) -> object:
-    # Only this one annotation: a parameter that cannot be resolved must not hide it.
-    alone = SimpleNamespace(__annotations__={"return": annotation})
-    resolved = typing.get_type_hints(alone, names)["return"]
-    return None if resolved is type(None) else resolved
 
 
 def classes_in(hint: object) -> Mapping[str, type]:
