@@ -105,7 +105,7 @@ KIND = {"asynchronous", "_asynchronous"}
 ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "cancellations", "LoopGuard"}
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
-OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "_single", "batching", "claim", "complete"}}
+OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "ask", "batching"}}
 """Methods and attributes that only tasks have, by file: their calls share statements."""
 
 LOOP = "loop_guard"

@@ -29,14 +29,14 @@ def driven(kind, *args, **options):
 
 def always_in_batches(store):
     """Let every claim and complete of a store for asyncio go the way of those who come in crowds."""
-    for lane in (store._batcher._claims, store._batcher._completes):
-        lane.send = functools.partial(_with_the_next_batch, lane)
+    for queue in (store._batcher._claims, store._batcher._completes):
+        queue.ask = functools.partial(_with_the_next_batch, queue)
     return store
 
 
-async def _with_the_next_batch(lane, ask):
-    lane._loop = asyncio.get_running_loop()
-    return await (lane._one(ask) if lane._closed else lane._join(ask, lane._loop))
+async def _with_the_next_batch(queue, request):
+    queue._loop = asyncio.get_running_loop()
+    return await (queue._ask_one(request) if queue._closed else queue._join(request, queue._loop))
 
 
 def migrate(url, **columns):

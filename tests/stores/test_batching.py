@@ -16,7 +16,7 @@ from semel.core.records import (
     Identity,
 )
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
-from semel.stores.batching import ALONE, Batcher, Lane, weight_of_claim
+from semel.stores.batching import ALONE, Batcher, RequestQueue, weight_of_claim
 from stores.sqlite_helpers import in_a_fork
 from tasks_at_once import tasks_that_end_at_once
 
@@ -42,35 +42,25 @@ class Store:
         """What a batch (by "batch") or a single key meets or, in a batch, gets for an answer."""
         self.contexts = []
 
-    async def claim(self, ask):
-        self.requests.append(ask.identity.key)
+    async def ask(self, request):
+        self.requests.append(request.identity.key)
         number = len(self.requests)
         await asyncio.sleep(0)
         await self.single_gate.wait()
-        trouble = self.trouble.get(ask.identity.key)
+        trouble = self.trouble.get(request.identity.key)
         if isinstance(trouble, Exception):
             raise trouble
-        return Claimed(number, 1)
+        return Claimed(number, 1) if isinstance(request, ClaimRequest) else True
 
-    async def complete(self, identity, owner, result, ttl):
-        self.requests.append(identity.key)
-        await asyncio.sleep(0)
-        await self.single_gate.wait()
-        return True
-
-    async def claim_many(self, asks):
-        self.requests.append([ask.identity.key for ask in asks])
+    async def send(self, requests):
+        self.requests.append([request.identity.key for request in requests])
         self.contexts.append(caller_of.get())
         number = len(self.requests)
         await self.gate.wait()
         if "batch" in self.trouble:
             raise self.trouble["batch"]
-        return [self.trouble.get(ask.identity.key, Claimed(number, 1)) for ask in asks]
-
-    async def complete_many(self, asks):
-        self.requests.append([ask.identity.key for ask in asks])
-        await self.gate.wait()
-        return [True for _ in asks]
+        usual = Claimed(number, 1) if isinstance(requests[0], ClaimRequest) else True
+        return [self.trouble.get(request.identity.key, usual) for request in requests]
 
 
 @pytest.fixture
@@ -80,7 +70,7 @@ def store():
 
 @pytest.fixture
 def batcher(store):
-    return Batcher(store, store)
+    return Batcher(store.ask, store.send)
 
 
 def task(awaitable):
@@ -96,7 +86,7 @@ async def turns(count=5):
 async def crowd(batcher, store, keys):
     """Ask for each key at once, with the first batch under way and kept there."""
     store.gate.clear()
-    tasks = [task(batcher.claim(ask(key))) for key in keys]
+    tasks = [task(batcher.ask(ask(key))) for key in keys]
     await turns()
     return tasks
 
@@ -104,8 +94,8 @@ async def crowd(batcher, store, keys):
 # --- idle and busy -----------------------------------------------------------------------
 
 
-async def test_an_idle_lane_sends_the_single_verb_in_the_task_of_its_caller(batcher, store):
-    coroutine = batcher.claim(ask("a"))
+async def test_an_idle_queue_asks_in_the_task_of_its_caller(batcher, store):
+    coroutine = batcher.ask(ask("a"))
     store.single_gate.clear()
     coroutine.send(None)
     assert store.requests == ["a"], "sent before anything else had a turn"
@@ -114,15 +104,15 @@ async def test_an_idle_lane_sends_the_single_verb_in_the_task_of_its_caller(batc
 
 async def test_callers_one_after_the_other_are_never_batched(batcher, store):
     for key in "abc":
-        await batcher.claim(ask(key))
-        await batcher.complete(Identity("s", key), b"o", RESULT, 60.0)
+        await batcher.ask(ask(key))
+        await batcher.ask(CompleteRequest(Identity("s", key), b"o", RESULT, 60.0))
     assert store.requests == ["a", "a", "b", "b", "c", "c"]
 
 
 async def test_who_comes_while_a_batch_is_away_leaves_with_the_next(batcher, store):
     first = await crowd(batcher, store, "abc")
     assert store.requests == ["a", ["b", "c"]]
-    second = [task(batcher.claim(ask(key))) for key in "def"]
+    second = [task(batcher.ask(ask(key))) for key in "def"]
     await turns()
     assert store.requests == ["a", ["b", "c"]], "one batch is away at a time"
     store.gate.set()
@@ -133,21 +123,21 @@ async def test_who_comes_while_a_batch_is_away_leaves_with_the_next(batcher, sto
 
 async def test_who_went_together_comes_back_together(batcher, store):
     for keys in ("abc", "defg"):
-        await asyncio.gather(*(batcher.claim(ask(key)) for key in keys))
+        await asyncio.gather(*(batcher.ask(ask(key)) for key in keys))
     assert store.requests == ["a", ["b", "c"], ["d", "e", "f", "g"]], "none of them went ahead"
 
 
 async def test_calls_that_are_made_before_any_is_awaited_leave_together(batcher, store):
-    await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "abc"))
     assert sorted(map(str, store.requests)) == ["['b', 'c']", "a"]
 
 
 async def test_a_call_that_is_never_awaited_keeps_nobody_from_going_straight_through(
     batcher, store
 ):
-    batcher.claim(ask("forgotten")).close()
+    batcher.ask(ask("forgotten")).close()
     for key in "ab":
-        await batcher.claim(ask(key))
+        await batcher.ask(ask(key))
     assert store.requests == ["a", "b"]
 
 
@@ -157,45 +147,47 @@ def test_a_call_that_is_made_before_its_event_loop_runs_belongs_to_the_one_that_
     async def awaited(call):
         return await call
 
-    assert asyncio.run(awaited(Batcher(store, store).claim(ask("a")))) == Claimed(1, 1)
+    assert asyncio.run(awaited(Batcher(store.ask, store.send).ask(ask("a")))) == Claimed(1, 1)
 
 
 async def test_after_a_batch_of_one_the_next_call_goes_straight_through(batcher, store):
-    await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "abc"))
     for key in "de":
-        await batcher.claim(ask(key))
+        await batcher.ask(ask(key))
     assert store.requests == ["a", ["b", "c"], ["d"], "e"]
 
 
 async def test_a_single_call_that_hangs_keeps_no_batch_waiting(batcher, store):
     store.single_gate.clear()
-    stuck = task(batcher.claim(ask("stuck")))
+    stuck = task(batcher.ask(ask("stuck")))
     await turns()
-    others = [batcher.claim(ask(key)) for key in "ab"]
+    others = [batcher.ask(ask(key)) for key in "ab"]
     assert await asyncio.gather(*others) == [Claimed(2, 1)] * 2
-    assert await batcher.claim(ask("c")) == Claimed(3, 1)
+    assert await batcher.ask(ask("c")) == Claimed(3, 1)
     assert store.requests == ["stuck", ["a", "b"], ["c"]]
     store.single_gate.set()
     assert await stuck == Claimed(1, 1)
 
 
-async def test_claims_and_completes_have_a_lane_each(batcher, store):
+async def test_claims_and_completes_have_a_queue_each(batcher, store):
     claims = await crowd(batcher, store, "ab")
-    completing = task(batcher.complete(Identity("s", "x"), b"o", RESULT, 60.0))
+    completing = task(batcher.ask(CompleteRequest(Identity("s", "x"), b"o", RESULT, 60.0)))
     assert await completing is True
     store.gate.set()
     await asyncio.gather(*claims)
 
 
 async def test_completes_leave_together_too(batcher, store):
-    answers = [batcher.complete(Identity("s", key), b"o", RESULT, 60.0) for key in "abc"]
+    answers = [
+        batcher.ask(CompleteRequest(Identity("s", key), b"o", RESULT, 60.0)) for key in "abc"
+    ]
     assert await asyncio.gather(*answers) == [True] * 3
     assert store.requests == ["a", ["b", "c"]]
 
 
 async def test_a_batch_runs_in_nobodys_context(batcher, store):
     caller_of.set("a caller")
-    await asyncio.gather(*(batcher.claim(ask(key)) for key in "abc"))
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "abc"))
     assert store.contexts == [None]
 
 
@@ -206,20 +198,20 @@ async def test_nobody_waits_for_ever_where_tasks_begin_at_once():
     async def gone(_):
         raise StoreUnavailable("gone")
 
-    lane = Lane(gone, gone, weight=lambda _: 1)
-    lane._crowded = True
+    queue = RequestQueue(gone, gone, weight=lambda _: 1)
+    queue._crowded = True
     with tasks_that_end_at_once():
-        for answer in [lane.send(ask(key)) for key in "abc"]:
+        for answer in [queue.ask(ask(key)) for key in "abc"]:
             with pytest.raises(StoreUnavailable):
                 await asyncio.wait_for(answer, 10)
-    await lane.close()
+    await queue.close()
 
 
 async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, store):
     first = await crowd(batcher, store, "a-")
     owners = [b"1", b"2", b"3"]
-    waiting = [task(batcher.claim(ask("k", owner))) for owner in owners]
-    other = task(batcher.claim(ask("other")))
+    waiting = [task(batcher.ask(ask("k", owner))) for owner in owners]
+    other = task(batcher.ask(ask("other")))
     await turns()
     store.gate.set()
     answers = [await one for one in waiting]
@@ -229,7 +221,7 @@ async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, sto
 
 
 async def test_a_batch_has_a_limit_of_members(store):
-    batcher = Batcher(store, store, most_members=2)
+    batcher = Batcher(store.ask, store.send, most_members=2)
     tasks = await crowd(batcher, store, "abcdef")
     store.gate.set()
     await asyncio.gather(*tasks)
@@ -237,18 +229,22 @@ async def test_a_batch_has_a_limit_of_members(store):
 
 
 async def test_who_does_not_fit_into_one_batch_is_spread_evenly_over_some(store):
-    batcher = Batcher(store, store, most_members=4)
-    await asyncio.gather(*(batcher.claim(ask(key)) for key in "-abcdef"))
+    batcher = Batcher(store.ask, store.send, most_members=4)
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "-abcdef"))
     assert store.requests == ["-", ["a", "b", "c"], ["d", "e", "f"]], "not four and two"
 
 
 async def test_a_batch_has_a_limit_of_bytes(store):
-    batcher = Batcher(store, store, most_bytes=5000)
+    batcher = Batcher(store.ask, store.send, most_bytes=5000)
     store.gate.clear()
     store.single_gate.clear()
     sizes = {"first": 1, "big": 10_000, "a": 1, "b": 1}
     tasks = [
-        task(batcher.complete(Identity("s", key), b"o", Encoded("json", b"x" * size), 60.0))
+        task(
+            batcher.ask(
+                CompleteRequest(Identity("s", key), b"o", Encoded("json", b"x" * size), 60.0)
+            )
+        )
         for key, size in sizes.items()
     ]
     await turns()
@@ -264,7 +260,7 @@ async def test_a_batch_has_a_limit_of_bytes(store):
 async def test_each_member_has_its_own_answer(batcher, store):
     store.trouble = {"b": Busy(1.0), "c": StoreError("damaged"), "e": StoreFull("no room")}
     a, b, c, d, e = await asyncio.gather(
-        *(batcher.claim(ask(key)) for key in "abcde"), return_exceptions=True
+        *(batcher.ask(ask(key)) for key in "abcde"), return_exceptions=True
     )
     assert (a, b, d) == (Claimed(1, 1), Busy(1.0), Claimed(2, 1))
     assert isinstance(c, StoreError)
@@ -280,7 +276,7 @@ async def test_a_member_that_a_batch_cannot_tell_is_asked_for_alone_and_holds_up
     store.gate.set()
     assert await tasks[3] == Claimed(2, 1)
     assert store.requests == ["a", ["b", "c", "d"], "b", "c"]
-    following = [batcher.claim(ask(key)) for key in "ef"]
+    following = [batcher.ask(ask(key)) for key in "ef"]
     store.single_gate.set()
     await asyncio.gather(*tasks, *following)
 
@@ -288,7 +284,7 @@ async def test_a_member_that_a_batch_cannot_tell_is_asked_for_alone_and_holds_up
 async def test_a_batch_that_fails_is_sent_again_one_by_one(batcher, store):
     store.trouble = {"batch": ValueError("one of them is bad"), "c": ValueError("this one")}
     answers = await asyncio.gather(
-        *(batcher.claim(ask(key)) for key in "abcd"), return_exceptions=True
+        *(batcher.ask(ask(key)) for key in "abcd"), return_exceptions=True
     )
     assert store.requests == ["a", ["b", "c", "d"], "b", "c", "d"]
     assert [type(answer) for answer in answers] == [Claimed, Claimed, ValueError, Claimed]
@@ -299,7 +295,7 @@ async def test_a_store_that_is_away_is_asked_once_and_each_member_has_its_own_er
     away.__cause__ = OSError("down")
     store.trouble = {"batch": away}
     _, *errors = await asyncio.gather(
-        *(batcher.claim(ask(key)) for key in "abcd"), return_exceptions=True
+        *(batcher.ask(ask(key)) for key in "abcd"), return_exceptions=True
     )
     assert store.requests == ["a", ["b", "c", "d"]]
     assert [type(error) for error in errors] == [StoreRefused] * 3
@@ -309,7 +305,7 @@ async def test_a_store_that_is_away_is_asked_once_and_each_member_has_its_own_er
 
 
 async def test_who_waits_while_a_batch_learns_that_the_store_is_away_is_told_at_once(store):
-    batcher = Batcher(store, store, most_members=2)
+    batcher = Batcher(store.ask, store.send, most_members=2)
     store.trouble["batch"] = StoreUnavailable("away")
     calls = await crowd(batcher, store, range(7))
     assert len(store.requests) == 2, "the first went straight through, and one batch is away"
@@ -319,7 +315,7 @@ async def test_who_waits_while_a_batch_learns_that_the_store_is_away_is_told_at_
     assert len({id(answer) for answer in answers}) == 7
     assert len(store.requests) == 2
     del store.trouble["batch"]
-    assert isinstance(await batcher.claim(ask("later")), Claimed)
+    assert isinstance(await batcher.ask(ask("later")), Claimed)
 
 
 # --- cancelled callers -------------------------------------------------------------------
@@ -334,7 +330,7 @@ async def cancel(*tasks):
 
 async def test_a_cancelled_caller_is_free_at_once_and_the_others_get_their_answers(batcher, store):
     first, gone, other = await crowd(batcher, store, "abc")
-    waiting, gone_too = task(batcher.claim(ask("d"))), task(batcher.claim(ask("e")))
+    waiting, gone_too = task(batcher.ask(ask("d"))), task(batcher.ask(ask("e")))
     await turns()
     await cancel(gone, gone_too)
     assert not store.gate.is_set()
@@ -380,8 +376,8 @@ async def test_what_an_owner_asks_after_it_left_does_not_overtake_what_is_asked_
     assert store.requests[2:] == ["b"]
     await cancel(gone)
     store.trouble = {}
-    giving_back = task(batcher.claim(ask("b")))
-    others = [task(batcher.claim(one)) for one in (ask("b", b"another-----"), ask("d"))]
+    giving_back = task(batcher.ask(ask("b")))
+    others = [task(batcher.ask(one)) for one in (ask("b", b"another-----"), ask("d"))]
     await turns()
     assert store.requests[3:] == [["b", "d"]], "who is not this owner waits for nothing"
     store.single_gate.set()
@@ -395,7 +391,7 @@ async def test_what_an_owner_asks_after_it_left_does_not_overtake_what_is_asked_
 async def test_closing_refuses_who_waits_and_lets_what_is_away_come_back(batcher, store):
     store.trouble = {"c": ALONE}
     away = await crowd(batcher, store, "abc")
-    waiting = task(batcher.claim(ask("late")))
+    waiting = task(batcher.ask(ask("late")))
     await turns()
     closing = task(batcher.close())
     await turns()
@@ -407,25 +403,25 @@ async def test_closing_refuses_who_waits_and_lets_what_is_away_come_back(batcher
     assert [await one for one in away] == [Claimed(1, 1), Claimed(2, 1), Claimed(3, 1)]
     store.trouble = {"after": StoreUnavailable("the store's own word on it")}
     with pytest.raises(StoreUnavailable, match="own word"):
-        await batcher.claim(ask("after"))
+        await batcher.ask(ask("after"))
 
 
-async def test_a_closed_lane_forms_no_batch(batcher, store):
+async def test_a_closed_queue_forms_no_batch(batcher, store):
     await batcher.close()
-    await asyncio.gather(*(batcher.claim(ask(key)) for key in "ab"))
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "ab"))
     assert store.requests == ["a", "b"]
 
 
-async def test_nobody_waits_for_ever_when_the_tasks_of_a_lane_are_cancelled(batcher, store):
+async def test_nobody_waits_for_ever_when_the_tasks_of_a_queue_are_cancelled(batcher, store):
     store.trouble = {"b": ALONE}
     store.single_gate.clear()
     first, straggler = await crowd(batcher, store, "ab")
     store.gate.set()
     await turns()
     store.gate.clear()
-    waiting = [task(batcher.claim(ask(key))) for key in "cd"]
+    waiting = [task(batcher.ask(ask(key))) for key in "cd"]
     await turns()
-    queued = task(batcher.claim(ask("e")))
+    queued = task(batcher.ask(ask("e")))
     await turns()
     callers = {first, straggler, *waiting, queued, asyncio.current_task()}
     for one in asyncio.all_tasks() - callers:
@@ -436,7 +432,7 @@ async def test_nobody_waits_for_ever_when_the_tasks_of_a_lane_are_cancelled(batc
     store.single_gate.set()
     await first
     store.gate.set()
-    assert isinstance(await batcher.claim(ask("f")), Claimed)
+    assert isinstance(await batcher.ask(ask("f")), Claimed)
 
 
 def test_another_event_loop_is_the_stores_business():
@@ -445,18 +441,18 @@ def test_another_event_loop_is_the_stores_business():
     async def make():
         nonlocal store
         store = Store()
-        lane = Lane(store.claim, store.claim_many, weight=weight_of_claim)
+        queue = RequestQueue(store.ask, store.send, weight=weight_of_claim)
         store.single_gate.clear()
-        return lane, task(lane.send(ask("a"))), await turns()
+        return queue, task(queue.ask(ask("a"))), await turns()
 
-    async def use(lane):
+    async def use(queue):
         store.single_gate = asyncio.Event()
         store.single_gate.set()
-        return await lane.send(ask("b"))
+        return await queue.ask(ask("b"))
 
     with asyncio.Runner() as first, asyncio.Runner() as second:
-        lane, _, _ = first.run(make())
-        assert second.run(use(lane)) == Claimed(2, 1)
+        queue, _, _ = first.run(make())
+        assert second.run(use(queue)) == Claimed(2, 1)
     assert store.requests == ["a", "b"], "not with those of the first loop"
 
 
@@ -464,7 +460,7 @@ async def test_a_forked_child_starts_idle(batcher, store):
     tasks = await crowd(batcher, store, "abc")
 
     def child():
-        coroutine = batcher.claim(ask("child"))
+        coroutine = batcher.ask(ask("child"))
         loop = asyncio.new_event_loop()
         asyncio._set_running_loop(None)
         return loop.run_until_complete(coroutine)
@@ -479,13 +475,13 @@ async def test_the_requests_of_a_batch_are_the_callers_own(batcher):
     seen = []
 
     class Recorder(Store):
-        async def complete_many(self, asks):
-            seen.extend(asks)
-            return [True for _ in asks]
+        async def send(self, requests):
+            seen.extend(requests)
+            return [True for _ in requests]
 
     store = Recorder()
-    batcher = Batcher(store, store)
+    batcher = Batcher(store.ask, store.send)
     await asyncio.gather(
-        *(batcher.complete(Identity("s", key), b"owner", RESULT, 9.0) for key in "ab")
+        *(batcher.ask(CompleteRequest(Identity("s", key), b"owner", RESULT, 9.0)) for key in "ab")
     )
     assert seen == [CompleteRequest(Identity("s", "b"), b"owner", RESULT, 9.0)]

@@ -2,24 +2,23 @@
 
 For stores for asyncio that can answer many members in one round trip and one commit:
 
-    batcher = Batcher(single, many)         # claim and complete; claim_many and complete_many
-    await batcher.claim(ask)
-    await batcher.complete(identity, owner, result, ttl)
+    batcher = Batcher(ask, send)            # the store's own ways to answer one, and many
+    await batcher.ask(request)
 
-The law of a lane:
+The law of a queue (claims have one, and completes another):
 
 - Idle, it is not there: the call goes straight through, in the task of its caller.
-- Who went together comes back together: after a batch of two or more, the next call is not sent
-  ahead of the others, but at the end of this turn of the event loop, with all who came in it.
+- Those that went together come back together: after a batch of two or more, the next call is not
+  sent ahead of the others, but at the end of this turn of the event loop, with all that came in it.
 - One batch is away at a time (beside a call that went straight through, and members that are
   asked for alone), and the next one fills meanwhile. There is no timer.
-- Who has to go in several batches is spread evenly over them.
-- An identity is in a batch once; whoever asks for it again comes with a later batch.
+- What has to go in several batches is spread evenly over them.
+- An identity is in a batch once; another request for it comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
   that failed, is asked for again alone; only a store that is away is not asked again for each.
-- A batch that learns that the store is away says so to those who wait for the next ones: one
+- A batch that learns that the store is away says so to those that wait for the next ones: one
   search after another would take longer than each of them may wait.
-- Who is cancelled is free at once; what was sent for it is done, and its answer is dropped. It is
+- A cancelled caller is free at once; what was sent for it is done, and its answer is dropped. It is
   not sent again; and what its owner sends next, to give back what it may have got, comes after it.
 """
 
@@ -28,13 +27,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity
+from msgspec import Struct
+
+from semel.core import records
+from semel.core.records import ClaimRequest, CompleteRequest, Identity
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.forking import follow_forks
-from semel.stores.waiting import Member, Queue
 
 MOST_MEMBERS: Final = 64
 """More save little, and make the first of them wait for the last; with fewer, one half of a crowd
@@ -55,9 +57,11 @@ Alone: TypeAlias = Literal[_Alone.ALONE]
 
 _INTERRUPTED: Final = "the event loop ended the task that would have brought the answer"
 
+T = TypeVar("T")
+
 
 class Request(Protocol):
-    """What a lane knows of its members."""
+    """What a queue knows of its members."""
 
     @property
     def identity(self) -> Identity:
@@ -70,25 +74,62 @@ class Request(Protocol):
         ...
 
 
-Ask = TypeVar("Ask", bound=Request)
-Answer = TypeVar("Answer")
+Ask: TypeAlias = Callable[[Any], Awaitable[Any]]
+Send: TypeAlias = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
+"""Answers many; in place of an answer there may be a `StoreError`, or `ALONE`."""
 
 
-class Lane(Generic[Ask, Answer]):
-    """The calls of one verb on their way to a store."""
+class Batcher:
+    """Lets the claims and the completes of many tasks leave together; other requests go straight.
+
+    `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
+    may also answer `ALONE`: ask for this member by itself. A batch has at most `most_members`, and
+    ends with the member that makes it larger than `most_bytes`.
+    """
 
     def __init__(
         self,
-        one: Callable[[Ask], Awaitable[Answer]],
-        many: Callable[[Sequence[Ask]], Awaitable[Sequence[Answer | StoreError | Alone]]],
+        ask: Ask,
+        send: Send,
         *,
-        weight: Callable[[Ask], int],
+        most_members: int = MOST_MEMBERS,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        limits = {"most_members": most_members, "most_bytes": most_bytes}
+        self._claims = RequestQueue(ask, send, weight=weight_of_claim, **limits)
+        self._completes = RequestQueue(ask, send, weight=weight_of_complete, **limits)
+        self._ask = ask
+
+    # A coroutine: a queue has to know at once what is under way, so it is told by what is awaited.
+    async def ask(self, request: records.Request[T]) -> T:
+        """Answer one `request`."""
+        if isinstance(request, ClaimRequest):
+            return cast("T", await self._claims.ask(request))
+        if isinstance(request, CompleteRequest):
+            return cast("T", await self._completes.ask(request))
+        return cast("T", await self._ask(request))
+
+    async def close(self) -> None:
+        """Refuse those that wait, and let what is away come back."""
+        await self._claims.close()
+        await self._completes.close()
+
+
+class RequestQueue:
+    """The requests of one kind on their way to a store."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        send: Send,
+        *,
+        weight: Callable[[Any], int],
         most_members: int = MOST_MEMBERS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """`weight` tells about how many bytes a member adds to a batch."""
-        self._one = one
-        self._many = many
+        self._ask_one = ask
+        self._send_many = send
         self._weight = weight
         self._most_members = most_members
         self._most_bytes = most_bytes
@@ -99,74 +140,70 @@ class Lane(Generic[Ask, Answer]):
     def _begin(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crowded = False
-        """Whether the last batch had more than one member, who may all come back at once."""
+        """Whether the last batch had more than one member, which may all come back at once."""
         self._straight = 0
         """Calls that went straight through and have not come back."""
-        self._queue: Queue[Ask, Answer] = Queue(
-            most_members=self._most_members, most_bytes=self._most_bytes
-        )
+        self._next = NextBatches(most_members=self._most_members, most_bytes=self._most_bytes)
         self._sender: asyncio.Task[None] | None = None
-        self._stragglers: dict[asyncio.Task[None], Ask] = {}
+        self._stragglers: dict[asyncio.Task[None], Request] = {}
 
-    def send(self, ask: Ask) -> Awaitable[Answer]:
-        """Ask, with others if the lane is busy; to be awaited at once."""
+    def ask(self, request: Request) -> Awaitable[Any]:
+        """Ask, with others if the queue is busy; to be awaited at once."""
         loop = asyncio.get_running_loop()
         idle = self._sender is None and not self._straight
         if idle:
             self._loop = loop
         for straggler, sent in self._stragglers.items():
-            if sent.owner == ask.owner and sent.identity == ask.identity:
-                return self._send_after(straggler, ask)
+            if sent.owner == request.owner and sent.identity == request.identity:
+                return self._ask_after(straggler, request)
         if (idle and not self._crowded) or self._loop is not loop or self._closed:
             # Also for another event loop, and after the end: the store has its own word on both.
-            return self._send_straight(ask)
-        return self._join(ask, loop)
+            return self._ask_straight(request)
+        return self._join(request, loop)
 
-    async def _send_after(self, straggler: asyncio.Task[None], ask: Ask) -> Answer:
+    async def _ask_after(self, straggler: asyncio.Task[None], request: Request) -> Any:
         await asyncio.wait((straggler,))
-        return await self.send(ask)
+        return await self.ask(request)
 
-    async def _send_straight(self, ask: Ask) -> Answer:
+    async def _ask_straight(self, request: Request) -> Any:
         self._straight += 1
         try:
-            return await self._one(ask)
+            return await self._ask_one(request)
         finally:
             self._straight -= 1
 
-    def _join(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
-        answer: asyncio.Future[Answer] = loop.create_future()
-        self._queue.join(Member(ask, ask.identity, self._weight(ask), answer))
+    def _join(self, request: Request, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._next.append(Member(request, self._weight(request), answer))
         if self._sender is None:
-            # It begins when all who are awake now have joined: so by no factory of the
+            # It begins when all that are awake now have joined: so by no factory of the
             # application's, which may begin tasks at once. A batch is nobody's own: it runs in no
             # caller's context.
             self._sender = asyncio.Task(self._send(), loop=loop, context=contextvars.Context())
         return answer
 
     async def _send(self) -> None:
-        batch: list[Member[Ask, Answer]] = []
+        batch: list[Member] = []
         try:
-            while batch := self._queue.next_batch():
+            while batch := self._next.take():
                 self._crowded = len(batch) > 1
                 await self._send_batch(batch)
         finally:
             self._sender = None
             for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
-            self._queue.refuse(_INTERRUPTED)
+            self._next.refuse(_INTERRUPTED)
 
-    async def _send_batch(self, batch: list[Member[Ask, Answer]]) -> None:
-        answers: Sequence[Answer | StoreError | Alone] = [ALONE] * len(batch)
+    async def _send_batch(self, batch: list[Member]) -> None:
+        answers: Sequence[Any] = [ALONE] * len(batch)
         try:
-            answers = await self._many([member.ask for member in batch])
+            answers = await self._send_many([member.request for member in batch])
         except StoreUnavailable as away:
             answers = [_own_copy(away) for _ in batch]
         except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
             pass
-        if all(
-            type(answer) is StoreUnavailable for answer in answers
-        ):  # a locked record has another
-            self._queue.refuse(str(answers[0]))
+        if all(type(answer) is StoreUnavailable for answer in answers):
+            self._next.refuse(str(answers[0]))  # a locked record has an error of another class
         for member, answer in zip(batch, answers, strict=True):
             if answer is ALONE:
                 self._ask_alone(member)
@@ -175,17 +212,17 @@ class Lane(Generic[Ask, Answer]):
             else:
                 member.succeed(answer)
 
-    def _ask_alone(self, member: Member[Ask, Answer]) -> None:
+    def _ask_alone(self, member: Member) -> None:
         """Beside the next batches: what this one waits for must not hold them up."""
         if member.answer.done():
             return  # cancelled: what it got now, nobody would give back
         task = asyncio.create_task(self._alone(member), context=contextvars.Context())
-        self._stragglers[task] = member.ask
+        self._stragglers[task] = member.request
         task.add_done_callback(self._stragglers.pop)
 
-    async def _alone(self, member: Member[Ask, Answer]) -> None:
+    async def _alone(self, member: Member) -> None:
         try:
-            answer = await self._one(member.ask)
+            answer = await self._ask_one(member.request)
         except Exception as error:  # noqa: BLE001 - it is its caller's
             member.fail(error)
         else:
@@ -194,9 +231,9 @@ class Lane(Generic[Ask, Answer]):
             member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was cancelled
 
     async def close(self) -> None:
-        """Refuse who waits, and let what is away come back."""
+        """Refuse those that wait, and let what is away come back."""
         self._closed = True
-        self._queue.refuse("the store was closed")
+        self._next.refuse("the store was closed")
         while away := {*self._stragglers, *filter(None, (self._sender,))}:
             await asyncio.wait(away)
 
@@ -211,92 +248,85 @@ class Lane(Generic[Ask, Answer]):
         self._begin()
 
 
-class Single(Protocol):
-    """A store's verbs for one."""
+class Member(Struct, eq=False):
+    """One request on its way, and the answer that its caller waits for."""
 
-    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
-        """Ask to run the operation."""
-        ...
+    request: Request
+    weight: int
+    """About how many bytes it adds to a batch."""
+    answer: asyncio.Future[Any]
 
-    def complete(
-        self, identity: Identity, owner: bytes, result: Encoded, ttl: float
-    ) -> Awaitable[bool]:
-        """Store the owner's success."""
-        ...
+    def succeed(self, answer: object) -> None:
+        """Tell the caller, if it still waits."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
-
-class Many(Protocol):
-    """A store's verbs for many; each may answer ALONE for a member, too."""
-
-    async def claim_many(
-        self, asks: Sequence[ClaimRequest]
-    ) -> Sequence[Claim | StoreError | Alone]:
-        """`claim` for each."""
-        ...
-
-    async def complete_many(
-        self, asks: Sequence[CompleteRequest]
-    ) -> Sequence[bool | StoreError | Alone]:
-        """`complete` for each."""
-        ...
+    def fail(self, error: Exception) -> None:
+        """Tell the caller, if it still waits."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
-class Batcher:
-    """A lane for claims and a lane for completes.
+class NextBatches:
+    """The members of the next batches, in the order in which they came. It sends nothing."""
 
-    `single` has a store's verbs for one member, `many` those for many, which may also answer
-    `ALONE`: ask for this member by itself. A batch has at most `most_members`, and ends with the
-    member that makes it larger than `most_bytes`.
-    """
+    def __init__(self, *, most_members: int, most_bytes: int) -> None:
+        """A batch ends with the member that fills it."""
+        self._most_members = most_members
+        self._most_bytes = most_bytes
+        self._members: deque[Member] = deque()
 
-    def __init__(
-        self,
-        single: Single,
-        many: Many,
-        *,
-        most_members: int = MOST_MEMBERS,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
-        self._claims = Lane(
-            single.claim,
-            many.claim_many,
-            weight=weight_of_claim,
-            most_members=most_members,
-            most_bytes=most_bytes,
-        )
-        complete = single.complete
-        self._completes: Lane[CompleteRequest, bool] = Lane(
-            lambda ask: complete(ask.identity, ask.owner, ask.result, ask.ttl),
-            many.complete_many,
-            weight=weight_of_complete,
-            most_members=most_members,
-            most_bytes=most_bytes,
-        )
+    def append(self, member: Member) -> None:
+        """Wait behind the others."""
+        self._members.append(member)
 
-    # Coroutines: a lane has to know at once what is under way, so it is told by whoever awaits.
+    def take(self) -> list[Member]:
+        """Take the members that leave now; an identity is in a batch once."""
+        batch: list[Member] = []
+        identities: set[Identity] = set()
+        again: list[Member] = []
+        most_members = self._most_of_this_batch()
+        bytes_left = self._most_bytes
+        while self._members and len(batch) < most_members and bytes_left > 0:
+            member = self._members.popleft()
+            if member.answer.done():
+                continue  # cancelled before it left
+            if member.request.identity in identities:
+                again.append(member)
+                continue
+            identities.add(member.request.identity)
+            batch.append(member)
+            bytes_left -= member.weight
+        self._members.extendleft(reversed(again))
+        return batch
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
-        """Ask to run the operation."""
-        return await self._claims.send(ask)
+    def _most_of_this_batch(self) -> int:
+        # As many to each of the batches that it takes: after a full one, the few that are left
+        # would come back alone, and go on to pay for a commit of their own.
+        waiting = len(self._members)
+        batches = _rounded_up(waiting, self._most_members)
+        return _rounded_up(waiting, batches) if batches else 0
 
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the owner's success."""
-        return await self._completes.send(CompleteRequest(identity, owner, result, ttl))
-
-    async def close(self) -> None:
-        """Refuse who waits, and let what is away come back."""
-        await self._claims.close()
-        await self._completes.close()
+    def refuse(self, reason: str) -> None:
+        """Let nobody wait any longer."""
+        for member in self._members:
+            member.fail(StoreUnavailable(reason))
+        self._members.clear()
 
 
-def weight_of_claim(ask: ClaimRequest) -> int:
+def weight_of_claim(request: ClaimRequest) -> int:
     """Guess how much a claim adds to a batch."""
-    return 100 + len(ask.identity.key) + len(ask.identity.scope)
+    return 100 + len(request.identity.key) + len(request.identity.scope)
 
 
-def weight_of_complete(ask: CompleteRequest) -> int:
+def weight_of_complete(request: CompleteRequest) -> int:
     """Guess how much a complete adds to a batch."""
-    return 100 + len(ask.identity.key) + len(ask.identity.scope) + len(ask.result.data)
+    names = len(request.identity.key) + len(request.identity.scope)
+    return 100 + names + len(request.result.data)
+
+
+def _rounded_up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
 def _own_copy(error: StoreUnavailable) -> StoreUnavailable:

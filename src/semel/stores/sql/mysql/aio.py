@@ -14,8 +14,6 @@ from semel.core.records import (
     Claim,
     ClaimRequest,
     CompleteRequest,
-    Encoded,
-    Identity,
     RenewRequest,
     Request,
 )
@@ -24,7 +22,6 @@ from semel.stores.batching import (
     ALONE,
     Alone,
     Batcher,
-    Single,
     weight_of_claim,
     weight_of_complete,
 )
@@ -103,19 +100,16 @@ class AsyncMySQLStore(AsyncSQLStore):
         renewals.pool.spares = (self._mysql.pool, batches.pool)
         self._batches = AsyncBatches(self._mysql_verbs, batches, renewals)
         super().__init__(self._mysql_verbs, self._mysql)
-        self._single: Single = AsyncSQLStore(self._mysql_verbs, self._mysql)
         self._batcher: Batcher | None = None
         if setup.batching:
-            self._batcher = Batcher(self._single, self._batches, most_bytes=MOST_BYTES)
-            self._single = self._batcher
+            one_by_one = AsyncSQLStore(self._mysql_verbs, self._mysql)
+            self._batcher = Batcher(one_by_one.ask, self._batches.send, most_bytes=MOST_BYTES)
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
-        """Ask to run the operation, together with those who ask at the same time."""
-        return await self._single.claim(ask)
-
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the owner's success, together with those who do at the same time."""
-        return await self._single.complete(identity, owner, result, ttl)
+    async def ask(self, request: Request[T]) -> T:
+        """Answer one request; claims, and completes, together with those of the same time."""
+        if self._batcher is not None:
+            return await self._batcher.ask(request)
+        return await super().ask(request)
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from semel.core.records import Claim, ClaimRequest, Encoded, Identity, Request
+from semel.core.records import Identity, Request
 from semel.errors import StoreError
-from semel.stores.batching import Batcher, Single
+from semel.stores.batching import Batcher
 from semel.stores.listening import AsyncWatch
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
@@ -99,20 +99,17 @@ class AsyncPostgresStore(AsyncSQLStore):
         super().__init__(self._postgres_verbs, self._postgres)
         one_by_one = AsyncSQLStore(self._postgres_verbs, self._postgres)
         batched = switch("batching", batching)
-        self._batcher = Batcher(one_by_one, self._together) if batched else None
-        self._single: Single = self._batcher or one_by_one
+        self._batcher = Batcher(one_by_one.ask, self._together.send) if batched else None
 
     def watch(self, identity: Identity) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
-    async def claim(self, ask: ClaimRequest) -> Claim:
-        """Ask to run the operation, together with those who ask at the same time."""
-        return await self._single.claim(ask)
-
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the owner's success, together with those who do at the same time."""
-        return await self._single.complete(identity, owner, result, ttl)
+    async def ask(self, request: Request[T]) -> T:
+        """Answer one request; claims, and completes, together with those of the same time."""
+        if self._batcher is not None:
+            return await self._batcher.ask(request)
+        return await super().ask(request)
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""
