@@ -1,6 +1,6 @@
 """The business: a book of payments in SQLite. It knows nothing of HTTP, and nothing of idempotency.
 
-Called twice, `pay` charges twice: that nobody does so is the work of the doors around it.
+Called twice, `pay` charges twice: that nobody does so is the work of the integrations around it.
 """
 
 from __future__ import annotations

@@ -197,14 +197,14 @@ class Body(Struct, eq=False):
         return self._content
 
     def taken(self) -> Message | None:
-        """Give what was read, once: nobody keeps a large body longer than it is needed."""
+        """Return what was read, once: nobody keeps a large body longer than it is needed."""
         content, self._content = self._content, None
         if content is None:
             return None
         return {"type": "http.request", "body": content, "more_body": False}
 
     async def receive(self) -> Message:
-        """Give what was read, then what the server gives."""
+        """Return what was read, then what the server gives."""
         message = self.taken()
         return await self._receive() if message is None else message
 
@@ -236,7 +236,7 @@ class Protected(Struct, eq=False):
     _streams: bool = False
     """A stream of events, which passes as if we were not there."""
     _listening: tuple[asyncio.Future[None], ...] = ()
-    """Whoever of the application wants to hear what the client does."""
+    """Waits of the application for what the client does."""
 
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application to its end."""
@@ -270,7 +270,7 @@ class Protected(Struct, eq=False):
                 listener.set_result(None)
 
     async def receive(self) -> Message:
-        """Give the body, and after it nothing until the answer is out.
+        """Return the body, and after it nothing until the answer is out.
 
         Not sooner: who streams an answer stops, in the middle of it, when the client is gone.
         """

@@ -68,14 +68,14 @@ def name_of(function: Any) -> str:
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """Give a function, and those that other decorators have wrapped in it."""
+    """Return a function, and those that other decorators have wrapped in it."""
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
 
 
 def owners_around(identity: Identity) -> set[bytes]:
-    """Give the owners of the attempts around this call that claimed the same record."""
+    """Return the owners of the attempts around this call that claimed the same record."""
     owners, around = set(), current_attempt()
     while around is not None:
         if around.identity == identity:

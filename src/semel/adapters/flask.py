@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from itertools import chain
+from operator import methodcaller
 from typing import Any, Final, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 from wsgiref.util import FileWrapper
@@ -54,6 +55,9 @@ _ADDRESSES: Final = frozenset({"location", "content-location"})
 _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
 _PREFIX: Final = "SEMEL_"
+
+_behind: Final = methodcaller("_get_current_object")
+"""Returns what one of Flask's proxies stands for: Werkzeug's documented way."""
 
 
 class Idempotent:
@@ -135,7 +139,7 @@ class Idempotent:
 
     def _protect(self, options: dict[str, Any], view: F) -> F:
         if self._views is not None:
-            self._views.rules_for(options)  # what the engine cannot do is told of now
+            self._views.rules_for(options)  # what the engine cannot do is an error now
 
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +151,7 @@ class Idempotent:
         return cast("F", protected)
 
     def _of_this_app(self) -> _Views:
-        views = self._views_of.get(current_app._get_current_object(), self._views)  # type: ignore[attr-defined]
+        views = self._views_of.get(_behind(current_app), self._views)
         if views is None:
             raise ConfigError("this application is not known yet: call idempotent.init_app(app)")
         return views
@@ -163,7 +167,7 @@ class _Views:
         self.rules_for({})
 
     def rules_for(self, options: dict[str, Any]) -> RouteRules:
-        """Give the rules of a view that has these options of its own."""
+        """Return the rules of a view that has these options of its own."""
         known = self._known_rules.get(id(options))
         if known is None:
             known = options, self.integration.rules_for({**self._options, **options})
@@ -256,7 +260,7 @@ def _refused(exchange: Exchange, error: HTTPException) -> None:
     if decision == "store":
         # As the application's error handler words it, which is not asked a second time: the first
         # caller gets the answer that is stored.
-        app = current_app._get_current_object()  # type: ignore[attr-defined]  # it is a proxy
+        app = _behind(current_app)
         _handle_once(app)
         response = app.make_response(app.handle_user_exception(error))
         if not is_event_stream(_lines(response)):
@@ -328,7 +332,7 @@ def _replace(response: Response, held: list[bytes]) -> None:
 
 
 def _replaced(response: Response, answer: Answer) -> Response:
-    """Give another answer; what belongs to this one is closed with it."""
+    """Return another answer; what belongs to this one is closed with it."""
     other = _response(answer)
     other.call_on_close(response.close)
     return other
@@ -357,7 +361,7 @@ class Body:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        this = request._get_current_object()  # type: ignore[attr-defined]  # it is a proxy
+        this = _behind(request)
         environ, known = this.environ, vars(this)
         self._untouched = "stream" not in known
         self._kept = "_cached_data" in known
@@ -373,7 +377,7 @@ class Body:
         )
 
     def read(self) -> bytes:
-        """Give the body; the view can read it again."""
+        """Return the body; the view can read it again."""
         if self._untouched:
             return wsgi.Body(request.environ, self._limit).read()
         chunked = wsgi.is_chunked(request.environ)

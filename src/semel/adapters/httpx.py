@@ -147,7 +147,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 def _begun(rules: ClientRules, request: httpx.Request) -> tuple[httpx.Request, Sending | None]:
-    """Give the request that goes out, with its call's key or without one, and how it is sent."""
+    """Return the request that goes out, with its call's key or without one, and how it is sent."""
     given = request.headers.get(rules.header)
     sending = rules.sending(
         Target.of(request.method, str(request.url)),

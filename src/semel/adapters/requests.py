@@ -100,7 +100,7 @@ class IdempotentAdapter(HTTPAdapter):
 def _begun(
     rules: ClientRules, request: requests.PreparedRequest
 ) -> tuple[requests.PreparedRequest, Sending | None]:
-    """Give the request that goes out, with its call's key or without one, and how it is sent."""
+    """Return the request that goes out, with its call's key or without one, and how it is sent."""
     hooks: dict[str, Any] = request.hooks
     given = request.headers.get(rules.header)
     sending = rules.sending(

@@ -34,7 +34,7 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a request; whoever begins it ends or leaves it."""
+        """Run a request; the caller ends or leaves it."""
         task = asyncio.get_running_loop().create_task(request)
         self._tasks.add(task)
         return task
@@ -93,9 +93,9 @@ class Flow:
     # --- for the server's task ---------------------------------------------------------------
 
     async def answer(self, background: Background, request: Coroutine[Any, Any, Any]) -> Any:
-        """Run the request, and give its answer as soon as it can be sent.
+        """Run the request, and return its answer as soon as it can be sent.
 
-        Whoever is cancelled waits for it: what belongs to a request must not be closed under it.
+        A caller that is cancelled waits for it: what a request uses must not be closed under it.
         """
         task = self._task = background.begin(self._run(request))
         try:
@@ -141,7 +141,7 @@ class Flow:
         """Take a chunk; beyond the limit `begun` makes the answer that is sent meanwhile."""
         self._size += len(chunk)
         if self._size > self.limit:
-            # Whoever waits may be cancelled, and not yet have had the turn to leave.
+            # The caller may be cancelled, and not yet have had the turn to leave.
             if self._out is None and not (self._left or self._ready.done()):
                 await self._open(begun)
             # The newest one stays here: should it be the last, the end is recorded before.
@@ -183,7 +183,7 @@ class Flow:
                 self._ready.set_result(None)
 
     def _end(self, error: BaseException | None = None) -> bool:
-        """Let the sending end, or break with an error; False = nobody hears of it."""
+        """Let the sending end, or break with an error; False = there is no sending."""
         if self._out is None or self._left:
             return False
         self._ended, self._error = True, error

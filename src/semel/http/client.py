@@ -189,13 +189,13 @@ class Sending:
         self._retries, self._made, self._began = retries, 0, began
 
     def after_error(self, error: Exception, now: float) -> float | None:
-        """Give the seconds to wait before the next try; None = the error is the outcome."""
+        """Return the seconds to wait before the next try; None = the error is the outcome."""
         return self._wait(0.0, now, type(error).__name__)
 
     def after_answer(
         self, status: int, retry_after: str | None, now: float, wall: float
     ) -> float | None:
-        """Give the seconds to wait before the next try; None = the answer is the outcome.
+        """Return the seconds to wait before the next try; None = the answer is the outcome.
 
         `now` is the time of the monotonic clock, `wall` that of the calendar.
         """

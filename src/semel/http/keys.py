@@ -118,7 +118,7 @@ def key_pattern() -> str:
 
 
 def checked(key: object) -> str:
-    """Give a key that may be used: 1 to 255 printable ASCII characters."""
+    """Return a key that may be used: 1 to 255 printable ASCII characters."""
     if not isinstance(key, str):
         raise InvalidKey(f"the key must be a text, not {type(key).__name__}")
     if not key:
@@ -165,7 +165,7 @@ def _escaped(text: str) -> str:
 
 
 def sources_of(choices: Choices) -> tuple[tuple[bool, Callable[[Request, Any], str | None]], ...]:
-    """Give the sources of a key: whether each reads the body, and how it finds the key."""
+    """Return the sources of a key: whether each reads the body, and how it finds the key."""
     header, query, field, function = choices.header, choices.query, choices.field, choices.key
     sources: dict[str, tuple[bool, Callable[[Request, Any], str | None]]] = {}
     if header is not None:

@@ -48,16 +48,16 @@ class Headers:
     def get(self, name: str, default: Default) -> str | Default: ...
 
     def get(self, name: str, default: Default | None = None) -> str | Default | None:
-        """Give the value of the first line with this name, or `default`."""
+        """Return the value of the first line with this name, or `default`."""
         found = self.values(name.lower().encode("latin-1"))
         return found[0].decode("latin-1") if found else default
 
     def get_all(self, name: str) -> list[str]:
-        """Give the values of all lines with this name."""
+        """Return the values of all lines with this name."""
         return [value.decode("latin-1") for value in self.values(name.lower().encode("latin-1"))]
 
     def values(self, name: bytes) -> list[bytes]:
-        """Give the values of all lines with this name, in lower case, as they were sent."""
+        """Return the values of all lines with this name, in lower case, as they were sent."""
         size = len(name)
         return [
             value
@@ -110,7 +110,7 @@ def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> b
 
 
 def place(request: Request) -> tuple[bytes, bytes]:
-    """Give method and path as bytes; a path need not be Unicode."""
+    """Return method and path as bytes; a path need not be Unicode."""
     return (
         request.method.encode("latin-1", "replace"),
         request.path.encode("utf-8", "surrogateescape"),
@@ -126,7 +126,7 @@ def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
 
 
 def content(content_type: bytes, body: bytes) -> list[bytes]:
-    """Give the parts that stand for a body: first its kind, then what it says."""
+    """Return the parts that stand for a body: first its kind, then what it says."""
     media_type = content_type
     if content_type != _JSON:  # most are just that, and need no look inside
         media_type = content_type.partition(b";")[0].strip().lower()

@@ -130,7 +130,7 @@ def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
 
 
 def problem_of(error: IdempotencyError) -> tuple[str, str | None]:
-    """Give the code of the problem that an error is to a client, and what may be told of it."""
+    """Return the code of the problem that an error is, and what the client may know of it."""
     kinds = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
     code = next(code for code in kinds if code in PROBLEMS)
     return code, error.text if _says_itself(error) else None

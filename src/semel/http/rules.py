@@ -142,7 +142,7 @@ class RouteRules:
     def concerns(self, method: str, endpoint: str) -> bool:
         """Tell, for a decorator, whether requests of a method are protected.
 
-        That changes made by another method are not is told in the log, once for each endpoint.
+        Changes that are made by another method are logged as unprotected, once for each endpoint.
         """
         method = method.upper()
         if method in self.choices.methods:
@@ -272,17 +272,17 @@ class RouteRules:
         )
 
     def stored(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> bytes:
-        """Give what is stored of an answer; a body of None was too large."""
+        """Return what is stored of an answer; a body of None was too large."""
         return packed(Stored(status, kept_lines(lines, self._forbidden), body))
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
-        """Give the header lines of a first answer: all of them, but no false mark of a replay."""
+        """Return the header lines of a first answer: all of them, but no false mark of a replay."""
         marker = self._marker
         return [line for line in lines if line[0].lower() != marker]
 
 
 def known_tenant(tenant: object) -> str:
-    """Give what a `tenant` function says; nobody is refused, never shared."""
+    """Return what a `tenant` function says; nobody is refused, never shared."""
     if tenant is None or tenant == "":
         raise Rejected("identity_missing")
     if not isinstance(tenant, str):
@@ -379,7 +379,7 @@ class Routing:
         self._known: dict[tuple[str, str, str], RouteRules | None] = {}
 
     def find(self, method: str, path: str, root: str = "") -> RouteRules | None:
-        """Give the rules for a request; None = it is none of ours.
+        """Return the rules for a request; None = it is none of ours.
 
         A method counts in any case: `post` is a POST to Flask and to Django. `root` is where the
         application is mounted (`root_path`, `SCRIPT_NAME`); `path` may have it or not.
@@ -433,7 +433,7 @@ def _written(pattern: PathPattern) -> str:
 
 
 def _views(root: str, path: str) -> tuple[str, ...]:
-    """Give the path as each layer sees it, from the client to the mounted application.
+    """Return the path as each layer sees it, from the client to the mounted application.
 
     A server and the mounts inside it add up to one root; which of them added what is not known. So
     each part of it may be the outer one: behind `/v1/m` those are `/v1/m/pay`, `/m/pay` and `/pay`.

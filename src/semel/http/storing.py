@@ -212,7 +212,7 @@ def kept_lines(
 
 
 def location_of(lines: Iterable[HeaderLine]) -> list[HeaderLine]:
-    """Give the header line that says where the result is, if there is one."""
+    """Return the header line that says where the result is, if there is one."""
     return [line for line in lines if line[0].lower() == b"location"]
 
 
@@ -237,7 +237,7 @@ class Stored(
 
 
 packed = msgspec.msgpack.Encoder().encode
-"""Give the bytes that are stored: version, status, header lines, body."""
+"""Return the bytes that are stored: version, status, header lines, body."""
 _unpack = msgspec.msgpack.Decoder(Stored).decode
 
 
@@ -256,13 +256,13 @@ class AnswerCodec:
     name = "http/1"
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:  # noqa: ARG002
-        """Give the bytes as they are."""
+        """Return the bytes as they are."""
         if not isinstance(value, bytes):
             raise SerializationError(f"an answer is stored as bytes, not {type(value).__name__}")
         return value
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:  # noqa: ARG002
-        """Give the bytes as they are."""
+        """Return the bytes as they are."""
         return data
 
 

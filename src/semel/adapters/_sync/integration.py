@@ -80,7 +80,7 @@ class Integration:
         """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
 
     def awaited(self, given: Any) -> Any:
-        """Give what a function of the application gives, which may be async; a hook."""
+        """Return what a function of the application gives, which may be async; a hook."""
         return awaited(given)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Exchange(Struct, eq=False):
     def answered(
         self, status: int, lines: Iterable[HeaderLine], body: bytes | None
     ) -> Answer | None:
-        """Record an answer, before its last byte leaves; gives what has to go out in its place."""
+        """Record an answer before its last byte leaves; returns what has to go out instead."""
         decision = self.rules.decide(status, lines)
         if decision != "store":
             self._leave()

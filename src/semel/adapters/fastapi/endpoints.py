@@ -118,7 +118,7 @@ class FastAPIEndpoint(Endpoint):
         )
 
     def _added(self) -> list[inspect.Parameter]:
-        """Give the parameters that are ours.
+        """Return the parameters that are ours.
 
         FastAPI gives its request to one parameter only: the endpoint's own, if it has one. The
         key's header is none of them: FastAPI would validate it on each request, for nothing.
@@ -214,7 +214,7 @@ class Responses:
 
 
 def route_of(request: Request) -> Any:
-    """Give the route that was chosen, as the routers around it completed it."""
+    """Return the route that was chosen, as the routers around it completed it."""
     route = request.scope["route"]
     completed = request.scope.get("fastapi", {}).get("effective_route_context")
     return completed if getattr(completed, "original_route", None) is route else route

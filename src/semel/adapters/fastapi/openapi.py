@@ -93,7 +93,7 @@ def _named(parameter: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str,
 
 
 def _parameters(choices: Choices) -> Iterable[dict[str, Any]]:
-    """Give the places that a key may come from, of those that are no part of the body."""
+    """Return the places that a key may come from, of those that are no part of the body."""
     sources = (choices.header, choices.query, choices.field, choices.key)
     required = choices.required and sum(each is not None for each in sources) == 1
     patterns = {
@@ -112,7 +112,7 @@ def _parameters(choices: Choices) -> Iterable[dict[str, Any]]:
 
 
 def _answers(choices: Choices) -> dict[int, str]:
-    """Give the statuses of our answers, each with its titles."""
+    """Return the statuses of our answers, each with its titles."""
     titles: dict[int, list[str]] = {}
     for code in _TOLD:
         if (code == "key_missing" and not choices.required) or (
@@ -129,12 +129,12 @@ def _answers(choices: Choices) -> dict[int, str]:
 
 
 def routes_of(routes: Any) -> Iterator[Any]:
-    """Give the routes of endpoints, those of included routers with their whole paths."""
+    """Return the routes of endpoints, those of included routers with their whole paths."""
     return (route for route in _completed(routes) if getattr(route, "methods", None) is not None)
 
 
 def all_routes_of(routes: Any) -> Iterator[Any]:
-    """Give the routes of endpoints, those of mounted applications too."""
+    """Return the routes of endpoints, those of mounted applications too."""
     yield from routes_of(routes)
     for route in _completed(routes):
         yield from all_routes_of(getattr(route, "routes", ()))

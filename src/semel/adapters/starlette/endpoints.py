@@ -146,7 +146,7 @@ class Idempotent:
         app.router.lifespan_context = lifespan
 
     def _routed(self, app: Any) -> Iterable[Routed]:
-        """Give the endpoints of an application, and those of what is mounted in it."""
+        """Return the endpoints of an application, and those of what is mounted in it."""
         return (
             Routed(getattr(route, "endpoint", None), route.methods)
             for route in _all_routes(app.routes)
@@ -198,7 +198,7 @@ class Idempotent:
         return sessions.protected(by, choice, partial(self._engine, is_async=choice.is_async))
 
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
-        """Give the engine for sessions of a kind: that of the running loop, or that of threads."""
+        """Return the engine for sessions of a kind: of the running loop, or of threads."""
         if is_async:
             return self._integration.engines[running_loop()].engine
         if isinstance(self._given, Idempotency):
@@ -302,6 +302,6 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 
 def plain_annotation(parameter: inspect.Parameter) -> Any:
-    """Give the annotation of a parameter, without what `Annotated` adds to it."""
+    """Return the annotation of a parameter, without what `Annotated` adds to it."""
     annotation = parameter.annotation
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

