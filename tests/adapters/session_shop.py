@@ -133,8 +133,8 @@ class Shop:
 
     def app(self, action: Callable[[Session], Any], idempotency: Any = None, **options: Any) -> Any:
         """An application with one endpoint."""
-        door = fastapi if self.kind.framework == "fastapi" else starlette
-        idempotent = door.Idempotent(idempotency or self.url)
+        framework = fastapi if self.kind.framework == "fastapi" else starlette
+        idempotent = framework.Idempotent(idempotency or self.url)
         options = {"session": "db" if self.kind.depends else self.maker} | options
         pay = idempotent(**options)(self.endpoint(action))
         if self.kind.framework == "fastapi":

@@ -236,10 +236,10 @@ async def test_a_client_that_cannot_be_reached_is_no_reason_to_stop(engine, size
             raise OSError("nobody there")
 
     app = By(answer)
-    door = IdempotencyMiddleware(app, engine, max_response=10)
-    await Cut(door).run()
+    middleware = IdempotencyMiddleware(app, engine, max_response=10)
+    await Cut(middleware).run()
     assert ended == [True]
-    again = Server(door)
+    again = Server(middleware)
     await again.run()
     assert app.runs == 1
     assert (b"idempotent-replayed", b"true") in again.sent[0]["headers"]
@@ -264,12 +264,12 @@ async def test_ways_to_answer_past_the_middleware_are_not_offered(engine, tmp_pa
             await send({"type": "http.response.early_hint", "links": [b"</a>"]})
         await FileResponse(tmp_path / "file")(scope, receive, send)
 
-    door = IdempotencyMiddleware(By(answer), engine)
-    first = Server(door, extensions=extensions)
+    middleware = IdempotencyMiddleware(By(answer), engine)
+    first = Server(middleware, extensions=extensions)
     assert await first.run() == b"the content"
     assert first.scope["seen"] == {"http.response.early_hint": {}}
     assert first.sent[0]["type"] == "http.response.early_hint"
-    assert await Server(door, extensions=extensions).run() == b"the content"
+    assert await Server(middleware, extensions=extensions).run() == b"the content"
 
 
 async def test_trailers_are_not_offered_on_http_2(engine):
@@ -318,8 +318,8 @@ async def test_an_answer_whose_key_was_taken_away_is_not_given(engine, size, cod
         await send(part(b"x" * size, more=True))
         await send(part(b"y"))
 
-    door = IdempotencyMiddleware(By(answer), engine, max_response=10)
-    async with served(door) as client:
+    middleware = IdempotencyMiddleware(By(answer), engine, max_response=10)
+    async with served(middleware) as client:
         first = await client.post("/", headers=keyed())
     if code is None:
         assert first.text == "x" + "x" * size + "y"
@@ -406,14 +406,14 @@ async def test_an_answer_that_a_layer_inside_gives_up_on_is_saved_all_the_same(e
             await send(part(b"late"))
 
     app = By(answer)
-    door = IdempotencyMiddleware(app, engine)
+    middleware = IdempotencyMiddleware(app, engine)
     engine.internals.store.complete = completing
-    first = Server(door)
+    first = Server(middleware)
     assert await first.run() == b"late"
     assert first.sent[0]["status"] == 504
     slow.set()
     await eventually(lambda: not engine.internals.in_background)
-    again = Server(door)
+    again = Server(middleware)
     assert (await again.run(), again.sent[0]["status"], app.runs) == (b"paid", 201, 1)
 
 
@@ -441,9 +441,9 @@ async def test_another_answer_behind_one_that_is_partly_out_is_not_kept(engine):
         await send(part(b"whole"))
 
     app = By(answer)
-    door = IdempotencyMiddleware(app, engine, max_response=6)
-    assert await Server(door).run() == b"xxxxwhole"
-    assert b"result_omitted" in await Server(door).run()
+    middleware = IdempotencyMiddleware(app, engine, max_response=6)
+    assert await Server(middleware).run() == b"xxxxwhole"
+    assert b"result_omitted" in await Server(middleware).run()
     assert app.runs == 1
 
 
@@ -464,8 +464,8 @@ async def test_a_body_without_a_key_passes_however_large_it_is(engine):
         for _ in range(4):
             yield b"x" * 5
 
-    door = IdempotencyMiddleware(By(answer), engine, max_body=10)
-    async with served(door) as client:
+    middleware = IdempotencyMiddleware(By(answer), engine, max_body=10)
+    async with served(middleware) as client:
         await client.post("/", content=chunks())
         refused = await client.post("/", content=chunks(), headers=keyed())
     assert refused.status_code == 413
@@ -588,10 +588,10 @@ async def test_a_method_in_lower_case_is_the_same_method(engine):
         await send(part(scope["method"].encode()))
 
     app = By(answer)
-    door = IdempotencyMiddleware(app, engine, required=True)
-    unkeyed = Server(door, method="post", headers=[])
+    middleware = IdempotencyMiddleware(app, engine, required=True)
+    unkeyed = Server(middleware, method="post", headers=[])
     await unkeyed.run()
     assert unkeyed.sent[0]["status"] == 400
     for method in ("post", "POST", "Post"):
-        assert await Server(door, method=method).run() == b"post"
+        assert await Server(middleware, method=method).run() == b"post"
     assert app.runs == 1

@@ -214,7 +214,7 @@ async def test_a_stream_reaches_its_first_caller_through_layers_that_take_their_
 
 
 def mounted(shop, engine, **options):
-    """An application of its own below /v1, with a door inside of it."""
+    """An application of its own below /v1, with a middleware inside of it."""
 
     async def pay(request):
         return JSONResponse(shop.pay(await request.json()), 201)
@@ -247,8 +247,10 @@ async def test_exclude_leaves_out_a_path_of_a_mounted_application(engine, patter
 async def test_include_protects_behind_a_root_path(engine, pattern):
     """As uvicorn tells it with --root-path: the path that the application gets has it, too."""
     shop = Shop()
-    door = IdempotencyMiddleware(mounted(shop, engine), engine, include=[pattern], required=True)
-    async with served(door, root_path="/shop") as client:
+    middleware = IdempotencyMiddleware(
+        mounted(shop, engine), engine, include=[pattern], required=True
+    )
+    async with served(middleware, root_path="/shop") as client:
         assert (await client.post("/v1/pay", json=PAYMENT)).status_code == 400
         told = {"json": PAYMENT, "headers": keyed()}
         assert (await client.post("/v1/pay", **told)).status_code == 201
@@ -276,8 +278,8 @@ async def test_a_pattern_protects_with_every_root_path_and_mount(engine, root, m
             return JSONResponse(shop.pay(await request.json()), 201)
 
         inner = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
-        door = IdempotencyMiddleware(inner, engine, include=[pattern], required=True)
-        async with served(layered(mounts, door), root_path=root) as client:
+        middleware = IdempotencyMiddleware(inner, engine, include=[pattern], required=True)
+        async with served(layered(mounts, middleware), root_path=root) as client:
             told = {"json": PAYMENT, "headers": keyed(f"k{number}")}
             assert (await client.post(f"{mount}/pay", json=PAYMENT)).status_code == 400, pattern
             answers = [await client.post(f"{mount}/pay", **told) for _ in range(2)]
@@ -293,8 +295,8 @@ async def test_a_pattern_protects_where_the_server_leaves_its_root_out_of_the_pa
         await JSONResponse([scope["path"], scope["root_path"]])(scope, receive, send)
 
     for pattern in ("/pay", "/m/pay", "/v1/m/pay"):
-        door = IdempotencyMiddleware(raw, engine, include=[pattern], required=True)
-        transport = httpx.ASGITransport(layered(["/m"], door), root_path="/v1")
+        middleware = IdempotencyMiddleware(raw, engine, include=[pattern], required=True)
+        transport = httpx.ASGITransport(layered(["/m"], middleware), root_path="/v1")
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             assert (await client.post("/m/pay")).status_code == 400, pattern
             answer = await client.post("/m/pay", headers=keyed())

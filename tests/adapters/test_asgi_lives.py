@@ -153,7 +153,7 @@ async def test_after_the_save_a_cancellation_reaches_the_application(engine):
     async def pay(request):
         return PlainTextResponse("paid", background=BackgroundTask(after))
 
-    door = IdempotencyMiddleware(app_of(pay), engine)
+    middleware = IdempotencyMiddleware(app_of(pay), engine)
 
     class Cancelling(Hasty):
         async def __call__(self, scope, receive, send) -> None:
@@ -163,7 +163,7 @@ async def test_after_the_save_a_cancellation_reaches_the_application(engine):
                 running.cancel()
             await asyncio.wait((running,))
 
-    around = Cancelling(door)
+    around = Cancelling(middleware)
     async with served(around) as client:
         first = await client.post("/", headers=keyed())
         await eventually(lambda: reached)
@@ -183,8 +183,8 @@ async def test_an_engine_of_a_url_is_closed_when_the_server_stops_and_waits_for_
         asyncio.get_running_loop().call_later(0.05, slow.go.set)
 
     app = app_of(slow.pay, lifespan)
-    door = IdempotencyMiddleware(app, "memory://")
-    around = Hasty(door)
+    middleware = IdempotencyMiddleware(app, "memory://")
+    around = Hasty(middleware)
     async with served(around) as client:
         first = asyncio.create_task(client.post("/", headers=keyed()))
         await eventually(lambda: slow.runs == 1)
@@ -193,7 +193,7 @@ async def test_an_engine_of_a_url_is_closed_when_the_server_stops_and_waits_for_
         assert slow.ended == []
     assert slow.ended == ["handler", "task"]
     with pytest.raises(StoreUnavailable, match="closed"):
-        await door._integration.engine.execute("k", asyncio.sleep)
+        await middleware._integration.engine.execute("k", asyncio.sleep)
 
 
 async def test_an_engine_that_was_given_is_left_open(engine):
@@ -206,11 +206,11 @@ async def test_an_application_without_a_lifespan_has_its_engine_closed_too():
     async def app(scope, receive, send):
         raise ValueError("Django can only handle ASGI/HTTP connections, not lifespan.")
 
-    door = IdempotencyMiddleware(app, "memory://")
-    async with served(door):
+    middleware = IdempotencyMiddleware(app, "memory://")
+    async with served(middleware):
         pass
     with pytest.raises(StoreUnavailable, match="closed"):
-        await door._integration.engine.execute("k", asyncio.sleep)
+        await middleware._integration.engine.execute("k", asyncio.sleep)
 
 
 @pytest.mark.parametrize("hears", [False, True])
@@ -220,10 +220,10 @@ async def test_a_life_that_fails_is_told_to_the_server(engine, hears):
             await receive()
         raise ValueError("it cannot start")
 
-    door = IdempotencyMiddleware(app, "memory://" if hears else engine)
+    middleware = IdempotencyMiddleware(app, "memory://" if hears else engine)
 
     async def startup():
         return {"type": "lifespan.startup"}
 
     with pytest.raises(ValueError, match="it cannot start"):
-        await door({"type": "lifespan"}, startup, None)
+        await middleware({"type": "lifespan"}, startup, None)

@@ -60,7 +60,7 @@ def _nothing_ran():
     runs.clear()
 
 
-def test_a_door_that_opened_its_engine_serves_every_loop(sqlite_url):
+def test_a_middleware_that_opened_its_engine_serves_every_loop(sqlite_url):
     app = IdempotencyMiddleware(application, sqlite_url)
     assert asyncio.run(asked(app, b"k")) == (200, None)
     assert asyncio.run(asked(app, b"k")) == (200, b"true")

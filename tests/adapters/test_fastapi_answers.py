@@ -384,7 +384,7 @@ async def test_a_client_who_leaves_does_not_end_an_answer_beyond_the_cap(engine)
 
 async def test_a_request_cancelled_before_its_answer_reads_it_to_the_end(engine):
     ended = []
-    door = Idempotent(engine, max_response=10)
+    idempotent = Idempotent(engine, max_response=10)
     entered, go = asyncio.Event(), asyncio.Event()
 
     async def pay() -> Response:
@@ -393,7 +393,7 @@ async def test_a_request_cancelled_before_its_answer_reads_it_to_the_end(engine)
         return held_back(go, ended)
 
     app = FastAPI()
-    app.post("/")(door(pay))
+    app.post("/")(idempotent(pay))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         request = asyncio.create_task(client.post("/", headers=keyed()))

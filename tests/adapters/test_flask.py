@@ -260,7 +260,7 @@ def test_a_file_is_replayed(app, idem):
         return flask.send_file(io.BytesIO(b"a file"), mimetype="text/plain")
 
     def own(file, size):
-        raise AssertionError("a file must not go past the door")
+        raise AssertionError("a file must not go past the middleware")
 
     first, second = post_twice(app, environ_overrides={"wsgi.file_wrapper": own})
     assert first.data == second.data == b"a file"

@@ -1,4 +1,4 @@
-"""What a door logs of a request that it could not process."""
+"""What an integration logs of a request that it could not process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What is WSGI's own: start_response, write, close, files, bodies of unknown length.
 
-A validator stands on both sides of the door: it must be a good application to the server, and a good
+A validator stands on both sides of the middleware: it must be a good application to the server, and a good
 server to the application.
 """
 
@@ -55,7 +55,7 @@ class Answer:
     def _start(self, status, headers, exc_info=None):
         assert not self.started
         self.started.append((status, headers))
-        return lambda _: pytest.fail("a door has no need of write")
+        return lambda _: pytest.fail("a middleware has no need of write")
 
     @property
     def status(self):
@@ -99,13 +99,13 @@ def post(app, **told):
     return Answer(app, environ(**told)).read()
 
 
-def good(door):
-    """The door as the application of a strict server."""
-    return validator(door)
+def good(middleware):
+    """The middleware as the application of a strict server."""
+    return validator(middleware)
 
 
 def guarded(app, idem, **options):
-    """A strict server on both sides of the door."""
+    """A strict server on both sides of the middleware."""
     return good(IdempotencyMiddleware(validator(app), idem, **options))
 
 
@@ -114,8 +114,8 @@ def guarded(app, idem, **options):
 
 @pytest.mark.parametrize("pattern", ["/pay", "/m/pay", "/v1/m/pay"])
 def test_patterns_match_in_a_mount_below_the_servers_script_name(idem, pattern):
-    door = IdempotencyMiddleware(echo, idem, include=[pattern], required=True)
-    server = DispatcherMiddleware(echo, {"/m": door})
+    middleware = IdempotencyMiddleware(echo, idem, include=[pattern], required=True)
+    server = DispatcherMiddleware(echo, {"/m": middleware})
     told = {"SCRIPT_NAME": "/v1", "PATH_INFO": "/m/pay", "key": None}
     assert post(server, **told).status == 400
     excluding = IdempotencyMiddleware(echo, idem, exclude=[pattern], required=True)
@@ -137,11 +137,11 @@ def test_patterns_match_with_and_without_the_script_name(idem, pattern):
 
 
 def test_a_method_in_lower_case_is_the_same_method(idem):
-    door = IdempotencyMiddleware(echo, idem, required=True)
-    assert post(door, key=None, REQUEST_METHOD="post").status == 400
-    assert post(door, REQUEST_METHOD="post").status == 200
+    middleware = IdempotencyMiddleware(echo, idem, required=True)
+    assert post(middleware, key=None, REQUEST_METHOD="post").status == 400
+    assert post(middleware, REQUEST_METHOD="post").status == 200
     for method in ("POST", "post", "Post"):
-        assert post(door, REQUEST_METHOD=method).headers["idempotent-replayed"] == "true"
+        assert post(middleware, REQUEST_METHOD=method).headers["idempotent-replayed"] == "true"
 
 
 # --- how an application may answer ----------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_a_generator_that_begins_its_answer_with_its_first_chunk_is_replayed(ide
         yield b"one, "
         yield b"two"
 
-    door = good(IdempotencyMiddleware(app, idem))
-    first, second = post(door), post(door)
+    middleware = good(IdempotencyMiddleware(app, idem))
+    first, second = post(middleware), post(middleware)
     assert (first.status, first.body) == (second.status, second.body) == (201, b"one, two")
     assert second.headers["idempotent-replayed"] == "true"
     assert first.headers["Content-Length"] == second.headers["content-length"] == "8"
@@ -170,8 +170,8 @@ def test_what_is_written_comes_before_what_is_returned(idem):
         write(b"written, ")
         return [b"returned"]
 
-    door = guarded(app, idem)
-    assert post(door).body == post(door).body == b"written, returned"
+    middleware = guarded(app, idem)
+    assert post(middleware).body == post(middleware).body == b"written, returned"
 
 
 def test_an_application_may_only_write(idem):
@@ -179,8 +179,8 @@ def test_an_application_may_only_write(idem):
         start_response("200 OK", TEXT)(b"written")
         return []
 
-    door = guarded(app, idem)
-    assert post(door).body == post(door).body == b"written"
+    middleware = guarded(app, idem)
+    assert post(middleware).body == post(middleware).body == b"written"
 
 
 def failing(*chunks):
@@ -278,11 +278,11 @@ def test_an_error_in_close_reaches_the_server_and_changes_nothing(idem):
         start_response("200 OK", TEXT)
         return source
 
-    door = IdempotencyMiddleware(app, idem)
+    middleware = IdempotencyMiddleware(app, idem)
     with pytest.raises(OSError, match="cannot close"):
-        post(door)
+        post(middleware)
     assert source.closed == 1
-    assert post(door).headers["idempotent-replayed"] == "true"
+    assert post(middleware).headers["idempotent-replayed"] == "true"
 
 
 def test_a_server_that_refuses_the_headers_leaves_nothing_open(idem):
@@ -321,10 +321,10 @@ class ServersOwn:
     """A wrapper that only its server can read, such as uWSGI's."""
 
     def __init__(self, file, size=0):
-        raise AssertionError("a file must not go past the door")
+        raise AssertionError("a file must not go past the middleware")
 
 
-def test_a_file_goes_through_the_door_and_is_closed(idem):
+def test_a_file_goes_through_the_middleware_and_is_closed(idem):
     files = []
 
     def app(environ, start_response):
@@ -332,10 +332,10 @@ def test_a_file_goes_through_the_door_and_is_closed(idem):
         files.append(io.BytesIO(b"a file" * 1000))
         return environ["wsgi.file_wrapper"](files[-1])
 
-    door = good(IdempotencyMiddleware(app, idem))
-    first = post(door, **{"wsgi.file_wrapper": ServersOwn})
+    middleware = good(IdempotencyMiddleware(app, idem))
+    first = post(middleware, **{"wsgi.file_wrapper": ServersOwn})
     assert first.body == b"a file" * 1000
-    assert post(door).body == first.body
+    assert post(middleware).body == first.body
     assert [file.closed for file in files] == [True]
 
 
@@ -405,8 +405,8 @@ def large(count, seen=None, closed=None):
 
 def test_an_answer_beyond_the_cap_is_sent_as_it_comes_and_recorded_before_its_last_chunk(idem):
     seen, closed = [], []
-    door = guarded(large(6, seen, closed), idem, max_response=25)
-    answer = Answer(door, environ())
+    middleware = guarded(large(6, seen, closed), idem, max_response=25)
+    answer = Answer(middleware, environ())
     sent, received = iter(answer.chunks), []
     while len(received) < 5:
         assert idem.peek("k", scope="http").state is State.PROCESSING
@@ -418,7 +418,7 @@ def test_an_answer_beyond_the_cap_is_sent_as_it_comes_and_recorded_before_its_la
     answer.close()
     assert b"".join(received) == b"".join(b"%010d" % number for number in range(6))
     assert closed == [True]
-    again = post(door)
+    again = post(middleware)
     assert again.status == 200
     assert b"result_omitted" in again.body
     assert len(seen) == 6
@@ -457,8 +457,8 @@ def test_a_large_answer_that_fails_on_its_way_is_a_failure(idem):
 
 
 def test_an_error_page_cannot_replace_what_is_sent_already(idem):
-    door = IdempotencyMiddleware(failing(b"x" * 30, b"y"), idem, max_response=25)
-    answer = Answer(door, environ())
+    middleware = IdempotencyMiddleware(failing(b"x" * 30, b"y"), idem, max_response=25)
+    answer = Answer(middleware, environ())
     with pytest.raises(OSError, match="broken"):
         answer.read()
     assert answer.status == 200
@@ -493,31 +493,31 @@ class Socket:
 
 def test_a_body_of_known_length_is_read_to_its_end_and_no_further(idem):
     source = Socket(b"exactly this")
-    door = IdempotencyMiddleware(echo, idem)
-    answer = post(door, **{"wsgi.input": source, "CONTENT_LENGTH": "12"})
+    middleware = IdempotencyMiddleware(echo, idem)
+    answer = post(middleware, **{"wsgi.input": source, "CONTENT_LENGTH": "12"})
     assert answer.body == b"exactly this"
 
 
 def test_a_body_whose_end_the_server_tells_is_read_to_its_end(idem):
     told = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True}
-    door = IdempotencyMiddleware(echo, idem)
-    answer = post(door, **told, **{"wsgi.input": Socket(b"in chunks", ends=True)})
+    middleware = IdempotencyMiddleware(echo, idem)
+    answer = post(middleware, **told, **{"wsgi.input": Socket(b"in chunks", ends=True)})
     assert answer.body == b"in chunks"
-    other = post(door, **told, **{"wsgi.input": Socket(b"other chunks", ends=True)})
+    other = post(middleware, **told, **{"wsgi.input": Socket(b"other chunks", ends=True)})
     assert other.status == 422
 
 
 @pytest.mark.parametrize("length", ["6", "0", "100", None])
 def test_a_length_beside_chunks_does_not_cut_the_body(idem, length):
-    door = IdempotencyMiddleware(echo, idem)
+    middleware = IdempotencyMiddleware(echo, idem)
     told = {
         "CONTENT_LENGTH": length,
         "HTTP_TRANSFER_ENCODING": "chunked",
         "wsgi.input_terminated": True,
     }
-    answer = post(door, **told, **{"wsgi.input": Socket(b"pay 10 to ann", ends=True)})
+    answer = post(middleware, **told, **{"wsgi.input": Socket(b"pay 10 to ann", ends=True)})
     assert (answer.status, answer.body) == (200, b"pay 10 to ann")
-    other = post(door, **told, **{"wsgi.input": Socket(b"pay 10 to eve", ends=True)})
+    other = post(middleware, **told, **{"wsgi.input": Socket(b"pay 10 to eve", ends=True)})
     assert (other.status, json.loads(other.body)["code"]) == (422, "payload_mismatch")
 
 
@@ -530,9 +530,9 @@ def test_of_an_endless_body_only_a_little_more_than_the_cap_is_read(idem):
             return b"x" * size
 
     endless = Endless()
-    door = IdempotencyMiddleware(echo, idem, max_body=100_000)
+    middleware = IdempotencyMiddleware(echo, idem, max_body=100_000)
     told = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True, "wsgi.input": endless}
-    assert post(door, **told).status == 413
+    assert post(middleware, **told).status == 413
     assert endless.given == 100_001
 
 
@@ -606,8 +606,8 @@ def test_a_body_that_was_read_for_its_key_is_there_for_an_unprotected_applicatio
     def no_key(request, body):
         assert body == b"a body"
 
-    door = guarded(echo, idem, header=None, key=no_key)
-    assert post(door, body=b"a body").body == b"a body"
+    middleware = guarded(echo, idem, header=None, key=no_key)
+    assert post(middleware, body=b"a body").body == b"a body"
 
 
 # --- the rest -------------------------------------------------------------------------------------
@@ -620,8 +620,8 @@ def test_the_whole_path_counts_and_need_not_be_text(idem):
         paths.append(request.path)
         return "ann"
 
-    door = guarded(echo, idem, tenant=only)
-    post(door, SCRIPT_NAME="/shop", PATH_INFO="/caf\xc3\xa9/\xff")
+    middleware = guarded(echo, idem, tenant=only)
+    post(middleware, SCRIPT_NAME="/shop", PATH_INFO="/caf\xc3\xa9/\xff")
     assert paths == ["/shop/caf\u00e9/\udcff"]
 
 
@@ -630,9 +630,9 @@ def test_an_unknown_status_is_replayed_with_a_line_of_its_own(idem):
         start_response("299 Odd", TEXT)
         return [b""]
 
-    door = guarded(app, idem)
-    post(door)
-    assert post(door).started[0][0] == "299 Unknown"
+    middleware = guarded(app, idem)
+    post(middleware)
+    assert post(middleware).started[0][0] == "299 Unknown"
 
 
 def test_no_length_is_added_to_an_answer_that_has_no_body(idem):
@@ -645,9 +645,9 @@ def test_no_length_is_added_to_an_answer_that_has_no_body(idem):
     assert answer.body == b""
 
 
-def test_a_door_further_inside_lets_a_protected_request_pass(idem):
-    door = IdempotencyMiddleware(IdempotencyMiddleware(echo, idem), idem)
-    assert post(door).status == post(door).status == 200
+def test_a_middleware_further_inside_lets_a_protected_request_pass(idem):
+    middleware = IdempotencyMiddleware(IdempotencyMiddleware(echo, idem), idem)
+    assert post(middleware).status == post(middleware).status == 200
 
 
 @pytest.mark.parametrize("options", [{}, {"routes": [Route("/pay", header="X_Key")]}])
@@ -660,22 +660,22 @@ def test_a_header_with_an_underscore_could_never_come(idem, options):
 @pytest.mark.parametrize(
     "options", [{"header": 7}, {"routes": ["/pay"]}, {"reqired": True}, {"policy": "payment"}]
 )
-def test_a_wrong_option_is_refused_when_the_door_is_made(idem, options):
+def test_a_wrong_option_is_refused_when_the_middleware_is_made(idem, options):
     with pytest.raises(ConfigError):
         IdempotencyMiddleware(echo, idem, **options)
 
 
 def test_an_engine_that_was_opened_here_is_closed_here(sqlite_url):
-    door = IdempotencyMiddleware(echo, sqlite_url, policy=Policy(ttl=60))
-    assert post(door).status == 200
-    door.close()
-    assert post(door).status == 503
+    middleware = IdempotencyMiddleware(echo, sqlite_url, policy=Policy(ttl=60))
+    assert post(middleware).status == 200
+    middleware.close()
+    assert post(middleware).status == 503
 
 
 def test_an_engine_that_was_given_stays_open(idem):
-    door = IdempotencyMiddleware(echo, idem)
-    door.close()
-    assert post(door).status == 200
+    middleware = IdempotencyMiddleware(echo, idem)
+    middleware.close()
+    assert post(middleware).status == 200
 
 
 def test_an_error_of_the_engine_says_with_which_status_a_request_ended():

@@ -1,4 +1,4 @@
-"""WSGI on real servers: what they make of requests, and of what the door gives them to send."""
+"""WSGI on real servers: what they make of requests, and of what the middleware gives them to send."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def gunicorn(store):
 
 @contextlib.contextmanager
 def on_waitress(store):
-    door = IdempotencyMiddleware(shop, store, max_response=4000)
-    server = waitress.server.create_server(door, host=HOST, port=0, threads=2)
+    middleware = IdempotencyMiddleware(shop, store, max_response=4000)
+    server = waitress.server.create_server(middleware, host=HOST, port=0, threads=2)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -54,13 +54,13 @@ def on_waitress(store):
         server.trigger.pull_trigger(server.close)
         server.task_dispatcher.shutdown()
         thread.join(PATIENCE)
-        door.close()
+        middleware.close()
 
 
 @contextlib.contextmanager
 def on_werkzeug(store):
-    door = IdempotencyMiddleware(shop, store, max_response=4000)
-    server = make_server(HOST, 0, door, threaded=True)
+    middleware = IdempotencyMiddleware(shop, store, max_response=4000)
+    server = make_server(HOST, 0, middleware, threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -69,7 +69,7 @@ def on_werkzeug(store):
         server.shutdown()
         thread.join(PATIENCE)
         server.server_close()
-        door.close()
+        middleware.close()
 
 
 SERVERS = {"gunicorn": gunicorn, "waitress": on_waitress, "werkzeug": on_werkzeug}

@@ -1,4 +1,4 @@
-"""A bare WSGI application behind the door, for servers that are started by their command line."""
+"""A bare WSGI application behind the middleware, for servers that are started by their command line."""
 
 from __future__ import annotations
 

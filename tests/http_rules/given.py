@@ -24,7 +24,7 @@ def route_rules(pattern=None, **options):
 
 
 def asked(rules, request, body=b""):
-    """Drive the question as a door does; also tells how often the body was asked for."""
+    """Drive the question as an integration does; also tells how often the body was asked for."""
     waiting, given, bodies = rules.ask(request), None, 0
     try:
         while True:

@@ -54,7 +54,7 @@ async def an_async_function(request):
         ({"reqiured": True}, "no option 'reqiured'"),
     ],
 )
-def test_a_bad_option_is_named_when_the_door_is_made(options, named):
+def test_a_bad_option_is_named_when_the_integration_is_made(options, named):
     with pytest.raises(ConfigError, match=named):
         chosen(options)
 
@@ -254,7 +254,7 @@ def test_a_path_of_any_length_is_not_remembered():
         {"routes": ["/x"]},
     ],
 )
-def test_bad_routing_is_named_when_the_door_is_made(options):
+def test_bad_routing_is_named_when_the_integration_is_made(options):
     with pytest.raises(ConfigError):
         routing(**options)
 

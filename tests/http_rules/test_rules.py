@@ -236,7 +236,7 @@ def test_who_does_not_wait_is_refused_at_once_and_who_does_waits_so_long():
     assert (waiting.concurrent, waiting.wait_timeout) == ("wait", 2.0)
 
 
-def test_a_policy_of_the_route_goes_before_the_doors_own_ways():
+def test_a_policy_of_the_route_goes_before_the_options_of_the_integration():
     rules = route_rules(policy=Policy(concurrent="wait", ttl=60)).policy
     assert (rules.concurrent, rules.ttl) == ("wait", 60.0)
 

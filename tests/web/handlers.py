@@ -101,7 +101,7 @@ class Business:
         self._folder = folder
 
     def admits(self, headers: dict[str, str]) -> bool:
-        """Authorization, which every stack places before the door: has this user been revoked?"""
+        """Authorization, which every stack places before the integration: has this user been revoked?"""
         return not self._folder.is_revoked(headers.get("x-user", ""))
 
     def __call__(self, asked: Asked) -> Reply:
@@ -215,7 +215,7 @@ class Business:
         return Reply(204, [("X-Number", uuid.uuid4().hex)], [])
 
     def on_echo(self, asked: Asked) -> Reply:
-        """The very bytes that came: what the door read, the application reads again."""
+        """The very bytes that came: what the integration read, the application reads again."""
         return Reply(200, [("Content-Type", "application/octet-stream")], [asked.body])
 
     def on_after(self, asked: Asked, gate: str) -> Reply:

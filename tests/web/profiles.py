@@ -90,7 +90,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""What every door takes."""
+"""What every integration takes."""
 
 PATHS: Mapping[str, Mapping[str, Any]] = {
     "exclude": {"required": True, "exclude": ("/login", "/status/*")},
@@ -102,6 +102,6 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         )
     },
 }
-"""What only a door around the whole application takes."""
+"""What only a middleware around the whole application takes."""
 
 ALL: Mapping[str, Mapping[str, Any]] = {**PROFILES, **PATHS}

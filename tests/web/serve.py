@@ -30,11 +30,11 @@ class Stack(Struct, frozen=True):
     asynchronous: bool
     make: str = "application"
     decorator: bool = False
-    """The door is at the handler: it has no paths to choose from."""
+    """The integration is at the handler: it has no paths to choose from."""
     repeats_lines: bool = True
     """The framework can send several header lines of one name."""
     reads_ahead: bool = False
-    """The server, or Django on ASGI, reads a whole body before the door sees any of it."""
+    """The server, or Django on ASGI, reads a whole body before the integration sees any of it."""
 
 
 def _on_uvicorn(app: Any, listening: socket.socket) -> None:

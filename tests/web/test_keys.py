@@ -94,7 +94,7 @@ def test_1_strict_takes_only_the_quoted_form(on, key, run, folder):
 
 
 def test_2_a_bad_key_is_refused_and_never_repeated(on, run, folder, worker):
-    """The server itself may refuse the bytes; what comes as far as the door is a problem."""
+    """The server itself may refuse the bytes; what comes as far as the integration is a problem."""
     ours = 0
     for why, bad in BAD_KEYS.items():
         answer = on().post("/pay", key=bad, run=run)

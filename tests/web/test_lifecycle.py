@@ -84,7 +84,7 @@ def test_17_a_handler_that_raises_leaves_no_stuck_record(on, key, run, folder):
 
 
 @pytest.mark.parametrize("stack", ["asgi", "asgi-hypercorn", "wsgi"])
-def test_17_an_error_page_from_inside_the_door_frees_the_key_too(on, key, run, folder):
+def test_17_an_error_page_from_inside_the_integration_frees_the_key_too(on, key, run, folder):
     for _ in range(2):
         answer = on().post("/raise_page", key=key, run=run)
         assert (answer.status, answer.body) == (500, b"the page of an error")

@@ -1,4 +1,4 @@
-"""Numbers 6 to 10 of the web rules: the answers that are the door's own."""
+"""Numbers 6 to 10 of the web rules: the answers that are the integration's own."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_23_events_pass_live_unprotected_and_marked(on, key, run, folder):
 
 
 @pytest.mark.parametrize("stack", ["asgi", "asgi-hypercorn"])
-def test_23_a_file_is_not_sent_past_the_door(on, key, run):
+def test_23_a_file_is_not_sent_past_the_integration(on, key, run):
     """The application would use `http.response.pathsend` if it saw that the server has it."""
     first, again = (on().post("/large/100", key=key, run=run) for _ in range(2))
     assert first.body == again.body == b"x" * 100

@@ -63,7 +63,7 @@ def test_scopes_with_delimiters_in_them_do_not_collide(on, key, run, folder):
 
 
 def test_a_revoked_user_gets_no_replay(on, key, run, folder):
-    """Authorization is placed before the door, so it runs before any replay."""
+    """Authorization is placed before the integration, so it runs before any replay."""
     user = f"ann-{key}"
     told = {"key": key, "body": BODY, "lines": as_user(user), "run": run}
     assert on("tenant").post("/pay", **told).status == 201

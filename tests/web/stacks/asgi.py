@@ -1,4 +1,4 @@
-"""Plain ASGI: the door inside CORS, compression and authorization, around a bare application."""
+"""Plain ASGI: the middleware inside CORS, compression and authorization, around a bare application."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _END = object()
 
 
 def application(business: Business, engine: AsyncIdempotency, options: Mapping[str, Any]) -> App:
-    door = IdempotencyMiddleware(Application(business), engine, **options)
-    compressing = GZipMiddleware(Authorized(door, business), minimum_size=100)
+    middleware = IdempotencyMiddleware(Application(business), engine, **options)
+    compressing = GZipMiddleware(Authorized(middleware, business), minimum_size=100)
     return CORSMiddleware(compressing, allow_origins=[CORS_ORIGIN])
 
 
@@ -29,7 +29,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 class Authorized:
-    """Refuses revoked users, before the door; and offers what some servers offer."""
+    """Refuses revoked users, before the middleware; and offers what some servers offer."""
 
     def __init__(self, app: App, business: Business) -> None:
         self._app, self._business = app, business
@@ -58,7 +58,7 @@ class Application:
         try:
             reply = await asyncio.to_thread(self._business, asked)
         except Broken:
-            if asked.path == "/raise_page":  # as an error middleware inside the door does it
+            if asked.path == "/raise_page":  # as a layer inside the middleware does it
                 await send({"type": "http.response.start", "status": 500, "headers": []})
                 await send({"type": "http.response.body", "body": b"the page of an error"})
             raise

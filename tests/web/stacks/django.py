@@ -26,7 +26,7 @@ settings.configure(
     MIDDLEWARE=[
         "django.middleware.gzip.GZipMiddleware",
         f"{__name__}.Around",
-        f"{__name__}.door",
+        f"{__name__}.middleware",
     ],
     SECRET_KEY="a secret of these tests",
 )
@@ -61,7 +61,7 @@ def _prepare(
 
 
 @sync_and_async_middleware
-def door(get_response: Callable[..., Any]) -> IdempotencyMiddleware:
+def middleware(get_response: Callable[..., Any]) -> IdempotencyMiddleware:
     return IdempotencyMiddleware(get_response, Making.engine, **Making.options)
 
 

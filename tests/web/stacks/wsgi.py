@@ -1,4 +1,4 @@
-"""Plain WSGI: the door inside CORS, compression and authorization, around a bare application."""
+"""Plain WSGI: the middleware inside CORS, compression and authorization, around a bare application."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _headers(environ: Environ) -> dict[str, str]:
 
 
 class Around:
-    """Authorization, CORS and compression, as layers around the door do it."""
+    """Authorization, CORS and compression, as layers around the middleware do it."""
 
     def __init__(self, app: App, business: Business) -> None:
         self._app, self._business = app, business
@@ -74,7 +74,7 @@ class Application:
         except Broken:
             if asked.path != "/raise_page":
                 raise
-            # As an error middleware inside the door does it.
+            # As a layer inside the middleware does it.
             start_response("500 Broken", [("Content-Length", "20")], sys.exc_info())
             return [b"the page of an error"]
         start_response(f"{reply.status} Answered", reply.lines)

@@ -37,7 +37,7 @@ async def pay_for(order: int, payment: Payment) -> str:
     return f"paid for {order}"
 
 
-async def test_a_bad_option_is_told_of_when_the_door_is_made(engine):
+async def test_a_bad_option_is_told_of_when_the_integration_is_made(engine):
     with pytest.raises(ConfigError, match="include"):
         Idempotent(engine, include=["/"])  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="max_body"):
