@@ -561,10 +561,10 @@ class Plain(ast.NodeTransformer):
     """Writes code for asyncio as the same code for threads."""
 
     renamed: ClassVar = {
-        "_arendered": "rendered",
+        "_arender": "rendered",
         "_arun": "_run",
-        "_arefused": "_refused",
-        "_arecorded": "_recorded",
+        "_arecord_raised": "_record_raised",
+        "_arecord": "_record",
     }
 
     def visit_AsyncFunctionDef(self, node):
@@ -590,7 +590,7 @@ class Plain(ast.NodeTransformer):
         return node
 
 
-@pytest.mark.parametrize("name", ["_run", "_refused"])
+@pytest.mark.parametrize("name", ["_run", "_record_raised"])
 def test_a_request_goes_the_same_way_on_threads_and_on_asyncio(name):
     def text(function):
         tree = ast.parse(inspect.getsource(getattr(running, function)))

@@ -115,7 +115,7 @@ def _ignore(_gone: object) -> None:
     """Do nothing."""
 
 
-def refuse_transactions(engine: Idempotency | AsyncIdempotency) -> None:
+def reject_transactions(engine: Idempotency | AsyncIdempotency) -> None:
     """Refuse to claim where this thread's own transaction is in the way.
 
     The store has connections of its own. In an SQLite file that a transaction may have locked, they
@@ -170,7 +170,7 @@ class _NotStored(Exception):
         self.response = response
 
 
-def protected(
+def run_view(
     integration: Integration, rules: RouteRules, request: Any, view: Callable[[], Any], alias: str
 ) -> Any:
     """Answer one request: by the view, in a transaction, or by what is known of its key."""

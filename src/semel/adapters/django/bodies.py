@@ -180,7 +180,7 @@ def _uploads(files: Any) -> list[Upload]:
 have("django", HttpResponseBase(content_type="text/plain"), "_resource_closers")
 
 
-class Told(NamedTuple):
+class ResponseParts(NamedTuple):
     """What is stored of a response; a body of None is too large."""
 
     status: int
@@ -225,23 +225,25 @@ def mark_unprotected(response: Any) -> None:
 # --- their bodies --------------------------------------------------------------------------------
 
 
-def read(response: Any, limit: int) -> Told:
+def read(response: Any, limit: int) -> ResponseParts:
     """Read a response on a thread, up to the limit; a stream gets what was read of it back."""
     if not response.streaming:
-        return _told(response, [response.content], limit)
+        return _parts(response, [response.content], limit)
     content = response.streaming_content
     if response.is_async:
         # Read whole, as Django itself does with such a stream on a thread.
         return _replaced(response, async_to_sync(_all)(content), limit)
     held, whole = up_to(limit, content)
     response.streaming_content = chain(held, content)
-    return Told(response.status_code, lines_of(response), b"".join(held) if whole else None)
+    return ResponseParts(
+        response.status_code, lines_of(response), b"".join(held) if whole else None
+    )
 
 
-async def aread(response: Any, limit: int, flow: Flow | None) -> Told:
+async def aread(response: Any, limit: int, flow: Flow | None) -> ResponseParts:
     """Read a response on asyncio, to its end; a stream beyond the limit goes out by the flow."""
     if not response.streaming:
-        return _told(response, [response.content], limit)
+        return _parts(response, [response.content], limit)
     content = response.streaming_content
     if not response.is_async:  # read whole, as Django would
         return _replaced(response, await sync_to_async(_listed)(content), limit)
@@ -250,7 +252,7 @@ async def aread(response: Any, limit: int, flow: Flow | None) -> Told:
     await read_on(response, flow)
     if flow.body is not None:
         response.streaming_content = _again([flow.body])
-    return Told(response.status_code, lines_of(response), flow.body)
+    return ResponseParts(response.status_code, lines_of(response), flow.body)
 
 
 def send_instead(response: Any, chunks: Any) -> None:
@@ -260,15 +262,17 @@ def send_instead(response: Any, chunks: Any) -> None:
     closers.insert(0, closers.pop())
 
 
-def _told(response: Any, chunks: list[bytes], limit: int) -> Told:
+def _parts(response: Any, chunks: list[bytes], limit: int) -> ResponseParts:
     fits = sum(map(len, chunks)) <= limit
-    return Told(response.status_code, lines_of(response), b"".join(chunks) if fits else None)
+    return ResponseParts(
+        response.status_code, lines_of(response), b"".join(chunks) if fits else None
+    )
 
 
-def _replaced(response: Any, chunks: list[bytes], limit: int) -> Told:
+def _replaced(response: Any, chunks: list[bytes], limit: int) -> ResponseParts:
     """Let a response that was read whole be sent."""
     response.streaming_content = _again(chunks)
-    return _told(response, chunks, limit)
+    return _parts(response, chunks, limit)
 
 
 def _listed(chunks: Iterable[bytes]) -> list[bytes]:
@@ -369,7 +373,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def told_by(error: Any, request: Any, rules: RouteRules) -> Told | None:
+def parts_of_error(error: Any, request: Any, rules: RouteRules) -> ResponseParts | None:
     """Say which answer an error of a view will become; None = it is a failure of the view."""
     status = next((code for kind, code in _STATUSES if isinstance(error, kind)), None)
     framework = request is not inner(request)
@@ -378,7 +382,7 @@ def told_by(error: Any, request: Any, rules: RouteRules) -> Told | None:
     if status is None or rules.decide(status) == "failure":
         return None
     if rules.decide(status) != "store":
-        return Told(status, [], b"")
+        return ResponseParts(status, [], b"")
     if framework:
         response = request.parser_context["view"].handle_exception(error)
     else:

@@ -1,4 +1,4 @@
-"""The middleware: protects every view of a project, but for those that it is told to leave alone.
+"""The middleware: protects every view of a project that is not exempt.
 
 Place it last, or at least after every middleware that authorizes. Some of those (CSRF, Django's
 LoginRequiredMiddleware) decide in `process_view`, which Django calls after the last `__call__` and
@@ -25,7 +25,7 @@ from semel.adapters.django import running
 from semel.adapters.django.bodies import Body, is_protected, response_of
 from semel.adapters.django.running import AsyncDjangoIntegration, Claim, DjangoIntegration
 from semel.adapters.django.settings import ENGINES
-from semel.adapters.django.views import is_left_alone
+from semel.adapters.django.views import is_exempt
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
@@ -73,52 +73,50 @@ class IdempotencyMiddleware:
         self._asynchronous = iscoroutinefunction(get_response)
         if self._asynchronous:
             markcoroutinefunction(self)
-        self._integration = self._made_integration(idempotency, {**options})
-        self._told_hidden = False
+        self._integration = self._integration_of(idempotency, {**options})
+        self._warned = False
 
-    def _made_integration(self, idempotency: Any, options: dict[str, Any]) -> Any:
+    def _integration_of(self, idempotency: Any, options: dict[str, Any]) -> Callable[[], Any]:
+        """Return the function that finds the integration: the settings may change in a test."""
         check_header_names(options)
         if idempotency is not None:
-            return (AsyncDjangoIntegration if self._asynchronous else DjangoIntegration)(
-                idempotency, options
-            )
+            kind = AsyncDjangoIntegration if self._asynchronous else DjangoIntegration
+            integration = kind(idempotency, options)
+            return lambda: integration
         if options:
             raise ConfigError("without an engine, settings.SEMEL says all of the options")
-        ENGINES.integration()  # made now, so that wrong settings are told of at the start
-        return None
+        ENGINES.integration()  # made now, so that wrong settings are an error at the start
+        return ENGINES.async_integration if self._asynchronous else ENGINES.integration
 
     def __call__(self, request: Any) -> Any:
-        """Answer one request; on asyncio this gives a coroutine."""
+        """Answer one request; on asyncio this returns a coroutine."""
         if self._asynchronous:
-            return self._answered(request)
-        begun = self._begun(
-            ENGINES.integration() if self._integration is None else self._integration, request
-        )
+            return self._acall(request)
+        begun = self._begin(request)
         if begun is None:
             return self.get_response(request)
         if not isinstance(begun, _Request):
             return begun
         run = partial(self.get_response, request)
-        return self._passed(begun, request, running.passed(begun.claim, request, run))
+        return self._passed(begun, request, running.run_inside(begun.claim, request, run))
 
-    async def _answered(self, request: Any) -> Any:
-        begun = self._begun(
-            ENGINES.async_integration() if self._integration is None else self._integration, request
-        )
+    async def _acall(self, request: Any) -> Any:
+        begun = self._begin(request)
         if begun is None:
             return await self.get_response(request)
         if not isinstance(begun, _Request):
             return begun
         run = partial(self.get_response, request)
         limit = begun.rules.max_response
-        response = await running.apassed(begun.claim, limit, request, run)
+        response = await running.arun_inside(begun.claim, limit, request, run)
         return self._passed(begun, request, response)
 
-    def _begun(self, integration: Any, request: Any) -> Any:
+    def _begin(self, request: Any) -> Any:
         """Keep what `process_view` needs, or answer; None = the request is not protected here."""
+        integration = self._integration()
         root = request.path.removesuffix(request.path_info)
         rules = integration.routing.find(request.method, request.path, root)
-        if rules is None or is_protected(request) or _is_left_alone(request):
+        if rules is None or is_protected(request) or _is_exempt(request):
             return None
         begun = _Request(integration, rules, Body(request, rules.max_body))
         if rules.may_have_key(begun.body.request):
@@ -139,16 +137,16 @@ class IdempotencyMiddleware:
 
         Django asks whether this is a coroutine function, and calls it accordingly.
         """
-        return self._aclaimed if self._asynchronous else self._claimed
+        return self._aclaim if self._asynchronous else self._claim
 
-    def _claimed(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
+    def _claim(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
         begun = self._due(request, callback)
         if begun is None:
             return None
         outcome = begun.integration.begin(begun.rules, begun.body.request, begun.read)
         return begun.claim.decided(outcome, request)
 
-    async def _aclaimed(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
+    async def _aclaim(self, request: Any, callback: Any, _args: Any, _kwargs: Any) -> Any:
         begun = self._due(request, callback)
         if begun is None:
             return None
@@ -156,22 +154,22 @@ class IdempotencyMiddleware:
         return begun.claim.decided(outcome, request)
 
     def _due(self, request: Any, callback: Any) -> _Request | None:
-        """Give the request whose key is to be claimed now."""
+        """Return the request whose key is to be claimed now."""
         begun: _Request | None = vars(request).get("_semel", {}).pop(self, None)
         if begun is None:
             return None
         begun.seen = True
         # A layer inside may have other views, and an outer one of ours may have claimed the key.
-        left_alone = is_protected(request) or is_left_alone(callback, request.method)
-        return None if left_alone else begun
+        exempt = is_protected(request) or is_exempt(callback, request.method)
+        return None if exempt else begun
 
     # --- after the view ----------------------------------------------------------------------
 
     def _passed(self, begun: _Request, request: Any, response: Any) -> Any:
         """Log once if Django never calls this middleware's `process_view`."""
         was_called = request.resolver_match and response.status_code < 300  # noqa: PLR2004 - done
-        if was_called and not begun.seen and not self._told_hidden:
-            self._told_hidden = True
+        if was_called and not begun.seen and not self._warned:
+            self._warned = True
             logger.error(
                 "a view ran without protection, as Django did not call process_view of "
                 "IdempotencyMiddleware: a function that MIDDLEWARE names must return the "
@@ -180,9 +178,9 @@ class IdempotencyMiddleware:
         return response
 
 
-def _is_left_alone(request: Any) -> bool:
+def _is_exempt(request: Any) -> bool:
     try:
         callback = resolve(request.path_info, getattr(request, "urlconf", None)).func
     except Resolver404:
         return False
-    return is_left_alone(callback, request.method)
+    return is_exempt(callback, request.method)

@@ -1,8 +1,9 @@
 """One protected request: claimed, run, and its response recorded; on threads and on asyncio.
 
-`passed` and `protected` are for threads, `apassed` and `aprotected` for asyncio. They differ in
-what is too large to be stored: on threads the server reads it as it sends it; on asyncio the
-request's own task does, because a client that disconnects cancels the server's.
+`run_view` is for the decorator, `run_inside` for the middleware; `arun_view` and `arun_inside` do
+the same on asyncio. They differ in what is too large to be stored: on threads the server reads it
+as it sends it; on asyncio the request's own task does, because a client that disconnects cancels
+the server's.
 
 A client that disconnects ends neither a view nor its save.
 """
@@ -21,7 +22,7 @@ from django.db import transaction
 
 from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.django.atomic import open_transactions, refuse_transactions, when_ended
+from semel.adapters.django.atomic import open_transactions, reject_transactions, when_ended
 from semel.adapters.django.bodies import (
     Body,
     aread,
@@ -29,12 +30,12 @@ from semel.adapters.django.bodies import (
     is_asgi,
     lines_of,
     mark_unprotected,
+    parts_of_error,
     read,
     rendered,
     response_of,
     send_for_error,
     send_instead,
-    told_by,
 )
 from semel.adapters.integration import AsyncExchange, AsyncIntegration
 from semel.adapters.streaming import Background, Flow, StreamedAnswer
@@ -78,8 +79,9 @@ class DjangoExchange(Exchange):
         if self.raises or self.rules.decide(status, lines) != "store":
             answered()
             return
-        told = "the transaction around the view was rolled back"
-        error: Exception = transaction.TransactionManagementError(told)
+        error: Exception = transaction.TransactionManagementError(
+            "the transaction around the view was rolled back"
+        )
         if in_doubt and self.rules.policy.hold:
             # Nothing that the policy says of database errors: these rows may be committed.
             error = Undone("nobody knows whether the transaction was committed", "unknown")
@@ -97,24 +99,20 @@ class DjangoIntegration(Integration):
     exchange = DjangoExchange
 
     def before_claim(self) -> None:
-        """Refuse what would wait for itself."""
-        refuse_transactions(self.engine)
+        """Reject what would wait for itself."""
+        reject_transactions(self.engine)
 
     def awaited(self, given: Any) -> Any:
-        """Give what an async function of the application gives: one setting serves both servers."""
-        return async_to_sync(partial(_itself, given))() if inspect.iscoroutine(given) else given
-
-
-async def _itself(given: Awaitable[Any]) -> Any:
-    return await given
+        """Await what an async function returned, too: one setting serves both servers."""
+        return async_to_sync(_ended)(given) if inspect.iscoroutine(given) else given
 
 
 class AsyncDjangoIntegration(AsyncIntegration):
     """The integration of async views; the application's plain functions may ask the database."""
 
     def before_claim(self) -> None:
-        """Refuse what would wait for itself."""
-        refuse_transactions(self.engine)
+        """Reject what would wait for itself."""
+        reject_transactions(self.engine)
 
     async def called(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
@@ -168,7 +166,7 @@ class Claim:
             self.exchange.enter()
 
 
-def protected(
+def run_view(
     integration: Integration, rules: RouteRules, request: Any, view: Callable[[], Any]
 ) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
@@ -181,7 +179,7 @@ def protected(
     return _run_to_end(request, partial(_run, Claim(begun), request, view))
 
 
-def passed(claim: Claim, request: Any, get_response: Callable[[], Any]) -> Any:
+def run_inside(claim: Claim, request: Any, get_response: Callable[[], Any]) -> Any:
     """Let a request pass whose key `process_view` claims on the way, and save its answer."""
     return _run_to_end(request, partial(_run, claim, request, get_response))
 
@@ -193,10 +191,10 @@ def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
             response = rendered(view(), request)
         except Exception as error:
             if claim.exchange is not None:
-                _refused(claim.exchange, request, error)
+                _record_raised(claim.exchange, request, error)
             raise
         if claim.exchange is not None:
-            return _recorded(claim.exchange, response)
+            return _record(claim.exchange, response)
     except BaseException as error:
         if claim.exchange is not None and not claim.exchange.ended:
             claim.exchange.raised(error)
@@ -205,17 +203,17 @@ def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
     return response if claim.answer is None else response_of(claim.answer)
 
 
-def _refused(exchange: Exchange, request: Any, error: Exception) -> None:
+def _record_raised(exchange: Exchange, request: Any, error: Exception) -> None:
     """Record an answer that was raised; it goes on its way as an error."""
-    told = told_by(error, request, exchange.rules)
-    if told is not None:
+    parts = parts_of_error(error, request, exchange.rules)
+    if parts is not None:
         exchange.raises = True
-        instead = exchange.answered(*told)
+        instead = exchange.answered(*parts)
         if instead is not None:
             send_for_error(error, request, response_of(instead))
 
 
-def _recorded(exchange: Exchange, response: Any) -> Any:
+def _record(exchange: Exchange, response: Any) -> Any:
     """Save a response; a stream is read up to the limit before, and followed beyond it."""
     rules = exchange.rules
     response.headers.pop(rules.choices.replayed_header, None)
@@ -224,21 +222,23 @@ def _recorded(exchange: Exchange, response: Any) -> Any:
         mark_unprotected(response)
         return response
     try:
-        told = read(response, rules.max_response)
+        parts = read(response, rules.max_response)
         if (
-            told.body is None
+            parts.body is None
             and response.streaming
             and not response.is_async
             # Inside a transaction the answer counts when the view returns, like its rows.
             and not open_transactions()
         ):
             content = response.streaming_content
-            send_instead(response, StreamedAnswer(exchange, told.status, told.lines, content, None))
+            send_instead(
+                response, StreamedAnswer(exchange, parts.status, parts.lines, content, None)
+            )
             return response
     except BaseException:
         response.close()
         raise
-    instead = exchange.answered(*told)
+    instead = exchange.answered(*parts)
     return response if instead is None else response_of(instead)
 
 
@@ -283,7 +283,7 @@ async def _in_background(run: Callable[[], Any]) -> Any:
 # Under WSGI an async view has a loop for its request alone: there the engine for threads is used.
 
 
-async def aprotected(
+async def arun_view(
     integration: AsyncIntegration | Integration,
     rules: RouteRules,
     request: Any,
@@ -306,7 +306,7 @@ async def aprotected(
     return await flow.answer(_BACKGROUND, _arun(Claim(begun), request, view, flow))
 
 
-async def apassed(
+async def arun_inside(
     claim: Claim, limit: int, request: Any, get_response: Callable[[], Awaitable[Any]]
 ) -> Any:
     """Let a request pass whose key `process_view` claims on the way, and save its answer."""
@@ -318,13 +318,13 @@ async def _arun(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], 
     claim.enter(request)
     try:
         try:
-            response = await _arendered(await view(), request)
+            response = await _arender(await view(), request)
         except Exception as error:
             if claim.exchange is not None:
-                await _arefused(claim.exchange, request, error)
+                await _arecord_raised(claim.exchange, request, error)
             raise
         if claim.exchange is not None:
-            return await _arecorded(claim.exchange, response, flow)
+            return await _arecord(claim.exchange, response, flow)
     except BaseException as error:
         if claim.exchange is not None and not claim.exchange.ended:
             await _ended(claim.exchange.raised(error))
@@ -333,17 +333,19 @@ async def _arun(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], 
     return response if claim.answer is None else response_of(claim.answer)
 
 
-async def _arefused(exchange: AsyncExchange | Exchange, request: Any, error: Exception) -> None:
+async def _arecord_raised(
+    exchange: AsyncExchange | Exchange, request: Any, error: Exception
+) -> None:
     """Record an answer that was raised; it goes on its way as an error."""
-    told = await sync_to_async(told_by)(error, request, exchange.rules)
-    if told is not None:
+    parts = await sync_to_async(parts_of_error)(error, request, exchange.rules)
+    if parts is not None:
         exchange.raises = True
-        instead = await _ended(exchange.answered(*told))
+        instead = await _ended(exchange.answered(*parts))
         if instead is not None:
             send_for_error(error, request, response_of(instead))
 
 
-async def _arecorded(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:
+async def _arecord(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:
     """Save a response; a stream is read before, to its end."""
     rules = exchange.rules
     response.headers.pop(rules.choices.replayed_header, None)
@@ -354,16 +356,16 @@ async def _arecorded(exchange: AsyncExchange | Exchange, response: Any, flow: Fl
     # A loop for one request alone ends before its answer is sent.
     lasting = isinstance(exchange, AsyncExchange)
     try:
-        told = await aread(response, rules.max_response, flow if lasting else None)
+        parts = await aread(response, rules.max_response, flow if lasting else None)
     except BaseException:
         if not flow.is_open:
             await sync_to_async(response.close)()
         raise
-    instead = await _ended(exchange.answered(*told))
+    instead = await _ended(exchange.answered(*parts))
     return response if instead is None else response_of(instead)
 
 
-async def _arendered(response: Any, request: Any) -> Any:
+async def _arender(response: Any, request: Any) -> Any:
     """Render on a thread, where templates may ask the database; most responses are whole."""
     if getattr(response, "is_rendered", True):
         return rendered(response, request)

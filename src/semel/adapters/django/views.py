@@ -30,7 +30,7 @@ from semel.sync import Idempotency
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LEFT_ALONE: Final = "semel_leaves_alone"
+EXEMPT: Final = "semel_exempt"
 """The attribute by which the middleware knows a view that it has nothing to do with."""
 
 
@@ -76,7 +76,7 @@ class Idempotent:
         if not callable(view) or isinstance(view, type):
             raise ConfigError("decorate a function; a class of views needs method_decorator")
         protected = self._awaiting(view) if iscoroutinefunction(view) else self._plain(view)
-        setattr(protected, LEFT_ALONE, True)
+        setattr(protected, EXEMPT, True)
         return protected
 
     def _plain(self, view: F) -> F:
@@ -95,10 +95,10 @@ class Idempotent:
             rules = self._rules(integration)
             # Behind another integration, too: that one saves in a transaction of its own.
             if self._atomic is not None and request.method in rules.choices.methods:
-                return atomic.protected(integration, rules, request, run, self._atomic)
+                return atomic.run_view(integration, rules, request, run, self._atomic)
             if not _concerns(rules, request, name):
                 return run()
-            return running.protected(integration, rules, request, run)
+            return running.run_view(integration, rules, request, run)
 
         return cast("F", protected)
 
@@ -118,7 +118,7 @@ class Idempotent:
             rules = self._rules(integration)
             if not _concerns(rules, request, name):
                 return await run()
-            return await running.aprotected(integration, rules, request, run)
+            return await running.arun_view(integration, rules, request, run)
 
         return cast("F", protected)
 
@@ -134,13 +134,13 @@ class Idempotent:
 
 def exempt(view: F) -> F:
     """Let the middleware leave a view alone: a function, or a class of views."""
-    setattr(view, LEFT_ALONE, True)
+    setattr(view, EXEMPT, True)
     return view
 
 
-def is_left_alone(callback: Any, method: str) -> bool:
+def is_exempt(callback: Any, method: str) -> bool:
     """Tell whether a view, or its method for this request, is none of the middleware's business."""
-    return any(getattr(part, LEFT_ALONE, False) for part in _parts(callback, method.lower()))
+    return any(getattr(part, EXEMPT, False) for part in _parts(callback, method.lower()))
 
 
 def _parts(callback: Any, method: str) -> Iterator[Any]:
