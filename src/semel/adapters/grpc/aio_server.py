@@ -152,9 +152,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
                 f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
             )
         self._engine = engine
-        self._methods = MethodTable(
-            engine.internals.setup.rules, engine.internals.setup.key_rules.pattern, **options
-        )
+        self._methods = MethodTable(engine.internals.setup, **options)
         self._background = Background()
 
     async def intercept_service(
@@ -190,7 +188,7 @@ class _Protected:
         details: Any,
         background: Background,
     ) -> None:
-        self._engine, self._rules = engine, rules
+        self._runs, self._rules = engine.internals, rules
         self._metadata = details.invocation_metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
         self._plain = not inspect.iscoroutinefunction(handler.unary_unary)
@@ -221,7 +219,7 @@ class _Protected:
             tenant = rules.tenant(self._metadata, context)
             tenant = await tenant if inspect.isawaitable(tenant) else tenant
             call = rules.call(key, tenant, received)
-            attempt = await self._engine.internals.begin(call)
+            attempt = await self._runs.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
@@ -262,7 +260,7 @@ class _Protected:
                 response = await self._call(message, seen)
         except BaseException as error:
             if seen.aborted is None or not isinstance(error, grpc.aio.AbortError):
-                await self._engine.internals.failed(call, attempt, error)
+                await self._runs.failed(call, attempt, error)
                 raise
         code, details, trailers = seen.end()
         if code is not grpc.StatusCode.OK:
@@ -291,11 +289,11 @@ class _Protected:
             seen.set_trailing_metadata(trailers)
         ended = self._rules.stored_response(response, self._serialize)
         if isinstance(ended, Undone):
-            await self._engine.internals.failed(call, attempt, ended)
+            await self._runs.failed(call, attempt, ended)
             seen.set_trailing_metadata((*seen.trailing_metadata(), (STATUS, "not-stored")))
             return response
         try:
-            await self._engine.internals.succeeded(call, attempt, ended)
+            await self._runs.succeeded(call, attempt, ended)
         except IdempotencyError as error:  # another attempt took over: its answer counts
             return self._rules.rejection(error)
         return response
@@ -303,7 +301,7 @@ class _Protected:
     async def _ended(self, call: Call, attempt: Attempt, ended: bytes | Undone) -> None:
         """Record a code other than OK."""
         if isinstance(ended, Undone):
-            await self._engine.internals.failed(call, attempt, ended)
+            await self._runs.failed(call, attempt, ended)
         else:
             with suppress(IdempotencyError):  # the client hears of this end, stored or not
-                await self._engine.internals.succeeded(call, attempt, ended)
+                await self._runs.succeeded(call, attempt, ended)

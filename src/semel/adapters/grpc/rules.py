@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from re import Pattern
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 import grpc
@@ -31,9 +30,9 @@ from semel.adapters.grpc.storing import (
 )
 from semel.core.decide import Undone
 from semel.core.fingerprint import fingerprint as payload_fingerprint
-from semel.core.policy import Duration, Policy, Rules, seconds
+from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Identity
-from semel.engine.setup import Call
+from semel.engine.setup import Call, Setup
 from semel.errors import (
     ConcurrentRequest,
     ConfigError,
@@ -231,16 +230,10 @@ class Abort(msgspec.Struct, frozen=True):
 class MethodRules:
     """The rules of one method."""
 
-    def __init__(
-        self,
-        method: str,
-        choices: Choices,
-        resolved: Callable[..., Rules],
-        key_pattern: Pattern[str] | None = None,
-    ) -> None:
+    def __init__(self, method: str, choices: Choices, setup: Setup) -> None:
         self.method, self.choices = method, choices
-        self.policy = rules_of(choices, resolved, envelope=_ENVELOPE, codec=_CODEC)
-        self._pattern = key_pattern
+        self.policy = rules_of(choices, setup.rules, envelope=_ENVELOPE, codec=_CODEC)
+        self._pattern = setup.key_rules.pattern
 
     # --- before the handler ----------------------------------------------------------------
 
@@ -378,13 +371,12 @@ class MethodTable:
 
     def __init__(
         self,
-        resolved: Callable[..., Rules],
-        key_pattern: Pattern[str] | None = None,
+        setup: Setup,
         *,
         methods: Mapping[str, MethodRule] | None = None,
         **options: Any,
     ) -> None:
-        self._resolved, self._pattern = resolved, key_pattern
+        self._setup = setup
         rules = checked_rules({} if methods is None else methods)
         self._off = {name for name, rule in rules.items() if rule.off}
         self._default = chosen(options)
@@ -393,7 +385,7 @@ class MethodTable:
         self.choices = (self._default, *self._choices.values())
         """Every set of options that a method may have."""
         for choices in self.choices:  # what the engine cannot do is an error now
-            MethodRules("", choices, resolved)
+            MethodRules("", choices, setup)
 
     def of_call(self, details: Any, handler: Any) -> MethodRules | None:
         """Return the rules of a call; None = its handler is not protected."""
@@ -420,7 +412,7 @@ class MethodTable:
         rules = None
         if name not in self._off:
             choices = self._choices.get(name, self._default)
-            rules = MethodRules(method, choices, self._resolved, self._pattern)
+            rules = MethodRules(method, choices, self._setup)
         if len(self._known) < _REMEMBERED:
             self._known[method] = rules
         return rules

@@ -49,9 +49,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self._engine = engine
-        self._methods = MethodTable(
-            engine.internals.setup.rules, engine.internals.setup.key_rules.pattern, **options
-        )
+        self._methods = MethodTable(engine.internals.setup, **options)
         if any(inspect.iscoroutinefunction(choices.tenant) for choices in self._methods.choices):
             raise ConfigError("an async tenant needs the interceptor for asyncio")
 
@@ -94,7 +92,7 @@ class _Protected:
     """The handler of one call, behind its key."""
 
     def __init__(self, engine: Idempotency, rules: MethodRules, handler: Any, details: Any) -> None:
-        self._engine, self._rules = engine, rules
+        self._runs, self._rules = engine.internals, rules
         self._metadata = details.invocation_metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
         # A handler may bring threads of its own; the server asks the one that stands in its place.
@@ -129,7 +127,7 @@ class _Protected:
                 return None
             tenant = rules.tenant(self._metadata, context)
             call = rules.call(key, tenant, received)
-            attempt = self._engine.internals.begin(call)
+            attempt = self._runs.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result)
         except (IdempotencyError, Rejected) as error:
@@ -146,13 +144,13 @@ class _Protected:
             return response
         ended = self._rules.stored_response(response, self._serialize)
         if isinstance(ended, Undone):
-            self._engine.internals.failed(call, attempt, ended)
+            self._runs.failed(call, attempt, ended)
             context.set_trailing_metadata(
                 (*(context.trailing_metadata() or ()), (STATUS, "not-stored"))
             )
             return response
         try:
-            self._engine.internals.succeeded(call, attempt, ended)
+            self._runs.succeeded(call, attempt, ended)
         except IdempotencyError as error:  # another attempt took over: its answer counts
             _abort(context, self._rules.rejection(error))
         return response
@@ -163,16 +161,16 @@ class _Protected:
         if type(error) is Exception and not error.args and code is not grpc.StatusCode.OK:
             self._ended(call, attempt, code, context)
         else:
-            self._engine.internals.failed(call, attempt, error)
+            self._runs.failed(call, attempt, error)
 
     def _ended(self, call: Call, attempt: Attempt, code: grpc.StatusCode, context: Any) -> None:
         """Record a code other than OK."""
         ended = self._rules.stored_failure(code, context.details(), context.trailing_metadata())
         if isinstance(ended, Undone):
-            self._engine.internals.failed(call, attempt, ended)
+            self._runs.failed(call, attempt, ended)
         else:
             with suppress(IdempotencyError):  # the client hears of this end, stored or not
-                self._engine.internals.succeeded(call, attempt, ended)
+                self._runs.succeeded(call, attempt, ended)
 
 
 def _abort(context: grpc.ServicerContext, abort: Abort) -> NoReturn:
