@@ -143,7 +143,7 @@ class AsyncSQLiteStore(AsyncSQLStore):
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
         upkeep = Writer(Session(source.for_upkeep()), timeout)
         super().__init__(verbs, writer, upkeep)
-        self._asked = writer.asked
+        self._submit = writer.submit
         for of_this_store in (writer, upkeep):
             # Dropped without being closed, it would keep a thread and two files for a while.
             weakref.finalize(self, of_this_store.drop).atexit = False
@@ -152,13 +152,13 @@ class AsyncSQLiteStore(AsyncSQLStore):
 
     async def claim(self, ask: ClaimRequest) -> Claim:
         """Ask to run the operation."""
-        answer: Claim = answers_or_error(await self._asked((self._verbs.claim(ask),)))[0]
+        answer: Claim = answers_or_error(await self._submit((self._verbs.claim(ask),)))[0]
         return answer
 
     async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the owner's success."""
         ask = CompleteRequest(identity, owner, result, ttl)
-        stored: bool = answers_or_error(await self._asked((self._verbs.complete(ask),)))[0]
+        stored: bool = answers_or_error(await self._submit((self._verbs.complete(ask),)))[0]
         return stored
 
 

@@ -158,13 +158,13 @@ QUIET = 30.0
 class _Awaited(Job):
     """A job whose task awaits a future of its loop."""
 
-    __slots__ = ("answered", "asked", "loop")
+    __slots__ = ("answered", "loop", "since")
 
     def __init__(self, operations: Sequence[Operation[Any]]) -> None:
         super().__init__(operations)
         self.loop = running_loop()
         self.answered: asyncio.Future[list[Any]] = self.loop.create_future()
-        self.asked = time.monotonic()
+        self.since = time.monotonic()
 
 
 class _LoopQueue:
@@ -204,9 +204,9 @@ class Writer:
 
         A caller that is cancelled is freed at once; its operations are carried out all the same.
         """
-        return await self.asked(operations)
+        return await self.submit(operations)
 
-    def asked(self, operations: Sequence[Operation[Any]]) -> asyncio.Future[list[Any]]:
+    def submit(self, operations: Sequence[Operation[Any]]) -> asyncio.Future[list[Any]]:
         """Ask the thread to run the operations."""
         job = _Awaited(operations)
         if self._closed:
@@ -307,13 +307,13 @@ class Writer:
     def _check_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         """Jobs are served in their order: one alarm, for the oldest, is enough for a loop."""
         jobs, now = self._loops.get(loop, _LoopQueue()).waiting, time.monotonic()
-        while jobs and (jobs[0].answered.done() or now >= jobs[0].asked + self._longest_wait):
+        while jobs and (jobs[0].answered.done() or now >= jobs[0].since + self._longest_wait):
             job = jobs.popleft()
             if not job.answered.done():
                 error = job.given_up(self._session.place, self._longest_wait)
                 job.answered.set_exception(error)
         if jobs:
-            loop.call_later(jobs[0].asked + self._longest_wait - now, self._check_waiting, loop)
+            loop.call_later(jobs[0].since + self._longest_wait - now, self._check_waiting, loop)
         else:
             self._loops.pop(loop, None)
 

@@ -157,52 +157,38 @@ class MySQLTable:
 
     def renew(self, ask: RenewRequest) -> Statement:
         """Extend the lease of a running owner."""
-        return self._by_owner(
-            f"lease_until = {_LATER}", (stamp(ask.lease),), ask.identity, ask.owner
-        )
+        return self._by_owner(ask, f"lease_until = {_LATER}", stamp(ask.lease))
 
     def complete(self, ask: CompleteRequest) -> Statement:
         """Store the success of a running owner."""
-        return self._end(ask.identity, ask.owner, State.SUCCEEDED, ask.result, ask.ttl)
+        return self._end(ask, State.SUCCEEDED, ask.result)
 
     def fail(self, ask: FailRequest) -> Statement:
         """Store the failure of a running owner."""
         forget = "" if ask.keep_fingerprint else ", payload_hash = NULL"
         give_back = "" if ask.ran else ", number = number - 1"
-        return self._end(
-            ask.identity,
-            ask.owner,
-            State.FAILED,
-            ask.error,
-            ask.ttl,
-            more=f", retryable = {int(ask.retryable)}{forget}{give_back}",
-        )
+        more = f", retryable = {int(ask.retryable)}{forget}{give_back}"
+        return self._end(ask, State.FAILED, ask.error, more)
 
     def _end(
-        self,
-        identity: Identity,
-        owner: bytes,
-        state: State,
-        outcome: Encoded,
-        ttl: float,
-        *,
-        more: str = "",
+        self, ask: CompleteRequest | FailRequest, state: State, outcome: Encoded, more: str = ""
     ) -> Statement:
         return self._by_owner(
+            ask,
             f"status = {int(state)}, result_payload = %s, codec = %s, lease_until = NULL, "
             f"expire_at = {_LATER}{more}",
-            (outcome.data, outcome.codec, stamp(ttl)),
-            identity,
-            owner,
+            outcome.data,
+            outcome.codec,
+            stamp(ask.ttl),
         )
 
     def _by_owner(
-        self, changes: str, values: tuple[object, ...], identity: Identity, owner: bytes
+        self, ask: RenewRequest | CompleteRequest | FailRequest, changes: str, *values: object
     ) -> Statement:
         return Statement(
             f"UPDATE {self.quoted} SET {changes}, updated_at = {NOW} "  # noqa: S608 - checked above
             "WHERE digest = %s AND owner = %s AND status = 0",
-            (*values, self.digest(identity), owner),
+            (*values, self.digest(ask.identity), ask.owner),
             writes=True,
         )
 
