@@ -102,10 +102,17 @@ PROMISES = {"Awaitable", "Coroutine"}
 KIND = {"asynchronous", "_asynchronous"}
 """Names whose True or False says which kind it is."""
 
-ONLY_TASKS = {"mark_coroutine_function", "raise_if_cancelled", "cancellations", "LoopGuard"}
+ONLY_TASKS = {
+    "mark_coroutine_function",
+    "raise_if_cancelled",
+    "cancellations",
+    "LoopGuard",
+    "only_loop",
+    "has_ended",
+}
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
-OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "ask", "batching"}}
+OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "_inherited", "_loop", "ask", "batching"}}
 """Methods and attributes that only tasks have, by file: their calls share statements."""
 
 LOOP = "loop_guard"
@@ -123,8 +130,12 @@ MODULES = {
     )
     for by_hand, generated in GENERATED.items()
     if by_hand not in WHOLE
-} | {"redis.asyncio": "redis"}
-"""Where the generated modules, and the clients of drivers, are imported from."""
+} | {
+    "asyncio": "time",
+    "redis.asyncio": "redis",
+    "semel.stores.loops": "semel.stores.places",
+}
+"""Where the generated modules, and what exists for both kinds, are imported from."""
 
 UNWRAPPED = {("engine/runs.py", "finished")}
 """Functions that only tasks need around an argument, by file."""

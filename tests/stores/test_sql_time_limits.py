@@ -73,7 +73,8 @@ async def test_a_task_connects_to_postgres_no_longer_than_its_call_may_take(conn
 
 def mysql_pool(kind: Any, url: str) -> Any:
     address, _ = parse(url, {})
-    return kind.Pool(kind.connector(address, TIMEOUT), address.place, TIMEOUT, size=1)
+    pool = store.Pool if kind is threads else aio.Pool
+    return pool(kind.connector(address, TIMEOUT), address.place, TIMEOUT, size=1)
 
 
 def test_a_thread_connects_to_mysql_no_longer_than_its_call_may_take(silent_port):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from queue import Empty
 
 from semel.errors import ConfigError
 
@@ -33,3 +34,33 @@ def has_ended(first: asyncio.AbstractEventLoop | None, place: str) -> bool:
     if not first.is_closed():
         raise ConfigError(f"the store at {place} belongs to another event loop; close it there")
     return True
+
+
+class AsyncPlaces:
+    """A limited number of places for tasks, taken and given back as `places.Places` are."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def get(
+        self,
+        *,
+        block: bool = True,
+        timeout: float | None = None,  # noqa: ASYNC109 - as a queue for threads has it
+    ) -> object:
+        """Take a place; raises `queue.Empty`."""
+        if self._free.locked():  # else there is no need for a timer
+            if not block:
+                raise Empty
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._free.acquire()
+            except TimeoutError:
+                raise Empty from None
+        else:
+            await self._free.acquire()
+        return self
+
+    def give(self, _place: object) -> None:
+        """Give a place back."""
+        self._free.release()

@@ -8,8 +8,13 @@ helps. What each driver does in its own way is in its own module.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty
+from time import monotonic
 from typing import Any, Final, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 from semel.core.records import (
     Claim,
@@ -25,10 +30,12 @@ from semel.stores.batching import (
     weight_of_claim,
     weight_of_complete,
 )
+from semel.stores.forking import follow_forks
+from semel.stores.places import Places
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.members import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import threads
-from semel.stores.sql.mysql.addresses import Options, set_up
+from semel.stores.sql.mysql.addresses import Options, set_up, settings
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
     Deadline,
@@ -86,7 +93,7 @@ class MySQLStore(SQLStore):
         self._database = setup.database
 
         def executor(size: int, *, waits_for_locks: bool = False) -> Executor:
-            pool = threads.Pool(
+            pool = Pool(
                 setup.connect, setup.place, setup.timeout, size, waits_for_locks=waits_for_locks
             )
             return Executor(pool, setup.timeout, self._schema)
@@ -190,7 +197,7 @@ _ANSWERS: dict[type, Callable[..., Any]] = {
 class Executor:
     """Runs the operations of many callers, each caller's on one connection."""
 
-    def __init__(self, pool: threads.Pool, timeout: float, schema: Schema) -> None:
+    def __init__(self, pool: Pool, timeout: float, schema: Schema) -> None:
         self.pool = pool
         self._timeout = timeout
         self._schema = schema
@@ -241,7 +248,7 @@ class Executor:
 class _Session:
     """A caller's use of one connection, from its first statement to its last."""
 
-    def __init__(self, pool: threads.Pool, deadline: Deadline) -> None:
+    def __init__(self, pool: Pool, deadline: Deadline) -> None:
         self._pool = pool
         self._lender = pool
         """The pool that the connection goes back to."""
@@ -312,3 +319,108 @@ class _Session:
         connection, self._connection = self._connection, None  # first: never given back twice
         if connection is not None:
             self._lender.give_back(connection)
+
+
+class Pool:
+    """At most `size` connections, opened when they are needed."""
+
+    def __init__(
+        self,
+        connect: threads.Connect,
+        place: str,
+        timeout: float,
+        size: int,
+        *,
+        waits_for_locks: bool = True,
+    ) -> None:
+        """`waits_for_locks`: whether a statement waits for a lock, and is sent again after that."""
+        self.place = place
+        self.spares: Sequence[Pool] = ()
+        """They lend an idle connection when this pool cannot open one of its own."""
+        self.waits_for_locks = waits_for_locks
+        self.send = threads.Sender().send
+        self._connect = connect
+        self._settings = settings(timeout, waits_for_locks=waits_for_locks)
+        self._size = size
+        self._closed = False
+        self._fresh()
+        follow_forks(self)
+
+    def _fresh(self) -> None:
+        self._free = Places(self._size)
+        self._lent: WeakKeyDictionary[threads.Connection, Any] = WeakKeyDictionary()
+        """The place of each connection that is in use: one that is lost takes none along."""
+        self._idle: deque[threads.Connection] = deque()
+
+    def take(self, seconds: float) -> threads.Connection:
+        """Return a connection that nobody else uses."""
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} is closed")
+        end = monotonic() + seconds
+        try:
+            place = self._free.get(timeout=seconds)
+        except Empty:
+            raise StoreUnavailable(
+                f"all {self._size} connections to {self.place} are in use; nothing was done"
+            ) from None
+        try:
+            connection = self._last() or threads.open_connection(
+                self._connect, self._settings, end - monotonic()
+            )
+        except BaseException:
+            self._free.give(place)
+            raise
+        self._lent[connection] = place
+        return connection
+
+    def take_open(self) -> threads.Connection | None:
+        """Return a connection that is open and that nobody uses, if there is one."""
+        with suppress(Empty):
+            place = self._free.get(block=False)
+            connection = self._last()
+            if connection is not None:
+                self._lent[connection] = place
+                return connection
+            self._free.give(place)
+        return None
+
+    def give_back(self, connection: threads.Connection) -> None:
+        """Take a connection back that is fit for the next caller."""
+        place = self._lent.pop(connection, None)
+        self._idle.append(connection)
+        if self._closed:  # looked at last, so that a `close` meanwhile is not missed
+            self.close_idle()
+        self._free.give(place)
+
+    def drop(self, connection: threads.Connection) -> None:
+        """Take back a connection that nobody can use any more."""
+        place = self._lent.pop(connection, None)
+        threads.close(connection)
+        self._free.give(place)
+
+    def close_idle(self) -> None:
+        """Close what nobody uses; the next callers open connections anew."""
+        while (connection := self._last()) is not None:
+            threads.close(connection)
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest when it is given back."""
+        self._closed = True
+        while (connection := self._last()) is not None:
+            threads.ensure_closed(connection)
+
+    def _last(self) -> threads.Connection | None:
+        """Take the one that was used last: the others may grow old and go."""
+        with suppress(IndexError):  # none is left, or another caller was faster
+            return self._idle.pop()
+        return None
+
+    def before_fork(self) -> None:
+        """Do nothing: the child begins with a pool of its own."""
+
+    def after_fork_in_parent(self) -> None:
+        """Do nothing: see `before_fork`."""
+
+    def after_fork_in_child(self) -> None:
+        """Let go of the parent's connections without a word: a farewell would end its sessions."""
+        self._fresh()

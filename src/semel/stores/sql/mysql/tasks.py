@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 from asyncmy.connection import Connection as AsyncmyConnection
 from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError, NotSupportedError
 
-from semel.errors import StoreUnavailable
-from semel.stores.forking import follow_forks
-from semel.stores.loops import only_loop
 from semel.stores.sql.mysql.addresses import (
     FIRST_QUESTION,
     Address,
     check_first_answer,
     driver_arguments,
-    settings,
 )
 from semel.stores.sql.mysql.errors import MOMENT
 from semel.stores.sql.mysql.statements import UNABLE, Bulk
@@ -34,7 +28,7 @@ from semel.stores.sql.verbs import Reply, Statement
 sleep = asyncio.sleep
 
 SENDS_BULK = True
-"""Whether `Pool.send` may know how to send a `Bulk`."""
+"""Whether `Sender.send` may know how to send a `Bulk`."""
 
 
 Connection: TypeAlias = AsyncmyConnection
@@ -59,120 +53,31 @@ def connector(address: Address, timeout: float) -> Connect:
     return connect
 
 
-class Pool:
-    """At most `size` connections, opened when they are needed."""
-
-    def __init__(
-        self,
-        connect: Connect,
-        place: str,
-        timeout: float,
-        size: int,
-        *,
-        waits_for_locks: bool = True,
-    ) -> None:
-        """`waits_for_locks`: whether a statement waits for a lock, and is sent again after that."""
-        self.place = place
-        self.spares: Sequence[Pool] = ()
-        """They lend an idle connection when this pool cannot open one of its own."""
-        self.waits_for_locks = waits_for_locks
-        self._connect = connect
-        self._settings = settings(timeout, waits_for_locks=waits_for_locks)
-        self._size = size
-        self._closed = False
-        self._prepared = PreparedStatements()
-        self._fresh()
-        follow_forks(self)
-
-    def _fresh(self) -> None:
-        self._free = asyncio.Semaphore(self._size)
-        self._idle: deque[Connection] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def take(self, seconds: float) -> Connection:
-        """Return a connection that nobody else uses."""
-        if self._closed:
-            raise StoreUnavailable(f"the store on {self.place} is closed")
-        self._loop = only_loop(self._loop, self.place)
-        end = time.monotonic() + seconds
+async def open_connection(connect: Connect, settings: str, seconds: float) -> Connection:
+    """Open a connection and set it up, in this time."""
+    async with asyncio.timeout(max(seconds, MOMENT)):
+        connection = await connect()
         try:
-            async with asyncio.timeout(seconds):
-                await self._free.acquire()
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"all {self._size} connections to {self.place} are in use; nothing was done"
-            ) from None
-        try:
-            with contextlib.suppress(IndexError):
-                return self._idle.pop()  # the last one used: the others may grow old and go
-            return await self._open(end - time.monotonic())
+            cursor = connection.cursor(Cursor)
+            await cursor.execute(settings)
+            if not isinstance(connection, OwnConnection):
+                await cursor.execute(FIRST_QUESTION)
+                check_first_answer(await cursor.fetchone())
         except BaseException:
-            self._free.release()
+            connection.close()
             raise
+    return connection
 
-    async def take_open(self) -> Connection | None:
-        """Return a connection that is open and that nobody uses, if there is one."""
-        if not self._idle or self._free.locked():
-            return None
-        await self._free.acquire()  # one is free: it is not waited for
-        return self._idle.pop()
 
-    async def send(self, connection: Connection, statement: Statement, seconds: float) -> Reply:
-        """Send a statement, which may take this time."""
-        async with asyncio.timeout(seconds):
-            if isinstance(statement, Bulk):
-                return await self._prepared.send(connection, statement)
-            return await send(connection, statement)
+def close(connection: Connection) -> None:
+    """Close a connection at once."""
+    connection.close()
 
-    def give_back(self, connection: Connection) -> None:
-        """Take a connection back that is fit for the next caller."""
-        self._idle.append(connection)
-        if self._closed:
-            self.close_idle()
-        self._free.release()
 
-    def drop(self, connection: Connection) -> None:
-        """Take back a connection that nobody can use any more."""
-        connection.close()
-        self._free.release()
-
-    def close_idle(self) -> None:
-        """Close what nobody uses; the next callers open connections anew."""
-        while self._idle:
-            self._idle.pop().close()
-
-    async def close(self) -> None:
-        """Close what is idle now, and the rest when it is given back."""
-        self._closed = True
-        while self._idle:
-            with contextlib.suppress(Exception):  # broken already
-                await self._idle.pop().ensure_closed()
-
-    async def _open(self, seconds: float) -> Connection:
-        async with asyncio.timeout(max(seconds, MOMENT)):
-            connection = await self._connect()
-            try:
-                cursor = connection.cursor(Cursor)
-                await cursor.execute(self._settings)
-                if not isinstance(connection, OwnConnection):
-                    await cursor.execute(FIRST_QUESTION)
-                    check_first_answer(await cursor.fetchone())
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    def before_fork(self) -> None:
-        """Do nothing: the child begins with a pool of its own."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: see `before_fork`."""
-
-    def after_fork_in_child(self) -> None:
-        """Let go of the parent's connections without a word: a farewell would end its sessions."""
-        # Kept, not closed: closing them would take them off the event loop, which the two share.
-        self._inherited = self._idle
-        self._fresh()
+async def ensure_closed(connection: Connection) -> None:
+    """Close a connection, and let the server know."""
+    with contextlib.suppress(Exception):  # broken already
+        await connection.ensure_closed()
 
 
 async def send(connection: Connection, statement: Statement) -> Reply:
@@ -197,6 +102,20 @@ async def send(connection: Connection, statement: Statement) -> Reply:
 
 
 _REFUSED: Final = None
+
+
+class Sender:
+    """Sends the statements of a pool."""
+
+    def __init__(self) -> None:
+        self._prepared = PreparedStatements()
+
+    async def send(self, connection: Connection, statement: Statement, seconds: float) -> Reply:
+        """Send a statement, which may take this time."""
+        async with asyncio.timeout(seconds):
+            if isinstance(statement, Bulk):
+                return await self._prepared.send(connection, statement)
+            return await send(connection, statement)
 
 
 class PreparedStatements:
