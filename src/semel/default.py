@@ -49,7 +49,7 @@ class _Default:
             previous.close()
 
     def after_fork_in_child(self) -> None:
-        """Free the lock: whoever held it does not exist here, and made its engine for the parent.
+        """Free the lock: the thread that held it exists only in the parent.
 
         The engine is one assignment, so it is there whole or not at all.
         """

@@ -24,8 +24,8 @@
         └── RecordUnreadable   a record is there but cannot be understood
 
 Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
-outside (`code`, `http_status`, `grpc_status`), so that every door answers alike. The error of a
-call names its operation: `scope` and `key_digest`.
+outside (`code`, `http_status`, `grpc_status`), so that every integration answers alike. The error
+of a call names its operation: `scope` and `key_digest`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def raise_about(error: IdempotencyError, operation: Operation) -> NoReturn:
 class ConfigError(IdempotencyError, ValueError):
     """A setting, URL, policy or decorator is wrong; the message names it and the way out.
 
-    So is a function that gives a coroutine to `Idempotency`. Unless the coroutine was begun,
+    So is a function that returns a coroutine to `Idempotency`. Unless the coroutine was begun,
     `nothing_ran` is True, and the key may be used again at once under any policy.
     """
 

@@ -1,4 +1,4 @@
-"""What happened, as frozen values, and the one-method hook that hears of it.
+"""What happened, as frozen values, and the one-method hook that is called with it.
 
 A hook is any callable that takes an event. It runs in the caller's thread or task, should be
 quick, and can never break the call: what it raises is logged and dropped.
@@ -20,7 +20,7 @@ quick, and can never break the call: what it raises is logged and dropped.
     ├── LostLease           another attempt may have replaced this one
     ├── RenewalFailed       one renewal failed; it is tried again
     ├── ResultOmitted       done, but the result could not be kept (size, type)
-    ├── ResultNotStored     done, but the store could not be told yet; it is tried again
+    ├── ResultNotStored     done, but not stored yet; it is tried again
     ├── ResultStoredLate    ... and now it was
     ├── StoreFailed         a store call failed
     └── RanUnprotected      the store was down and the policy says to run anyway
@@ -184,7 +184,7 @@ class RenewalFailed(Event, frozen=True, kw_only=True):
 
 
 class ResultOmitted(Event, frozen=True, kw_only=True):
-    """Done, but the result could not be kept; duplicates are told so."""
+    """Done, but the result could not be kept; a duplicate gets an error that says so."""
 
     level = logging.ERROR
     reason: str
@@ -245,7 +245,7 @@ class Announcer:
         self._hooks = hooks
         # The logger's own answer, without a function of ours around it: every call asks.
         self.reaches: Callable[[int], bool] = (lambda _: True) if hooks else logger.isEnabledFor
-        """Whether anybody hears of an event so loud; for those that every call would make."""
+        """Whether an event of this level reaches anybody; asked where every call makes one."""
 
     def __call__(self, event: Event) -> None:
         """Tell of one event."""
@@ -284,6 +284,6 @@ def log_event(event: Event) -> None:
     """Write one structured log record; the raw key is never in it."""
     fields: dict[str, object] = {"scope": event.scope, "key_digest": event.key_digest}
     fields |= {name: getattr(event, name) for name in event.__struct_fields__ if name != "identity"}
-    told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
     extra = {"semel": {"event": event.name, **fields}}
-    logger.log(event.level, "%s %s", event.name, told, extra=extra)
+    logger.log(event.level, "%s %s", event.name, text, extra=extra)

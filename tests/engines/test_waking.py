@@ -25,7 +25,7 @@ from semel import (
 from semel.core.decide import Wait
 from semel.core.policy import resolve
 from semel.core.records import Encoded, Ended, Finished, Identity, State
-from semel.engine.outcomes import heard
+from semel.engine.outcomes import outcome_in_message
 from semel.engine.setup import Call
 from semel.stores import listening
 from stores.postgres_given import rows
@@ -340,12 +340,14 @@ def test_only_the_end_of_the_attempt_that_was_running_is_an_answer(
     told, fingerprint, policy, answered
 ):
     call = Call(Identity("s", "k"), fingerprint, resolve(policy))
-    assert heard(told, Wait(30.0, ANNA), call) == (DONE if answered else None)
+    assert outcome_in_message(told, Wait(30.0, ANNA), call) == (DONE if answered else None)
 
 
 def test_an_owner_that_is_not_known_has_no_end_that_could_be_heard():
     assert (
-        heard(Ended(ANNA, None, DONE), Wait(30.0), Call(Identity("s", "k"), None, resolve()))
+        outcome_in_message(
+            Ended(ANNA, None, DONE), Wait(30.0), Call(Identity("s", "k"), None, resolve())
+        )
         is None
     )
 

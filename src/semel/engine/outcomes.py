@@ -1,4 +1,4 @@
-"""What an engine makes of a store's answers and of a function's end, and whom it tells.
+"""What an engine makes of a store's answers and of a function's end, and the events of both.
 
 This module answers. It never waits and never touches the store.
 """
@@ -111,44 +111,37 @@ class LeaseEvents:
         self._announce = announce
         self._leases = leases
 
+    def announce(self, kind: type[events.Event], lease: Lease, **details: object) -> None:
+        """Announce an event of the attempt that has this lease."""
+        self._announce(kind(identity=lease.identity, number=lease.number, **details))
+
     def lost(self, lease: Lease) -> None:
-        """Tell that another attempt may have replaced this one."""
-        if not lease.refused:  # else it was told when the store refused to renew
-            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+        """Announce that another attempt may have replaced this one."""
+        if not lease.refused:  # else it was announced when the store refused to renew
+            self.announce(events.LostLease, lease)
 
     def store_failed(self, lease: Lease, verb: str, error: Exception) -> None:
-        """Tell that the store did not answer."""
-        self._announce(
-            events.StoreFailed(
-                identity=lease.identity, number=lease.number, verb=verb, error=str(error)
-            )
-        )
+        """Announce that a call of the store failed."""
+        self.announce(events.StoreFailed, lease, verb=verb, error=str(error))
 
     def renewed(self, lease: Lease, answer: bool | StoreError, sent: float) -> None:
-        """Note the store's answer to a renewal, and tell when the lease is lost by it."""
+        """Note the store's answer to a renewal, and announce a lease that is lost by it."""
         if isinstance(answer, StoreError):
-            self._announce(
-                events.RenewalFailed(
-                    identity=lease.identity, number=lease.number, error=str(answer)
-                )
-            )
+            self.announce(events.RenewalFailed, lease, error=str(answer))
         if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
-            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+            self.announce(events.LostLease, lease)
 
     def released(self, lease: Lease, *, released: bool) -> None:
-        """Tell that nobody knows whether an interrupted attempt happened."""
+        """Announce that nobody knows whether an interrupted attempt happened."""
         if released:
-            self._announce(
-                events.Parked(identity=lease.identity, number=lease.number, error="interrupted")
-            )
+            self.announce(events.Parked, lease, error="interrupted")
         else:
             self.lost(lease)
 
     def saved_late(self, lease: Lease, *, saved: bool) -> None:
-        """Tell what the store said to a result that it could not be told before."""
+        """Announce whether a result that could not be saved before is saved now."""
         self._leases.drop(lease)
-        kind = events.ResultStoredLate if saved else events.LostLease
-        self._announce(kind(identity=lease.identity, number=lease.number))
+        self.announce(events.ResultStoredLate if saved else events.LostLease, lease)
 
     def without_value(self, lease: Lease, result: Encoded, error: Exception) -> Encoded | None:
         """What to store instead of a result that the store rejected; None = that is not the reason.
@@ -157,26 +150,18 @@ class LeaseEvents:
         """
         if not isinstance(error, ValueRejected) or result.codec == OMITTED:
             return None
-        self._announce(
-            events.ResultOmitted(
-                identity=lease.identity,
-                number=lease.number,
-                reason=f"the store refused it: {error}",
-            )
-        )
+        self.announce(events.ResultOmitted, lease, reason=f"the store refused it: {error}")
         # Without the error's text, which names the server: duplicates may be anybody's.
         return omitted(f"the store refused its {len(result.data)} bytes")
 
     def rejected_for_good(self, lease: Lease, error: Exception) -> None:
         """The store rejects the end of the attempt even without its result: do not try again."""
         self._leases.drop(lease)
-        self._announce(
-            events.ResultNotStored(
-                identity=lease.identity,
-                number=lease.number,
-                error=f"{error}. It is rejected even without the result and not tried again: when "
-                "the lease ends, the key counts as abandoned",
-            )
+        self.announce(
+            events.ResultNotStored,
+            lease,
+            error=f"{error}. It is rejected even without the result and not tried again: when the "
+            "lease ends, the key counts as abandoned",
         )
 
 
@@ -265,7 +250,7 @@ class Outcomes(Generic[S]):
             thread=get_ident(),
             holder=ref(call),
         )
-        call.lease = lease  # First: who is interrupted now finds here what to give back.
+        call.lease = lease  # First: an interruption from now on finds here what to give back.
         self.leases.add(lease)
         try:
             if self.closed:  # After `add`: `close` sets it first, and then looks at the leases.
@@ -288,11 +273,8 @@ class Outcomes(Generic[S]):
             raise
 
     def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
-        """Answer with a finished operation: its result, or the refusal that the rules ask for."""
-        step = decide(finished, call.rules)
-        if isinstance(step, Reject):
-            self.refuse(call, step.error, step.number)
-        return self.answered(call, finished, waited=waited)
+        """Answer with a finished operation, if the rules permit that."""
+        return self.answered(call, self._permitted(call, finished), waited=waited)
 
     def _found(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Answer with what the store has, and pass it to the calls here that wait for it."""
@@ -339,12 +321,12 @@ class Outcomes(Generic[S]):
             self._wait_timed_out(call, busy.retry_after)
         return left
 
-    def _judged(self, call: Call, known: Finished) -> Finished:
-        """Give an outcome that was heard of, if this call may have it."""
-        step = decide(known, call.rules)
+    def _permitted(self, call: Call, finished: Finished) -> Finished:
+        """Return an outcome that the store was not asked for now, unless the rules reject it."""
+        step = decide(finished, call.rules)
         if isinstance(step, Reject):
             self.refuse(call, step.error, step.number)
-        return known
+        return finished
 
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
         """The claim could not be made: fail, or run unprotected and say so loudly."""
@@ -405,7 +387,7 @@ class Outcomes(Generic[S]):
     ) -> None:
         """The store has answered: share the stored result with the calls that wait in this process.
 
-        Or tell of the loss, when the store did not take it.
+        Or announce the loss, when the store did not take it.
         """
         self.leases.drop(lease)
         if not saved:
@@ -426,14 +408,12 @@ class Outcomes(Generic[S]):
             )
 
     def _not_stored(self, call: Call, lease: Lease, result: Encoded, error: Exception) -> None:
-        """The store cannot be told: the timer goes on renewing and saving."""
+        """The result cannot be saved now: the timer goes on renewing and saving."""
         lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
         lease.retry(monotonic())
         remind(self.renewer.timer, lease.due)
         self._pass_on(call)
-        self.announce(
-            events.ResultNotStored(identity=call.identity, number=lease.number, error=str(error))
-        )
+        self.lease_events.announce(events.ResultNotStored, lease, error=str(error))
 
     def _lost(self, call: Call, lease: Lease) -> NoReturn:
         self._pass_on(call)
@@ -444,35 +424,28 @@ class Outcomes(Generic[S]):
         raise about(lost, call.identity)
 
     def _verdict(self, call: Call, lease: Lease, error: BaseException) -> Failure:
-        """What to record of a failure; a policy that cannot say so is told of, loudly."""
+        """What to record of a failure; a policy that cannot say so is announced."""
         found = verdict(error, call.rules)
         if found.problem is not None:
-            self.announce(
-                events.FailureUndecided(
-                    identity=call.identity,
-                    number=lease.number,
-                    verdict=found.outcome,
-                    problem=found.problem,
-                )
+            self.lease_events.announce(
+                events.FailureUndecided, lease, verdict=found.outcome, problem=found.problem
             )
         return found.outcome
 
     def _announce_failure(
         self, lease: Lease, decision: str, error: BaseException, *, recorded: bool
     ) -> None:
-        identity, number, name = lease.identity, lease.number, type(error).__name__
+        name = type(error).__name__
         if not recorded:
             self.lease_events.lost(lease)
         elif decision == "unknown":
             self._note_ending(lease, error)
-            self.announce(events.Parked(identity=identity, number=number, error=name))
+            self.lease_events.announce(events.Parked, lease, error=name)
         else:
-            self.announce(
-                events.Failed(identity=identity, number=number, verdict=decision, error=name)
-            )
+            self.lease_events.announce(events.Failed, lease, verdict=decision, error=name)
 
     def _note_ending(self, lease: Lease, error: BaseException) -> None:
-        """Remember how a held attempt ended, for those who ask for its key in this process."""
+        """Remember how a held attempt ended, for later calls with its key in this process."""
         if len(self._endings) >= ENDINGS_KEPT:
             self._endings.clear()
         ending = f"its function raised {type(error).__name__} in this process"
@@ -550,11 +523,11 @@ def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
 
 
 def as_first_told(step: Claimed, late: Sequence[Claimed]) -> Claimed:
-    """Only the first answer to a claim tells whether it was a takeover, not a repeated one."""
+    """Only the first answer to a claim says whether it was a takeover, not a repeated one."""
     return next((first for first in late if first.number == step.number), step)
 
 
-def heard(ended: Ended | None, busy: Wait, call: Call) -> Finished | None:
+def outcome_in_message(ended: Ended | None, busy: Wait, call: Call) -> Finished | None:
     """What a wake-up answers this call with; None = only the store can.
 
     It counts only as the end of the very attempt that the store said was running: then the store's

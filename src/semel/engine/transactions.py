@@ -52,7 +52,7 @@ class AsyncTransactionContext(Generic[Result]):
         self._connection = connection
         self._table = table
         self._bound: Any = UNSET
-        """How long the session waited for locks before, while it is told otherwise."""
+        """How long the session waited for locks before, while it is set otherwise."""
 
     async def __aenter__(self) -> Attempt[Result]:
         try:

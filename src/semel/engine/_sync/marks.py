@@ -120,7 +120,7 @@ class Marks:
             runs.forgotten(identity)
 
     def clear(self, prefix: str, *, scope: str = "default") -> int:
-        """Remove what is finished in a scope and whose key begins with `prefix`; tells how many.
+        """Remove what is finished in a scope and whose key begins with `prefix`; returns how many.
 
         "" is the beginning of every key: the whole scope. What is running, abandoned or held stays:
         `delete` removes one of those, for who knows what became of it.

@@ -32,7 +32,7 @@ from semel.stores.base import Store
 
 
 class Renewer:
-    """Renews leases, saves what could not be saved, and gives back what nobody wants."""
+    """Renews leases, saves what could not be saved, and returns claims that nobody wants."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Renewer:
         self._give_back_doubtful(math.inf, end)
 
     def tick(self) -> float:
-        """Renew what is due and save what could not be saved; tells when to come back."""
+        """Renew what is due and save what could not be saved; returns when to come back."""
         again = math.inf
         # A server that hangs must not delay renewals on the others.
         for server, at in self._leases.place(self._store.server_of).items():
@@ -87,7 +87,7 @@ class Renewer:
         return self._timers[server]
 
     def _tick_beside(self, server: Hashable) -> float:
-        """Do for one server what `tick` does; tells when to come back."""
+        """Do for one server what `tick` does; returns when to come back."""
         if server == GIVING_BACK:
             self._give_back_doubtful(monotonic(), math.inf)
             return self._leases.next_doubt()
@@ -123,7 +123,7 @@ class Renewer:
     def _report_lost(self) -> float:
         """Report leases that were not renewed in time; return when to look again."""
         for lease in self._leases.newly_lost(monotonic()):
-            self._announce(events.LostLease(identity=lease.identity, number=lease.number))
+            self._events.announce(events.LostLease, lease)
         return self._leases.next_danger()
 
     def _release(self, lease: Lease) -> None:
@@ -165,7 +165,7 @@ class Renewer:
             self._events.store_failed(lease, "fail", error)
 
     def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
-        """Try once more to tell the store a result; False = it is still not to be reached."""
+        """Try once more to save a result; False = the store is still not to be reached."""
         try:
             saved = self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
@@ -184,7 +184,7 @@ class Renewer:
 
     def give_back(self, ask: ClaimRequest) -> bool:
         """Give back a claim that nobody wants any more, if it was given; False = no answer."""
-        # Asking again tells; and a first command that comes late is refused: its owner has ended.
+        # Asking again shows it; a first command that comes late is refused: its owner has ended.
         try:
             answer = self._store.claim(unwanted(ask))
             if isinstance(answer, Claimed):

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import ref
 
 from msgspec import UNSET, UnsetType
@@ -27,7 +27,6 @@ from semel.core.settings import BYPASSED
 from semel.engine._sync.renewing import Renewer
 from semel.engine.colours.leaders import LATE, NoTimer
 from semel.engine.colours.threads import (
-    Polling,
     background,
     can_go_on,
     drain,
@@ -43,7 +42,7 @@ from semel.engine.outcomes import (
     SaveBackoff,
     as_first_told,
     came_late,
-    heard,
+    outcome_in_message,
     pauses,
     remind,
 )
@@ -60,6 +59,24 @@ from semel.stores.base import Store, Watch
 from semel.stores.registry import open_store
 
 T = TypeVar("T")
+
+
+class Polling:
+    """How to wait for a store that notifies nobody: sleep, and ask again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was asked of the store."""
+
+    def pause(self, planned: float) -> float:
+        """No message will come: ask as often as planned."""
+        return planned
+
+    def wait(self, seconds: float) -> None:
+        """Sleep."""
+        sleep(seconds)
 
 
 class Runs(Outcomes[Store]):
@@ -234,9 +251,9 @@ class Runs(Outcomes[Store]):
             while True:
                 pause = watch.pause(next(waits))
                 ended = watch.wait(min(pause, busy.retry_after, left))
-                known = heard(ended, busy, call)
+                known = outcome_in_message(ended, busy, call)
                 if known is not None:
-                    return self._judged(call, known)
+                    return self._permitted(call, known)
                 answer = self._claim(call)
                 if type(answer) is not Wait:
                     return answer
@@ -249,7 +266,7 @@ class Runs(Outcomes[Store]):
     # --- the end of one call -------------------------------------------------------------
 
     def succeeded(self, call: Call, attempt: Attempt, value: T) -> T:
-        """Tell the store the result; the caller gets it even if the store cannot be told yet."""
+        """Save the result; the caller gets it even if it cannot be saved yet."""
         lease = attempt.lease
         if lease is None:
             return value
@@ -326,7 +343,7 @@ class Runs(Outcomes[Store]):
             self._pass_on(call)
 
     def _quietly(self, step: Callable[[], object]) -> None:
-        """Nobody is left to be told; the events tell."""
+        """Raise no error of ours: no caller is left, and the events say what happened."""
         try:
             step()
         except IdempotencyError:
@@ -344,7 +361,7 @@ class Runs(Outcomes[Store]):
         result: Encoded,
         error: Exception | None = None,
     ) -> None:
-        """Tell the store the result, until it knows or the timer takes over."""
+        """Save the result, until the store has it or the timer takes over."""
         lease.ending = True
         backoff = SaveBackoff(call.rules, monotonic())
         while True:
@@ -385,7 +402,7 @@ class Runs(Outcomes[Store]):
         return self.store.renew(call.identity, lease.owner, 0.0)
 
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
-        """Tell the store of the failure; if it cannot be told, the lease ends by itself."""
+        """Record the failure; if that is impossible, the lease ends by itself."""
         decision = self._verdict(call, lease, error)
         final = decision == "final"
         once_more = True

@@ -53,7 +53,7 @@ class TransactionContext(Generic[Result]):
         self._connection = connection
         self._table = table
         self._bound: Any = UNSET
-        """How long the session waited for locks before, while it is told otherwise."""
+        """How long the session waited for locks before, while it is set otherwise."""
 
     def __enter__(self) -> Attempt[Result]:
         try:

@@ -4,7 +4,6 @@ The engine for threads takes `threads`, the one for asyncio takes `tasks`: the s
 so that one can be generated from the other. What is here never decides anything about an operation.
 
     sleep               wait for some seconds
-    Polling             waits for a store that cannot tell when something changed
     finished            what a function returned, awaited where it must be
     unawaited           refuse a coroutine that a plain function returned
     background          let a step end after its caller is gone (a thread does it at once)

@@ -31,7 +31,7 @@ AFTER_FAILURE = 1.0
 REMEMBERED_FORGETS = 256
 
 Answer: TypeAlias = Finished | StoreError
-"""What a shared execution tells the calls that wait for it."""
+"""What the calls that wait for a shared execution get."""
 
 LEAD: Literal["lead"] = "lead"
 LATE: Literal["late"] = "late"
@@ -134,7 +134,7 @@ class Leaders(Generic[W]):
             return True
 
     def end(self, place: Hashable, answer: Answer) -> Iterable[W]:
-        """End this execution, and return those who wait for its answer.
+        """End this execution, and return those that wait for its answer.
 
         The answer is in the run before the run is gone: a call that finds its run gone finds the
         answer, even if it is the last of a thousand to be woken, or if the leader is interrupted.

@@ -11,7 +11,7 @@ from _thread import get_ident
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from semel.engine.colours.leaders import (
@@ -74,7 +74,7 @@ def start_beside(
     step: Callable[[], Coroutine[Any, Any, object]],
     otherwise: Callable[[], Coroutine[Any, Any, object]],
 ) -> asyncio.Task[Any]:
-    """Do this beside the caller, who keeps the task."""
+    """Do this beside the caller, which keeps the task."""
     return asyncio.get_running_loop().create_task(step())
 
 
@@ -87,7 +87,7 @@ Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
 
 
 def cancellations(guard: LoopGuard) -> Cancellations:
-    """Count how often this task was told to stop so far; `raise_if_cancelled` compares."""
+    """Count how often this task was cancelled so far; `raise_if_cancelled` compares."""
     task = asyncio.current_task(guard.loop)
     return task, 0 if task is None else task.cancelling()
 
@@ -124,24 +124,6 @@ def unawaited(value: T, _: Identity) -> T:
 async def ready(value: T) -> T:
     """Give what can be given at once."""
     return value
-
-
-class Polling:
-    """How to wait for a store that cannot tell: sleep, and ask again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was asked of the store."""
-
-    def pause(self, planned: float) -> float:
-        """Nobody will tell, so it is asked as often as planned."""
-        return planned
-
-    async def wait(self, seconds: float) -> None:
-        """Sleep."""
-        await sleep(seconds)
 
 
 class LoopGuard:
@@ -235,7 +217,7 @@ class SharedRuns:
         self._checking = asyncio.get_running_loop().call_later(CHECK_EVERY, self._check)
 
     def _check(self) -> None:
-        """Wake those whose leader ended without saying so; one timer serves all who wait."""
+        """Wake those whose leader ended without saying so; one timer serves all that wait."""
         self._checking = None
         if self._following:
             self._check_later()  # first: it goes on, whatever interrupts this one
@@ -311,7 +293,7 @@ class Timer:
 
 
 def mark_coroutine_function(function: Any) -> None:
-    """Let frameworks see that calling this object gives a coroutine."""
+    """Let frameworks see that calling this object returns a coroutine."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(function)
     if sys.version_info < (3, 12):

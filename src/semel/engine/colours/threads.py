@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from semel.engine.colours.leaders import (
     AFTER_FAILURE,
@@ -88,36 +88,18 @@ def finished(value: T, identity: Identity) -> T:
 
 def unawaited(value: CoroutineType[Any, Any, Any], identity: Identity) -> NoReturn:
     """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
-    refusal = ConfigError(
+    rejection = ConfigError(
         "the function gave a coroutine instead of a value: await it there, "
         "or use an AsyncIdempotency"
     )
-    refusal.nothing_ran = getcoroutinestate(value) == CORO_CREATED
+    rejection.nothing_ran = getcoroutinestate(value) == CORO_CREATED
     value.close()
-    raise about(refusal, identity)
+    raise about(rejection, identity)
 
 
 def ready(value: T) -> T:
     """Give what can be given at once."""
     return value
-
-
-class Polling:
-    """How to wait for a store that cannot tell: sleep, and ask again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was asked of the store."""
-
-    def pause(self, planned: float) -> float:
-        """Nobody will tell, so it is asked as often as planned."""
-        return planned
-
-    def wait(self, seconds: float) -> None:
-        """Sleep."""
-        sleep(seconds)
 
 
 class Waiter:
@@ -255,7 +237,7 @@ class Timer:
                     self._changed.wait(self.next - time.monotonic())
                 if self._thread is not me:
                     return
-                # Whoever comes while we tick is heard: `due` compares with infinity.
+                # A time that is asked for during the tick counts: `due` compares with infinity.
                 self.next = math.inf
             following = time.monotonic() + AFTER_FAILURE
             try:
