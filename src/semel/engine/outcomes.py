@@ -339,10 +339,10 @@ class Outcomes(Generic[S]):
         self.announce(events.RanUnprotected(identity=call.identity, number=attempt.number))
         return attempt
 
-    def _not_claiming(self, call: Call, ask: ClaimRequest) -> None:
+    def _not_claiming(self, call: Call, request: ClaimRequest) -> None:
         """The claim was answered, or it is given back."""
-        self.leases.claiming.pop(ask.owner, None)
-        call.asked = None
+        self.leases.claiming.pop(request.owner, None)
+        call.open_claim = None
 
     def claiming_here(self) -> list[bytes]:
         """Owners of the claims that the caller, a signal handler, has interrupted."""
@@ -503,7 +503,7 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
 # --- rules of a call that is under way -----------------------------------------------------
 
 
-def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
+def came_late(request: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
     """Whether a claim has to be sent again because its answer came so late.
 
     The same owner gets the claim again, with a new lease; or, if it was replaced meanwhile, the
@@ -511,13 +511,13 @@ def came_late(ask: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:
     would be renewed. A repeated one is taken unless its lease counts as lost: more requests do not
     make a slow store faster. No function starts on a lease that is lost.
     """
-    if late and spent < ask.lease * (1 - DANGER):
+    if late and spent < request.lease * (1 - DANGER):
         return False
     tries = len(late) + 1
     if tries == MOST_CLAIMS:
         raise StoreUnavailable(
-            f"the store took {spent:.3g} s to answer a claim whose lease is {ask.lease:g} s, after "
-            f"{tries} tries; nothing ran. Find out why it is slow, or use a longer lease"
+            f"the store took {spent:.3g} s to answer a claim whose lease is {request.lease:g} s, "
+            f"after {tries} tries; nothing ran. Find out why it is slow, or use a longer lease"
         )
     return True
 
@@ -576,15 +576,15 @@ class SaveBackoff:
 # --- claims that nobody wants any more -----------------------------------------------------
 
 
-def unwanted(ask: ClaimRequest) -> ClaimRequest:
+def unwanted(request: ClaimRequest) -> ClaimRequest:
     """The claim that asks only for what its owner has already, or for a key that nobody uses.
 
     Given to nobody's benefit, it must replace no result and take over no attempt; and if even its
     end is lost, the key must not stay held.
     """
     # No attempt at all: a record that no attempt counts in yet belongs to somebody, too.
-    lease = min(ask.lease, UNWANTED_LEASE)
-    return replace(ask, lease=lease, hold=False, replace=False, max_attempts=0)
+    lease = min(request.lease, UNWANTED_LEASE)
+    return replace(request, lease=lease, hold=False, replace=False, max_attempts=0)
 
 
 GIVEN_BACK = encode_failure(InterruptedError("nobody waited for this claim any more"))

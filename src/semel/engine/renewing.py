@@ -62,8 +62,8 @@ class AsyncRenewer:
 
     async def save_all(self, end: float) -> None:
         """Save what could not be saved, and give back what is in doubt, until `end`."""
-        for lease, ask in self._leases.unsaved():
-            if not await self._save_late(lease, ask) and monotonic() >= end:
+        for lease, request in self._leases.unsaved():
+            if not await self._save_late(lease, request) and monotonic() >= end:
                 break  # The store is away and the time is over: the leases end by themselves.
         await self._give_back_doubtful(math.inf, end)
 
@@ -113,9 +113,9 @@ class AsyncRenewer:
                     await self._park_again(lease)
         # Nothing else, however much of it there is, may hold up the next renewals.
         until = self._leases.next_renewal(server)
-        for lease, ask in self._leases.unsaved():
+        for lease, request in self._leases.unsaved():
             if lease.server == server:
-                await self._save_late(lease, ask)
+                await self._save_late(lease, request)
                 if monotonic() >= until:
                     break
 
@@ -163,14 +163,16 @@ class AsyncRenewer:
         except Exception as error:  # noqa: BLE001 - the lease ends by itself
             self._events.store_failed(lease, "fail", error)
 
-    async def _save_late(self, lease: Lease, ask: CompleteRequest) -> bool:
+    async def _save_late(self, lease: Lease, request: CompleteRequest) -> bool:
         """Try once more to save a result; False = the store is still not to be reached."""
         try:
-            saved = await self._store.complete(ask.identity, ask.owner, ask.result, ask.ttl)
+            saved = await self._store.complete(
+                request.identity, request.owner, request.result, request.ttl
+            )
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
-            smaller = self._events.without_value(lease, ask.result, error)
+            smaller = self._events.without_value(lease, request.result, error)
             if smaller is not None:
-                lease.unsaved = replace(ask, result=smaller)
+                lease.unsaved = replace(request, result=smaller)
                 return await self._save_late(lease, lease.unsaved)
             self._events.store_failed(lease, "complete", error)
             if isinstance(error, ValueRejected):
@@ -181,15 +183,15 @@ class AsyncRenewer:
         self._events.saved_late(lease, saved=saved)
         return True
 
-    async def give_back(self, ask: ClaimRequest) -> bool:
+    async def give_back(self, request: ClaimRequest) -> bool:
         """Give back a claim that nobody wants any more, if it was given; False = no answer."""
         # Asking again shows it; a first command that comes late is refused: its owner has ended.
         try:
-            answer = await self._store.claim(unwanted(ask))
+            answer = await self._store.claim(unwanted(request))
             if isinstance(answer, Claimed):
                 await self._store.fail(
-                    ask.identity,
-                    ask.owner,
+                    request.identity,
+                    request.owner,
                     GIVEN_BACK,
                     retryable=True,
                     # An earlier attempt's payload is still compared; its own is not: nothing ran.
@@ -199,20 +201,20 @@ class AsyncRenewer:
                 )
         except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it
             self._announce(
-                events.StoreFailed(identity=ask.identity, verb="claim", error=str(error))
+                events.StoreFailed(identity=request.identity, verb="claim", error=str(error))
             )
             # What no outage explains may fail for ever: each try begins the lease anew.
             outage = isinstance(error, OUTAGES)
             again = self._leases.doubt if outage else self._leases.not_found
-            remind(self.timer, again(ask, monotonic()))
+            remind(self.timer, again(request, monotonic()))
             return False
         if isinstance(answer, Busy) and answer.owner is None:
             # An open transaction has the record, and the claim may still wait there for its end.
-            remind(self.timer, self._leases.doubt(ask, monotonic()))
+            remind(self.timer, self._leases.doubt(request, monotonic()))
         elif given_back(answer):
-            self._leases.settled(ask)
+            self._leases.settled(request)
         else:
             # Had it been applied, this would be its record. It may be late, and must not be granted
             # when the record that is in its way now has gone.
-            remind(self.timer, self._leases.not_found(ask, monotonic()))
+            remind(self.timer, self._leases.not_found(request, monotonic()))
         return True

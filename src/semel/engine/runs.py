@@ -191,7 +191,12 @@ class AsyncRuns(Outcomes[AsyncStore]):
             answer = await self._claim(call)
             if type(answer) is Wait:
                 waited = True
-                answer = await self._wait_counted(call, answer, end)
+                try:
+                    if not self.waiting.join(call, self.waiting.elsewhere):
+                        self.too_many(call, answer.retry_after)
+                    answer = await self._wait(call, answer, end)
+                finally:
+                    self.waiting.leave(call)
             if type(answer) is Finished:
                 return self._found(call, answer, waited=waited)
         except StoreError as error:
@@ -209,50 +214,43 @@ class AsyncRuns(Outcomes[AsyncStore]):
 
     async def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
-        ask = call.claim_request(self.owners.next())
+        request = call.claim_request(self.owners.next())
         before = cancellations(self.loop_guard)
         late: tuple[Claimed, ...] = ()
-        call.asked = ask  # First: whatever interrupts this call from now on gives it back.
-        self.leases.claiming[ask.owner] = get_ident(), ref(call)
+        call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
+        self.leases.claiming[request.owner] = get_ident(), ref(call)
         # In this order: `close` sets it first, and then waits for the claims that are noted.
         if self.closed:
-            self._not_claiming(call, ask)
+            self._not_claiming(call, request)
             raise StoreUnavailable(CLOSED)
         while True:
             sent = monotonic()
             try:
-                answer = await self.store.claim(ask)
+                answer = await self.store.claim(request)
                 raise_if_cancelled(before)
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
-                    if spent > ask.lease / RENEWALS_PER_LEASE and came_late(ask, late, spent):
+                    if spent > request.lease / RENEWALS_PER_LEASE and came_late(
+                        request, late, spent
+                    ):
                         late += (step,)
                         continue
                     if late:
                         step = as_first_told(step, late)
-                    return self._started(call, ask.owner, step, sent)
+                    return self._started(call, request.owner, step, sent)
             except IdempotencyError as error:
                 if isinstance(error, NoTimer):
-                    background(self.in_background, partial(self.renewer.give_back, ask))
+                    background(self.in_background, partial(self.renewer.give_back, request))
                 elif isinstance(error, StoreUnavailable):
                     # The answer is lost, the claim perhaps not: the timer gives it back.
-                    remind(self.renewer.timer, self.leases.doubt(ask, monotonic()))
-                self._not_claiming(call, ask)
+                    remind(self.renewer.timer, self.leases.doubt(request, monotonic()))
+                self._not_claiming(call, request)
                 raise
-            self._not_claiming(call, ask)
+            self._not_claiming(call, request)
             if type(step) is Reject:
                 self.refuse(call, step.error, step.number)
             return step
-
-    async def _wait_counted(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
-        """Wait, if one more call may."""
-        try:
-            if not self.waiting.join(call, self.waiting.elsewhere):
-                self.too_many(call, busy.retry_after)
-            return await self._wait(call, busy, end)
-        finally:
-            self.waiting.leave(call)
 
     async def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""
@@ -342,13 +340,15 @@ class AsyncRuns(Outcomes[AsyncStore]):
         """
         if attempt is not None and attempt.running:
             attempt.__exit__(None, None, None)
-        ask, lease = call.asked, call.lease
-        if ask is not None and (lease is None or lease.owner != ask.owner or not lease.entered):
+        request, lease = call.open_claim, call.lease
+        if request is not None and (
+            lease is None or lease.owner != request.owner or not lease.entered
+        ):
             # Nothing has run.
             if lease is not None:
                 self.leases.drop(lease)
-            background(self.in_background, partial(self.renewer.give_back, ask))
-            self._not_claiming(call, ask)
+            background(self.in_background, partial(self.renewer.give_back, request))
+            self._not_claiming(call, request)
         elif lease is not None and lease in self.leases and lease.ends_here:
             if attempt is None or value is UNSET:
                 recording = partial(self._record_failure, call, lease, error)

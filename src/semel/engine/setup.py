@@ -62,7 +62,7 @@ class Call(Struct, eq=False, weakref=True):
     returns: object = None
     keeps_value: bool = True
     """False for `consume`: only that it was done is stored."""
-    asked: ClaimRequest | None = None
+    open_claim: ClaimRequest | None = None
     """The claim that the store may hold for this call."""
     lease: Lease | None = None
     """The lease of the claim that the store gave."""

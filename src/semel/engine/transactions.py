@@ -130,8 +130,8 @@ class AsyncTransactionContext(Generic[Result]):
     async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         runs, call = self._runs, self._call
-        ask = call.claim_request(runs.owners.next())
-        answer = await self._ask(ask)
+        request = call.claim_request(runs.owners.next())
+        answer = await self._ask(request)
         await self._drive(self._records.restore(self._bound))
         self._bound = UNSET
         step = decide(answer, call.rules)
@@ -141,7 +141,7 @@ class AsyncTransactionContext(Generic[Result]):
                     call.identity,
                     number=step.number,
                     fence=step.fence,
-                    owner=ask.owner,
+                    owner=request.owner,
                     store=runs.store,
                 )
             case Finished():
@@ -154,24 +154,24 @@ class AsyncTransactionContext(Generic[Result]):
             case _:
                 assert_never(step)
 
-    async def _ask(self, ask: ClaimRequest) -> Claim:
+    async def _ask(self, request: ClaimRequest) -> Claim:
         """Ask for the record; wait for the transaction that has it, if one more call may wait."""
         runs, call, records = self._runs, self._call, self._records
         waits, most = call.rules.waits, runs.waiting.in_transaction
         if not waits or most is None or not records.by_key:
             await self._prepare(wait=waits)
-            return await self._asked(ask, wait=waits)
+            return await self._asked(request, wait=waits)
         # First without a wait: only a call that has to wait is counted.
         await self._prepare(wait=False)
         try:
             if not records.rolls_back:  # known since it was prepared
-                answer = await self._asked(ask, wait=False)
+                answer = await self._asked(request, wait=False)
                 if answer is not LOCKED:
                     return answer
                 if not runs.waiting.join(call, most):
                     runs.too_many(call, 0.0)
             await self._prepare(wait=True)
-            return await self._asked(ask, wait=True)
+            return await self._asked(request, wait=True)
         finally:
             runs.waiting.leave(call)
 
@@ -184,10 +184,10 @@ class AsyncTransactionContext(Generic[Result]):
         if self._bound is UNSET:
             self._bound = before
 
-    async def _asked(self, ask: ClaimRequest, *, wait: bool) -> Claim:
+    async def _asked(self, request: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
-            return await self._drive(inside.claim(self._records, ask, wait=wait))
+            return await self._drive(inside.claim(self._records, request, wait=wait))
         except Exception as error:
             if self._records.has_lock or not db_errors.would_wait(error):
                 raise
@@ -202,8 +202,8 @@ class AsyncTransactionContext(Generic[Result]):
         kept = runs.result_to_store(call, attempt, attempt.result)
         if kept.interruption is not None:
             raise kept.interruption
-        ask = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not await self._drive(inside.complete(self._records, ask, call.rules)):
+        request = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
+        if not await self._drive(inside.complete(self._records, request, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         runs.announce(

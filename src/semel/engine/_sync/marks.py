@@ -78,8 +78,8 @@ class Marks:
         self, key: str, value: object, *, ttl: Duration | None = None, scope: str = "default"
     ) -> bool:
         """Mark as done with `value` as its result; False when it is done or running already."""
-        ask = self._put(key, value, ttl, scope)
-        return self._put_one(ask)
+        request = self._put(key, value, ttl, scope)
+        return self._put_one(request)
 
     def get_result(
         self,
@@ -165,11 +165,11 @@ class Marks:
         self, results: Mapping[str, object], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
         """Mark each key of `results` as done with its result; False where it is done or running."""
-        asks = [self._put(key, value, ttl, scope) for key, value in results.items()]
-        answers = self._store.put_many(asks)
+        requests = [self._put(key, value, ttl, scope) for key, value in results.items()]
+        answers = self._store.put_many(requests)
         return {
-            key: _or_raise(answer, ask.identity)
-            for key, ask, answer in zip(results, asks, answers, strict=True)
+            key: _or_raise(answer, request.identity)
+            for key, request, answer in zip(results, requests, answers, strict=True)
         }
 
     def get_result_many(
@@ -205,11 +205,13 @@ class Marks:
         except IdempotencyError as error:
             raise_about(error, identity)
 
-    def _put_one(self, ask: PutRequest) -> bool:
+    def _put_one(self, request: PutRequest) -> bool:
         try:
-            return self._store.put(ask.identity, ask.result, ask.ttl, owner=ask.owner)
+            return self._store.put(
+                request.identity, request.result, request.ttl, owner=request.owner
+            )
         except IdempotencyError as error:
-            raise_about(error, ask.identity)
+            raise_about(error, request.identity)
 
     def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
