@@ -48,7 +48,7 @@ def test_a_lease_is_lost_a_little_before_it_ends():
 
 def test_a_refused_lease_is_lost_at_once():
     one = lease()
-    one.refused = True
+    one.rejected = True
     assert one.lost_at(SENT)
 
 
@@ -119,7 +119,7 @@ def test_a_refused_renewal_ends_the_lease_at_once():
     one = lease()
     running = book(one)
     assert running.renewed(one, False, sent=SENT + 10.0, now=SENT + 10.1) is True
-    assert one.refused
+    assert one.rejected
     assert one not in running
 
 
@@ -127,7 +127,7 @@ def test_a_refused_renewal_of_what_waits_to_be_saved_leaves_the_answer_to_the_sa
     one = unsaved(lease())
     running = book(one)
     assert running.renewed(one, False, sent=SENT + 10.0, now=SENT + 10.1) is False
-    assert not one.refused
+    assert not one.rejected
     assert running.unsaved() == [(one, one.unsaved)], "it may have been saved without our knowing"
     assert SENT + 10.1 < running.next_due() <= SENT + 11.1, "soon, and not at once over and over"
 
@@ -138,7 +138,7 @@ def test_a_refused_renewal_of_an_attempt_whose_end_is_being_told_is_no_loss():
     running = book(one)
     assert running.renewed(one, False, sent=SENT + 10.0, now=SENT + 10.1) is False
     assert one in running
-    assert not one.refused
+    assert not one.rejected
     assert running.next_due() == running.next_danger() == math.inf, "only the answer to that tells"
 
 
@@ -157,7 +157,7 @@ def test_an_answer_to_an_attempt_that_has_ended_says_nothing():
     one = lease()
     for answer in (True, False, DOWN):
         assert book().renewed(one, answer, sent=SENT + 10.0, now=SENT + 29.0) is False
-    assert not one.refused
+    assert not one.rejected
     assert one.until == SENT + 30.0
 
 
@@ -207,7 +207,7 @@ def test_a_refusal_after_the_loss_was_told_is_not_told_again():
     running = book(one)
     assert running.renewed(one, DOWN, sent=SENT + 27.9, now=SENT + 28.0) is True
     assert running.renewed(one, False, sent=SENT + 29.0, now=SENT + 29.1) is False
-    assert one.refused
+    assert one.rejected
     assert one not in running
 
 

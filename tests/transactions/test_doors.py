@@ -248,7 +248,7 @@ def no_more(self, before):
 
 def test_a_row_of_the_same_key_at_the_same_moment_is_to_be_repeated():
     with pytest.raises(RetryTransaction):
-        db_errors.refuse_claim(psycopg.errors.UniqueViolation())
+        db_errors.raise_claim_error(psycopg.errors.UniqueViolation())
 
 
 @on(DRIVERS)
@@ -510,8 +510,8 @@ async def test_a_deadlock_at_the_very_end_of_a_block_becomes_the_typed_error(wor
 
 
 def test_a_number_in_an_error_of_the_application_is_no_deadlock():
-    assert not db_errors.must_repeat(KeyError(1213))
-    assert db_errors.must_repeat(pymysql.err.OperationalError(1213, "Deadlock found"))
+    assert not db_errors.must_retry(KeyError(1213))
+    assert db_errors.must_retry(pymysql.err.OperationalError(1213, "Deadlock found"))
 
 
 def test_an_unknown_driver_under_django_is_refused_before_anything_is_entered(monkeypatch):

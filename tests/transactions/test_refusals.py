@@ -209,7 +209,7 @@ def driver_errors():
 def test_what_can_never_be_stored_is_the_same_for_stores_and_transactions(error, translate):
     assert isinstance(translate(error, "the database"), ValueRejected)
     with pytest.raises(ValueRejected):
-        db_errors.refuse_end(error)
+        db_errors.raise_end_error(error)
 
 
 @pytest.mark.parametrize("code", ["23502", "23505"])
@@ -217,5 +217,5 @@ def test_a_column_or_a_row_of_somebody_else_is_no_fault_of_the_value(code):
     error = psycopg.errors.lookup(code)("no")
     assert not isinstance(of_postgres(error, "the database"), ValueRejected)
     with pytest.raises(StoreError) as raised:
-        db_errors.refuse_end(error)
+        db_errors.raise_end_error(error)
     assert not isinstance(raised.value, ValueRejected)

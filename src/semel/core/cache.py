@@ -35,7 +35,7 @@ class FinishedCache:
     def get(
         self, identity: Identity, fingerprint: bytes | None, now: float, generation: int = 0
     ) -> Finished | None:
-        """Give a finished operation that this payload may be answered with.
+        """Return a finished operation that this payload may be answered with.
 
         The generation of an identity changes when it is forgotten, by any engine on the store.
         """

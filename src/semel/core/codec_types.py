@@ -134,7 +134,7 @@ def _write_clock(value: dt.datetime | dt.time, _: Writer) -> str | list[Any]:
 
 
 def _check_offset(value: dt.datetime | dt.time, text: str) -> None:
-    """Let any zone pass as its offset, but only where that gives an equal value."""
+    """Let any zone pass as its offset, but only where the value read back is equal."""
     restored = type(value).fromisoformat(text)
     offset = value.utcoffset()
     if offset is None or restored.utcoffset() != offset or restored != value:
@@ -152,7 +152,7 @@ def _read_clock(cls: type[Clock], body: str | list[Any]) -> Clock:
     value = cls.fromisoformat(text).replace(fold=fold)
     if key is None:
         return value
-    from zoneinfo import ZoneInfo  # noqa: PLC0415 - only who uses zones pays for their module
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - only values with a zone need it
 
     return value.replace(tzinfo=ZoneInfo(key))
 

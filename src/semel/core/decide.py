@@ -50,7 +50,7 @@ class Wait(Struct, frozen=True, gc=False):
 
 @final
 class Reject(Struct, frozen=True):
-    """Tell the caller why it gets nothing; nothing runs."""
+    """Raise this error to the caller; nothing runs."""
 
     error: IdempotencyError
     number: int | None = None
@@ -58,13 +58,13 @@ class Reject(Struct, frozen=True):
 
 
 Step: TypeAlias = Claimed | Finished | Wait | Reject
-"""Run the function; give the stored result; ask again; refuse."""
+"""Run the function; return the stored result; ask again; raise an error."""
 
 
 def decide(claim: Claim, rules: Rules) -> Step:
     """Turn the store's answer into the next step under these rules."""
-    # The two of every call first, by their very type: to be told that a value is none of a
-    # struct's instances takes Python longer than all the rest.
+    # The two of every call first, by their exact type: an isinstance check that fails takes Python
+    # longer than all the rest.
     if type(claim) is Claimed:
         return claim
     if type(claim) is Finished:
@@ -115,12 +115,12 @@ def waited_too_long(rules: Rules, retry_after: float) -> IdempotencyError:
 class Undone(Exception):
     """An attempt that ended without a result worth keeping, though nothing was raised.
 
-    A door makes it of an answer such as "500" or "not found": `outcome` says what is recorded, None
-    leaves that to the policy, as for any other failure.
+    An integration makes it of a response such as "500" or "not found": `outcome` says what is
+    recorded, None leaves that to the policy, as for any other failure.
     """
 
-    def __init__(self, told: str, outcome: Failure | None = None) -> None:
-        super().__init__(told)
+    def __init__(self, reason: str, outcome: Failure | None = None) -> None:
+        super().__init__(reason)
         self.outcome: Failure | None = outcome
 
 

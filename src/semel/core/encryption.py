@@ -2,7 +2,7 @@
 
 AES-GCM with a fresh 96-bit nonce. The data is `length of key id | key id | nonce | ciphertext`; key
 id, codec name and context are authenticated with it, so that a result cannot be moved to another
-record or passed off as written by another codec. Errors tell nothing but that it did not work.
+record or passed off as written by another codec. Errors say nothing but that it did not work.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class EncryptedCodec:
 
 
 def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
-    """Import what only those who encrypt need, so that the name alone needs nothing."""
+    """Import what only encryption needs, so that the class can be imported without it."""
     with Needed("semel[encryption]", by="EncryptedCodec", error=ConfigError):
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - see above
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415

@@ -53,7 +53,7 @@ _ATOMS = frozenset(
 """Types that msgspec writes by itself, each in one way."""
 
 _DECIMAL_BITS = 2048
-"""Python may refuse to write longer integers in decimal; hexadecimal has no such limit."""
+"""Python may decline to write longer integers in decimal; hexadecimal has no such limit."""
 
 _MSGPACK_NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """How MessagePack begins every inf and nan."""

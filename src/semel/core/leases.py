@@ -1,6 +1,6 @@
 """Which attempts are running, and when each lease must be renewed.
 
-This module keeps the book. Time is an argument (the monotonic clock, counted from before the
+This module keeps account. Time is an argument (the monotonic clock, counted from before the
 claim was sent); it never waits, reads a clock or touches a store.
 """
 
@@ -54,8 +54,8 @@ class Lease(Struct, eq=False, gc=False):
     """Before the claim was sent."""
     until: float = math.inf
     due: float = math.inf
-    refused: bool = False
-    told_lost: bool = False
+    rejected: bool = False
+    reported_lost: bool = False
     ending: bool = False
     """The end of the attempt is being saved: only the answer to that counts, not the answer to a
     renewal."""
@@ -66,7 +66,7 @@ class Lease(Struct, eq=False, gc=False):
     park_again: bool = False
     """It was parked while a renewal was on its way, which may come later and hide that."""
     unsaved: CompleteRequest | None = None
-    """A result that the store could not be told yet."""
+    """A result that could not be saved yet."""
     server: Hashable = None
     """Which of a store's servers has the record, as it was found when the timer first looked;
     None = not asked yet, or the store has only one."""
@@ -90,7 +90,7 @@ class Lease(Struct, eq=False, gc=False):
 
     def begin(self, sent: float) -> None:
         """Count from `sent`: the store's lease cannot end before ours."""
-        self.told_lost = False
+        self.reported_lost = False
         self.until = sent + self.seconds
         self.due = sent + self.seconds / RENEWALS_PER_LEASE
 
@@ -100,7 +100,7 @@ class Lease(Struct, eq=False, gc=False):
         self.until = self.due = math.inf
 
     def retry(self, now: float) -> None:
-        """The store could not be told: come back soon."""
+        """The store could not be reached: come back soon."""
         self.due = min(self.due, now + min(SLOWEST_RETRY, self.seconds * DANGER / 2))
 
     @property
@@ -114,8 +114,8 @@ class Lease(Struct, eq=False, gc=False):
         return self.holder is not None and self.holder() is None and self.ends_here
 
     def lost_at(self, now: float) -> bool:
-        """Tell whether another attempt may have begun, with a margin to stop in time."""
-        return self.refused or now >= self.danger
+        """Whether another attempt may have begun, with a margin to stop in time."""
+        return self.rejected or now >= self.danger
 
     @property
     def danger(self) -> float:
@@ -188,7 +188,7 @@ class Leases:
         lease.until = math.inf
 
     def place(self, server_of: Callable[[Identity], Hashable]) -> dict[Hashable, float]:
-        """Find the server of each lease; tells for each of several when it has to be asked next."""
+        """Find the server of each lease; returns when each of several has to be asked next."""
         earliest: dict[Hashable, float] = {}
         for lease in tuple(self._running.values()):
             if lease.server is None:
@@ -196,7 +196,7 @@ class Leases:
                 if lease.server is None:
                     return {}  # the store has only one: the others need not be asked for
             earliest[lease.server] = min(earliest.get(lease.server, math.inf), lease.due)
-        # One of them tells whether there are several servers; there may be thousands.
+        # One of them shows whether there are several servers; there may be thousands.
         doubt = next(iter(tuple(self._unsure.values())), None)
         if doubt is not None and server_of(doubt.ask.identity) is not None:
             earliest[GIVING_BACK] = self._unsure_due
@@ -230,7 +230,7 @@ class Leases:
             self.add(lease)
 
     def doubt(self, ask: ClaimRequest, now: float) -> float:
-        """Remember a claim that may have been applied; tells when to give it back."""
+        """Remember a claim that may have been applied; returns when to give it back."""
         known = self._unsure.get(ask.owner)
         if known is not None or len(self._unsure) < MOST_DOUBTS:
             soon = now + SLOWEST_RETRY
@@ -274,21 +274,21 @@ class Leases:
         self._unsure.pop(ask.owner, None)
 
     def newly_lost(self, now: float) -> list[Lease]:
-        """Leases that are lost by the clock alone, each told once."""
+        """Leases that are lost by the clock alone, each reported once."""
         lost = [
             lease
             for lease in tuple(self._running.values())
-            if not lease.told_lost and lease.lost_at(now)
+            if not lease.reported_lost and lease.lost_at(now)
         ]
         for lease in lost:
-            lease.told_lost = True
+            lease.reported_lost = True
         return lost
 
     def next_danger(self) -> float:
         """When the next lease is lost unless it is renewed; infinity when none can be."""
         running = tuple(self._running.values())
         return min(
-            (lease.danger for lease in running if not lease.told_lost),
+            (lease.danger for lease in running if not lease.reported_lost),
             default=math.inf,
         )
 
@@ -309,28 +309,28 @@ class Leases:
         return min(self.next_doubt(), self.next_renewal())
 
     def renewed(self, lease: Lease, answer: bool | StoreError, *, sent: float, now: float) -> bool:
-        """Note what the store said; True when the lease is lost by this (told once)."""
+        """Note what the store said; True when the lease is lost by this (reported once)."""
         if lease not in self or lease.stopped:
             return False  # The attempt ended meanwhile.
         if answer is True:
-            already_told = lease.told_lost
+            already_reported = lease.reported_lost
             lease.begin(sent)
             # An answer that took longer than the lease does not end a loss that was already
             # reported.
-            lease.told_lost = already_told and lease.lost_at(now)
+            lease.reported_lost = already_reported and lease.lost_at(now)
             return False
         if answer is False and lease.unsaved is None:
             if lease.ending:
-                # It may have ended before the renewal came: only the answer to that tells.
+                # It may have ended before the renewal came: only the answer to that decides.
                 lease.until = lease.due = math.inf
                 return False
-            lease.refused = True
+            lease.rejected = True
             self.drop(lease)
         else:
-            # The next try tells. Refused with a result to save, it may have been saved before
-            # without our knowing: then nothing was lost, and only the save can tell.
+            # The next try decides. Rejected with a result to save, it may have been saved before
+            # without our knowing: then nothing was lost, and only the save can show it.
             lease.due = math.inf
             lease.retry(now)
-        # It may have ended between two renewals as well as during one: the clock alone tells.
-        already_told, lease.told_lost = lease.told_lost, lease.lost_at(now)
-        return lease.told_lost and not already_told
+        # It may have ended between two renewals as well as during one: the clock alone decides.
+        already_reported, lease.reported_lost = lease.reported_lost, lease.lost_at(now)
+        return lease.reported_lost and not already_reported

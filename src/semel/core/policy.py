@@ -2,7 +2,7 @@
 
 A `Policy` says only what its author wrote: fields left out stay UNSET, so that an explicit value
 equal to the default still wins over a lower level. `resolve` lays the levels over each other
-(call > decorator > scope > engine > environment > file > default) and gives complete `Rules`.
+(call > decorator > scope > engine > environment > file > default) and returns complete `Rules`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ disk, must fit into that third: a shorter one is lost again and again while noth
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 GUARD_WAIT = 0.3
-"""How long guard mode waits for a running attempt before it rejects, unless told otherwise."""
+"""How long guard mode waits for a running attempt before it rejects, by default."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "duplicate": get_args(Duplicate),
@@ -210,7 +210,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 def changed(rules: Rules, **fields: Any) -> Rules:
-    """Give the rules with other values, and with what follows from those."""
+    """Return the rules with other values, and with what follows from those."""
     # Not by msgspec's replace: until 0.19 it runs no __post_init__.
     return Rules(**{**asdict(rules), **fields})
 
@@ -278,11 +278,13 @@ def seconds(name: str, value: Any, *, zero: bool = False) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _refusal(name, value, "a number of seconds or a timedelta")
+        raise _config_error(name, value, "a number of seconds or a timedelta")
     if value < 0 or (value == 0 and not zero):
-        raise _refusal(name, value, "zero or more seconds" if zero else "more than zero seconds")
+        raise _config_error(
+            name, value, "zero or more seconds" if zero else "more than zero seconds"
+        )
     if value > LONGEST:
-        raise _refusal(name, value, "at most 100 years")
+        raise _config_error(name, value, "at most 100 years")
     return float(value)
 
 
@@ -317,9 +319,9 @@ def _exception_types(value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _wrong(name: str, value: Any, expected: str) -> ConfigError:
-    return _refusal(f"policy field {name}", value, expected)
+    return _config_error(f"policy field {name}", value, expected)
 
 
-def _refusal(what: str, value: Any, expected: str) -> ConfigError:
+def _config_error(what: str, value: Any, expected: str) -> ConfigError:
     shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
     return ConfigError(f"{what} must be {expected}; got {shown[:80]}")

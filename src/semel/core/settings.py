@@ -191,12 +191,12 @@ class LayerReader:
                 self.problems.append(if_missing)
         except OSError as error:
             self.problems.append(f"{path.name}: cannot be read: {error.strerror}")
-        except ValueError as error:  # not TOML (the error tells the line), or not UTF-8
+        except ValueError as error:  # not TOML (the error names the line), or not UTF-8
             self.problems.append(f"{path.name}: is not valid TOML: {error}")
         return self.table(path.name, table)
 
     def variables(self, environ: Mapping[str, str]) -> Layer:
-        """Read variables as `own_variables` gives them."""
+        """Read variables as `own_variables` returns them."""
         layer = Layer.empty()
         for variable, text in environ.items():
             name = variable.removeprefix(VARIABLE_PREFIX).lower()
@@ -290,7 +290,7 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 _NOT_OURS = re.compile(r"SEMEL_(SERVICE|PORT)(_.*)?")
-"""What Kubernetes tells every pod about a service that is called semel."""
+"""What Kubernetes sets in every pod about a service that is called semel."""
 
 
 def _from_text(name: str, text: str) -> object:

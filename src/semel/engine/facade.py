@@ -365,10 +365,10 @@ class AsyncIdempotency:
                         if not attempt.replayed:
                             attempt.result = await finished(fn(connection), call.identity)
             except Exception as error:
-                if not db_errors.must_repeat(error):
+                if not db_errors.must_retry(error):
                     raise
                 if left == 0:
-                    raise about(db_errors.repeat(), call.identity) from error
+                    raise about(db_errors.retry_error(), call.identity) from error
             else:
                 return attempt.result
             await sleep(next(waits))

@@ -117,7 +117,7 @@ class LeaseEvents:
 
     def lost(self, lease: Lease) -> None:
         """Announce that another attempt may have replaced this one."""
-        if not lease.refused:  # else it was announced when the store refused to renew
+        if not lease.rejected:  # else it was announced when the store refused to renew
             self.announce(events.LostLease, lease)
 
     def store_failed(self, lease: Lease, verb: str, error: Exception) -> None:

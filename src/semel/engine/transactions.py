@@ -73,7 +73,7 @@ class AsyncTransactionContext(Generic[Result]):
         try:
             self._nested = await self._link.begin()
         except Exception as error:  # noqa: BLE001 - translated, every one
-            db_errors.refuse_claim(error)
+            db_errors.raise_claim_error(error)
         try:
             self._attempt = await self._claim()
             if self._attempt.replayed:
@@ -87,7 +87,7 @@ class AsyncTransactionContext(Generic[Result]):
             await self._restore_quietly()
             await self._undo()
             if isinstance(error, Exception):
-                db_errors.refuse_claim(error, has_lock=self._records.has_lock)
+                db_errors.raise_claim_error(error, has_lock=self._records.has_lock)
             raise
         return self._attempt
 
@@ -103,8 +103,8 @@ class AsyncTransactionContext(Generic[Result]):
         attempt.__exit__(kind, error, trace)
         if error is not None:
             await self._undo()
-            if db_errors.must_repeat(error):
-                raise about(db_errors.repeat(), self._call.identity) from error
+            if db_errors.must_retry(error):
+                raise about(db_errors.retry_error(), self._call.identity) from error
             return
         try:
             # The marker is the witness: it went with the transaction that it was set in.
@@ -114,7 +114,7 @@ class AsyncTransactionContext(Generic[Result]):
             await self._undo()
             if isinstance(failure, Exception):
                 try:
-                    db_errors.refuse_end(failure)
+                    db_errors.raise_end_error(failure)
                 except IdempotencyError as refused:
                     raise_about(refused, self._call.identity)
             raise
@@ -123,8 +123,8 @@ class AsyncTransactionContext(Generic[Result]):
             await self._nested.commit()
         except BaseException as failure:
             await self._undo()
-            if db_errors.must_repeat(failure):
-                raise about(db_errors.repeat(), self._call.identity) from failure
+            if db_errors.must_retry(failure):
+                raise about(db_errors.retry_error(), self._call.identity) from failure
             raise
 
     async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
@@ -192,7 +192,7 @@ class AsyncTransactionContext(Generic[Result]):
             if self._records.has_lock or not db_errors.would_wait(error):
                 raise
             if self._records.rolls_back:
-                raise db_errors.repeat() from error
+                raise db_errors.retry_error() from error
             if wait:
                 raise
             return LOCKED

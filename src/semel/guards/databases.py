@@ -82,7 +82,7 @@ class Database:
         self._lock = " FOR UPDATE" if name in _LOCKING else ""
 
     def changed(self, template: str, values: Sequence[object]) -> bool:
-        """Run an UPDATE; tell whether it found its row."""
+        """Run an UPDATE; return whether it found its row."""
         count, _ = self._run(template, values, rows=False)
         if count > 1:
             raise ConfigError("the id column names more than one row: roll the transaction back")
@@ -243,7 +243,7 @@ def _core_connection(connection: Any) -> Any:
 
 
 def identifier(what: str, name: object, *, dots: bool = False) -> str:
-    """Refuse what cannot stand in a statement as it is; a table may name its schema."""
+    """Reject what cannot stand in a statement as it is; a table may name its schema."""
     parts = name.split(".") if isinstance(name, str) and dots else [name]
     if not all(isinstance(part, str) and _NAME.fullmatch(part) for part in parts):
         raise ConfigError(f"the name of a {what} is made of letters, digits and _, not {name!r}")

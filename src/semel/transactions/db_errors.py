@@ -23,7 +23,7 @@ from semel.stores.sql.rejecting import is_too_large, rejects_value
 
 Code: TypeAlias = str | int
 
-_REPEAT: Final = frozenset({
+_RETRY: Final = frozenset({
     "40001",  # serialization failure
     "40P01",  # deadlock
     1020,     # MariaDB: the row has changed since the transaction's snapshot
@@ -34,10 +34,10 @@ _REPEAT: Final = frozenset({
 })  # fmt: skip
 """The unit of work lost against another one, and may win when it is repeated."""
 
-_IN_LINE: Final = frozenset({"55P03", 1205})
+_LOCK_TIMEOUT: Final = frozenset({"55P03", 1205})
 """While claiming: the wait for the record was too long."""
 
-_MET: Final = frozenset({"23505"})
+_DUPLICATE_KEY: Final = frozenset({"23505"})
 """While claiming: a row of the same key that came at the same moment."""
 
 _ENDED: Final = frozenset({"3B001", "25P01", 1305, "no such savepoint"})
@@ -45,7 +45,7 @@ _ENDED: Final = frozenset({"3B001", "25P01", 1305, "no such savepoint"})
 
 _NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
 
-_HUNG_UP: Final = frozenset({2006, 2013})
+_CONNECTION_LOST: Final = frozenset({2006, 2013})
 
 _ABORTED: Final = frozenset({"25P02"})
 """An earlier statement failed: PostgreSQL takes nothing more until a rollback."""
@@ -57,13 +57,13 @@ _NUMBERED = ("pymysql", "asyncmy", "MySQLdb")
 """Drivers whose errors carry the server's number as their first argument."""
 
 
-def must_repeat(error: BaseException) -> bool:
+def must_retry(error: BaseException) -> bool:
     """Whether the database asks for the whole unit of work again."""
-    return isinstance(error, RetryTransaction) or not _REPEAT.isdisjoint(_codes(error))
+    return isinstance(error, RetryTransaction) or not _RETRY.isdisjoint(_codes(error))
 
 
-def repeat() -> RetryTransaction:
-    """Say what has to be done."""
+def retry_error() -> RetryTransaction:
+    """The error that asks for the whole unit of work again."""
     return RetryTransaction(
         "the database gave up this transaction in favour of another one: roll it back and repeat "
         "the whole unit of work, as idem.run_transaction() does"
@@ -72,25 +72,25 @@ def repeat() -> RetryTransaction:
 
 def would_wait(error: Exception) -> bool:
     """Whether a claim found that an open transaction has its record, or waited too long for it."""
-    return not _IN_LINE.isdisjoint(_codes(error))
+    return not _LOCK_TIMEOUT.isdisjoint(_codes(error))
 
 
-def refuse_claim(error: Exception, *, has_lock: bool = False) -> NoReturn:
+def raise_claim_error(error: Exception, *, has_lock: bool = False) -> NoReturn:
     """Raise what an error before the block means; `has_lock`: the record's own lock was held."""
     codes = set(_codes(error))
-    if has_lock and not _IN_LINE.isdisjoint(codes):
+    if has_lock and codes & _LOCK_TIMEOUT:
         raise StoreUnavailable(
             "the table of records is locked as a whole (ALTER TABLE, VACUUM FULL, a migration); "
             "nothing was written"
         ) from error
-    if not _IN_LINE.isdisjoint(codes):
+    if codes & _LOCK_TIMEOUT:
         raise ConcurrentRequest(
             "an open transaction has this key and did not end within the time that this caller "
             "waits; try again later"
         ) from error
-    if not _MET.isdisjoint(codes):
-        raise repeat() from error
-    if not _NO_TRANSACTION.isdisjoint(codes):
+    if codes & _DUPLICATE_KEY:
+        raise retry_error() from error
+    if codes & _NO_TRANSACTION:
         raise ConfigError(
             "idem.transaction() needs an open transaction, and this connection commits each "
             "statement by itself"
@@ -98,10 +98,10 @@ def refuse_claim(error: Exception, *, has_lock: bool = False) -> NoReturn:
     _raise(error, codes)
 
 
-def refuse_end(error: Exception) -> NoReturn:
+def raise_end_error(error: Exception) -> NoReturn:
     """Raise what an error after the block means."""
     if is_ended(error):
-        raise ended() from error
+        raise ended_error() from error
     _raise(error, set(_codes(error)))
 
 
@@ -110,8 +110,8 @@ def is_ended(error: BaseException) -> bool:
     return not _ENDED.isdisjoint(_codes(error))
 
 
-def ended() -> OutcomeUnknown:
-    """Say that the transaction did not last as long as the block."""
+def ended_error() -> OutcomeUnknown:
+    """The error when the transaction did not last as long as the block."""
     return OutcomeUnknown(
         "the transaction was ended inside the block of idem.transaction(). If it was committed, so "
         "was what the block had done until then, and its record is held as unknown; commit after "
@@ -122,15 +122,15 @@ def ended() -> OutcomeUnknown:
 def _raise(error: Exception, codes: set[Code]) -> NoReturn:
     if isinstance(error, IdempotencyError):
         raise error
-    if must_repeat(error):
-        raise repeat() from error
-    if not _NO_TABLE.isdisjoint(codes):
+    if must_retry(error):
+        raise retry_error() from error
+    if codes & _NO_TABLE:
         raise ConfigError(
             f"the table of records is missing in this database ({_first_line(error)}). If it was "
             "there before, restore it with its records, which a new table has forgotten; for a new "
             "database run `semel migrate`"
         ) from error
-    if not _ABORTED.isdisjoint(codes):
+    if codes & _ABORTED:
         raise StoreError(
             "the transaction was aborted by an earlier error of the database, which was caught: "
             "PostgreSQL takes nothing more in it, and nothing was written. Let such an error end "
@@ -140,7 +140,7 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
         raise ValueRejected(
             f"the database cannot take this record, nor will it later: {_first_line(error)}"
         ) from error
-    hint = "" if _HUNG_UP.isdisjoint(codes) else "; a message above max_allowed_packet does that"
+    hint = "; a message above max_allowed_packet does that" if codes & _CONNECTION_LOST else ""
     raise StoreError(
         f"the record could not be written in this transaction: {_first_line(error)}{hint}"
     ) from error

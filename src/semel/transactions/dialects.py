@@ -57,7 +57,7 @@ class SQLiteRecords:
         self._table = table
         self._file = file
 
-    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - who has the lock need not have the record
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - the owner of the lock need not have the record
         """Reject another file; bound the wait for the write lock."""
         files = yield from self._files()
         if len(files) == 1:
@@ -189,7 +189,7 @@ class PostgresRecords:
         yield question(_RESTORE_LOCK_TIMEOUT, before)
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
-        """Take the lock of the record; the end of the transaction, or undoing, gives it back."""
+        """Take the lock of the record; the end of the transaction, or undoing, releases it."""
         number = int.from_bytes(self.verbs.short_digest(identity)[:8], "big", signed=True)
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
         self.has_lock = bool(reply.rows[0][0])
@@ -271,8 +271,8 @@ class MySQLRecords:
         least = 0 if "MariaDB" in version else 1
         bound = max(1, math.ceil(seconds)) if wait else least
         yield question(_SET_LOCK_WAIT, bound)
-        told: int = before
-        return told
+        bound_before: int = before
+        return bound_before
 
     def restore(self, before: int) -> Verb[None]:
         yield question(_SET_LOCK_WAIT, before)

@@ -142,7 +142,7 @@ class AsyncpgLink(AsyncPlainLink):
 # --- MySQL and MariaDB: PyMySQL and mysqlclient for threads, asyncmy for asyncio ---------
 
 _IN_TRANSACTION: Final = 1
-"""SERVER_STATUS_IN_TRANS: the server tells with each answer."""
+"""SERVER_STATUS_IN_TRANS: the server says so with each answer."""
 
 
 class PyMySQLLink(PlainLink):
@@ -331,7 +331,7 @@ class AsyncSQLAlchemyLink:
 def _check_open(nested: Any, core: Any) -> None:
     # After a commit the driver's connection may be another caller's already, by way of the pool.
     if not nested.is_active or core.invalidated:
-        raise db_errors.ended()
+        raise db_errors.ended_error()
 
 
 def _is_core(given: Any) -> bool:

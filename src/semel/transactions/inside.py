@@ -58,7 +58,7 @@ STORES: Final = {
 
 def records_of(store: object, dialect: str, table: str | None) -> Records:
     """Find the records; `table` names another one than the store's."""
-    # In tiers SQL decides. The front hears of a record when somebody asks after the commit.
+    # In tiers SQL decides. The front learns of a record from the first question after the commit.
     behind = getattr(store, "_behind", store)
     kind = _dialect_of(behind)
     if kind is None:

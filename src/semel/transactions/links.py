@@ -77,12 +77,12 @@ class Records(Protocol):
 
     @property
     def has_lock(self) -> bool:
-        """Whether the record's own lock is held: who waits now waits for the whole table."""
+        """Whether the record's own lock is held: further waits are for the whole table."""
         ...
 
     @property
     def by_key(self) -> bool:
-        """Whether who waits, waits for a transaction with the same key."""
+        """Whether a caller that waits, waits for a transaction with the same key."""
         ...
 
     @property
@@ -96,18 +96,18 @@ class Records(Protocol):
         ...
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
-        """Refuse a connection to another database; bound the wait for locks, and tell the old one.
+        """Reject a connection to another database; bound the wait for locks, return the old bound.
 
-        Without `wait` the caller wants to hear at once that somebody else has the record.
+        Without `wait` the caller wants to know at once that another one has the record.
         """
         ...
 
     def restore(self, before: Any) -> Verb[None]:
-        """Give the session back the bound that it had."""
+        """Bound the wait as before."""
         ...
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
-        """Stand in line for the record; False = somebody has it, and this caller does not wait."""
+        """Lock the record; False = another caller has it, and this one does not wait."""
         ...
 
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
@@ -182,7 +182,7 @@ class _Plain(ABC):
         """Whether a transaction is open; the autocommit flag says nothing about that."""
 
     def joins(self) -> bool:
-        """Whether a savepoint can be relied on; most servers refuse it outside a transaction."""
+        """Whether a savepoint can be relied on; most servers reject it outside a transaction."""
         return True
 
     def _check(self) -> None:

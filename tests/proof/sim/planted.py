@@ -59,7 +59,7 @@ async def _lead_without_a_claim(
 
 def _notice_quietly(self: Leases, moment: float) -> list[Lease]:
     for lease in self._running.values():
-        lease.told_lost = lease.told_lost or moment >= lease.until - lease.seconds * DANGER
+        lease.reported_lost = lease.reported_lost or moment >= lease.until - lease.seconds * DANGER
     return []
 
 
@@ -129,7 +129,7 @@ PLANTED: dict[str, Bug] = {
     "a lease that has passed is not noticed": Bug(
         1,
         [
-            (Lease, "lost_at", lambda self, _: self.refused),
+            (Lease, "lost_at", lambda self, _: self.rejected),
             (Leases, "newly_lost", _notice_quietly),
         ],
     ),

@@ -364,10 +364,10 @@ class Idempotency:
                         if not attempt.replayed:
                             attempt.result = finished(fn(connection), call.identity)
             except Exception as error:
-                if not db_errors.must_repeat(error):
+                if not db_errors.must_retry(error):
                     raise
                 if left == 0:
-                    raise about(db_errors.repeat(), call.identity) from error
+                    raise about(db_errors.retry_error(), call.identity) from error
             else:
                 return attempt.result
             sleep(next(waits))
