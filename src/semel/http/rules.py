@@ -77,7 +77,6 @@ _LOGGED_ROUTES: Final = 50
 _ANSWER_CODEC: Final = AnswerCodec()
 _encode = msgspec.json.Encoder(order="sorted").encode
 
-
 Matcher: TypeAlias = Callable[[str], object]
 
 WATCHED: Final = 100
@@ -282,7 +281,7 @@ class RouteRules:
 
 
 def known_tenant(tenant: object) -> str:
-    """Return what a `tenant` function says; nobody is refused, never shared."""
+    """Return what a `tenant` function says; a caller that it does not know is rejected."""
     if tenant is None or tenant == "":
         raise Rejected("identity_missing")
     if not isinstance(tenant, str):
@@ -323,13 +322,13 @@ def rules_of(
 
     `envelope` is the room that a stored answer needs beside its body, `codec` stores packed bytes.
     """
-    patience = (
+    waiting = (
         Policy(concurrent="wait", wait_timeout=chosen.wait)
         if chosen.wait
         else Policy(concurrent="reject")
     )
     room = Policy(max_result_bytes=2 * chosen.max_response + envelope)
-    rules = resolved(chosen.scope, room, chosen.policy, patience)
+    rules = resolved(chosen.scope, room, chosen.policy, waiting)
     # By type, not by kind: a subclass of ours may encrypt as well.
     if type(rules.codec) in _WRAPPING:
         return changed(rules, codec=codec)

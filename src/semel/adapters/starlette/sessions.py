@@ -33,10 +33,6 @@ from weakref import WeakSet
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
-from sqlalchemy import event
-from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -73,7 +69,8 @@ from semel.sync import Idempotency
 from semel.transactions import db_errors
 
 with Needed("semel[sqlalchemy]", by="@idempotent(session=...)"):
-    from sqlalchemy import Engine
+    from sqlalchemy import Engine, event
+    from sqlalchemy.exc import UnboundExecutionError
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
