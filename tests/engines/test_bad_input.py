@@ -360,6 +360,18 @@ def test_a_door_without_its_package_names_the_command_that_installs_it(
     )
 
 
+def test_an_endpoint_with_a_session_names_the_command_that_installs_sqlalchemy():
+    use = "from semel.adapters.starlette import Idempotent; Idempotent('memory://', session=list)"
+    script = WITHOUT.format(packages=("sqlalchemy",), use=use)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (
+        "ModuleNotFoundError sqlalchemy @idempotent(session=...) needs the package sqlalchemy: "
+        "pip install 'semel[sqlalchemy]'"
+    )
+
+
 @pytest.mark.parametrize(
     ("missing", "use"),
     [
