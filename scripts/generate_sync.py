@@ -34,6 +34,8 @@ GENERATED = {
     "stores/redis/aio.py": "stores/redis/store.py",
     "stores/sql/aio.py": "stores/sql/store.py",
     "stores/sql/mysql/aio.py": "stores/sql/mysql/store.py",
+    "stores/sql/postgres/aio.py": "stores/sql/postgres/store.py",
+    "stores/sql/postgres/aio_pool.py": "stores/sql/postgres/pool.py",
     "stores/tiered/aio.py": "stores/tiered/store.py",
 }
 """The files that are written by hand, and those that are generated from them."""
@@ -112,7 +114,11 @@ ONLY_TASKS = {
 }
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
-OMITTED = {"stores/sql/mysql/aio.py": {"_batcher", "_inherited", "_loop", "ask", "batching"}}
+OMITTED = {
+    "stores/sql/mysql/aio.py": {"_batcher", "_inherited", "_loop", "ask", "batching"},
+    "stores/sql/postgres/aio.py": {"_batcher", "ask"},
+    "stores/sql/postgres/aio_pool.py": {"_loop"},
+}
 """Methods and attributes that only tasks have, by file: their calls share statements."""
 
 LOOP = "loop_guard"
@@ -211,7 +217,7 @@ def called(node: ast.AST) -> str | None:
 def is_only_for_tasks(node: ast.stmt, omitted: Container[str]) -> bool:
     """Tell whether a statement has no meaning for threads."""
     match node:
-        case ast.AsyncFunctionDef(name=name) if name in omitted:
+        case ast.AsyncFunctionDef(name=name) | ast.FunctionDef(name=name) if name in omitted:
             return True
         case ast.If(test=part) | ast.Assign(targets=[part]) | ast.AnnAssign(target=part):
             if any(getattr(each, "attr", None) in omitted for each in ast.walk(part)):

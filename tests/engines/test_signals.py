@@ -31,7 +31,7 @@ from semel import AsyncIdempotency, Idempotency, Policy, current_attempt, open_s
 from semel.engine.colours import tasks
 from semel.engine.colours.leaders import Leaders
 from semel.errors import IdempotencyError
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres.errors import Deadline
 
 PACKAGE = str(Path(semel.__file__).parent)
 
@@ -421,7 +421,7 @@ def check_every_place_is_free(idem: Idempotency) -> None:
 
 def take_all(pool: Any) -> None:
     """Take as many connections as there may be, and give them back."""
-    patience = Patience(PATIENCE) if hasattr(pool, "lend") else PATIENCE
+    patience = Deadline(PATIENCE) if hasattr(pool, "lend") else PATIENCE
     for connection in [pool.take(patience) for _ in range(MOST_CONNECTIONS)]:
         pool.give_back(connection)
 

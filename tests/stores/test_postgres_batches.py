@@ -23,8 +23,8 @@ from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavail
 from semel.stores.batching import ALONE
 from semel.stores.listening import Listening
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.sql.postgres.patience import Patience
-from semel.stores.sql.postgres.together import lock_number
+from semel.stores.sql.postgres.batch import lock_number
+from semel.stores.sql.postgres.errors import Deadline
 from semel.stores.sql.verbs import Reply, Statement
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction
@@ -168,7 +168,7 @@ def test_a_plan_that_is_made_while_the_table_is_empty_serves_a_full_one(postgres
     one = {"claim": ask, "complete": complete, "renew": renew}[verb]("k")
     together = getattr(store._postgres_verbs, f"{verb}_together")
     statement = next(together([one]).start())
-    with store._postgres._source.lend(Patience(5.0)) as session:
+    with store._postgres._source.lend(Deadline(5.0)) as session:
         connection = session.bounded
         connection.execute("SET plan_cache_mode = force_generic_plan")
         connection.execute(f"PREPARE planned AS {statement.sql}".encode())
@@ -181,7 +181,7 @@ def test_a_plan_that_is_made_while_the_table_is_empty_serves_a_full_one(postgres
 @pytest.mark.parametrize("options", [{}, {"keepalives_idle": "5"}], ids=["asyncpg", "psycopg"])
 async def test_no_plan_of_asyncio_reads_a_whole_table_either(postgres_url, options):
     store = AsyncPostgresStore(postgres_url, **options)
-    async with store._postgres._source.lend(Patience(5.0)) as session:
+    async with store._postgres._source.lend(Deadline(5.0)) as session:
         asked = await session.execute(Statement("SHOW enable_seqscan", (), writes=False))
     assert asked.rows == [("off",)]
     await store.close()
@@ -400,7 +400,7 @@ async def test_an_insert_at_the_same_moment_is_seen_by_the_batch_it_met(postgres
 def test_renewals_do_not_wait_for_a_connection_that_claims_keep_busy(postgres_url, kind):
     with driven(kind, postgres_url, timeout=1, max_size=1) as store:
         store.claim_many([ask(key) for key in OTHERS])
-        busy = store._store._postgres._source.lend(Patience(60.0))
+        busy = store._store._postgres._source.lend(Deadline(60.0))
         store._finish(busy.__enter__() if kind == "threads" else busy.__aenter__())
         try:
             with pytest.raises(StoreUnavailable, match="max_size"):
@@ -415,7 +415,7 @@ def test_renewals_do_not_wait_for_a_connection_that_claims_keep_busy(postgres_ur
 
 
 async def lent(store):
-    async with store._postgres._source.lend(Patience(10.0)) as session:
+    async with store._postgres._source.lend(Deadline(10.0)) as session:
         return type(session).__name__
 
 

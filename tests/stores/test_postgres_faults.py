@@ -14,7 +14,7 @@ from psycopg_pool import ConnectionPool
 from semel.core.records import Busy, Claimed, Finished, PutRequest
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres.errors import Deadline
 from servers.postgres import CAREFUL, postgres_server
 from servers.proxy import proxy_to
 from stores.postgres_given import blocked, blocking, driven, meanwhile, rows, transaction
@@ -237,7 +237,7 @@ def test_a_statement_that_takes_too_long_is_stopped(url, kind):
 def test_a_pool_without_a_free_connection_is_unavailable(url):
     store = PostgresStore(url, timeout=3, max_size=1)
     store.claim(ask("k"))
-    busy = store._postgres._source.lend(Patience(10.0))
+    busy = store._postgres._source.lend(Deadline(10.0))
     with busy, pytest.raises(StoreUnavailable, match="max_size"):
         store.renew(identity("k"), OWNER, 30.0)
     assert store.renew(identity("k"), OWNER, 30.0)
@@ -257,7 +257,7 @@ def test_a_given_pool_without_a_free_connection_is_unavailable(url):
 async def test_an_async_pool_without_a_free_connection_is_unavailable(url):
     store = AsyncPostgresStore(url, timeout=3, max_size=1)
     await store.claim(ask("k"))
-    async with store._postgres._source.lend(Patience(10.0)):
+    async with store._postgres._source.lend(Deadline(10.0)):
         with pytest.raises(StoreUnavailable, match="max_size"):
             await store.renew(identity("k"), OWNER, 30.0)
     assert await store.renew(identity("k"), OWNER, 30.0)

@@ -12,7 +12,7 @@ from semel.core.records import Claimed
 from semel.errors import ConfigError, StoreError
 from semel.stores.registry import open_store
 from semel.stores.sql.postgres import PostgresStore
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres.errors import Deadline
 from stores.postgres_given import driven, in_threads, migrate, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity, spawn
 
@@ -296,7 +296,7 @@ def test_stores_that_start_together_make_one_table(postgres_url):
 def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(postgres_url, asked):
     with closing(PostgresStore(postgres_url)) as store, closing(PostgresStore(postgres_url)) as too:
         check = store._schema.check()
-        with store._postgres._source.lend(Patience(60.0)) as session:
+        with store._postgres._source.lend(Deadline(60.0)) as session:
             migrate_at = iter(range(9))
             reply, answer = None, None
             while answer is None:

@@ -14,8 +14,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from semel.core.records import Claimed, Finished, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, lending
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, psycopg_sessions
+from semel.stores.sql.postgres.errors import Deadline
 from servers.postgres import pgbouncer, postgres_server
 from stores.postgres_given import blocking, driven, in_threads, migrate, rows, transaction
 from stores.sqlite_helpers import (
@@ -191,17 +191,18 @@ def test_a_given_connection_serves_one_call_at_a_time(postgres_url):
         answers = in_threads(lambda number: store.claim(ask("k", b"%d" % number)), 8)
         assert sum(isinstance(answer, Claimed) for answer in answers) == 1
         impatient = PostgresStore(connection=connection, timeout=0.2)
-        impatient._postgres._source._lock.acquire()
+        place = impatient._postgres._source._turn.get()
         with pytest.raises(StoreUnavailable, match="busy with other calls"):
             impatient.claim(ask("k"))
+        impatient._postgres._source._turn.give(place)
 
 
 async def test_a_given_async_connection_that_is_busy_keeps_nobody_waiting_for_ever(postgres_url):
     async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
         store = AsyncPostgresStore(connection=connection, timeout=0.2)
-        async with store._postgres._source._lock:
-            with pytest.raises(StoreUnavailable, match="busy with other calls"):
-                await store.claim(ask("k"))
+        await store._postgres._source._turn.get()
+        with pytest.raises(StoreUnavailable, match="busy with other calls"):
+            await store.claim(ask("k"))
         await connection.rollback()
 
 
@@ -271,7 +272,7 @@ def test_a_store_that_was_closed_says_so(postgres_url, kind):
 
 def test_a_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
     store = PostgresStore(postgres_url)
-    with store._postgres._source.lend(Patience(10.0)) as session:
+    with store._postgres._source.lend(Deadline(10.0)) as session:
         store.close()
         assert not session.dead
     assert session.dead
@@ -279,7 +280,7 @@ def test_a_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url
 
 async def test_an_async_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
     store = AsyncPostgresStore(postgres_url)
-    async with store._postgres._source.lend(Patience(10.0)) as session:
+    async with store._postgres._source.lend(Deadline(10.0)) as session:
         await store.close()
         assert not session.dead
     assert session.dead
@@ -290,7 +291,7 @@ def test_connections_that_nobody_needs_any_more_are_closed(postgres_url, kind, m
     with driven(kind, postgres_url, min_size=1, max_size=4) as store:
         store.race([ask("k", b"%d" % number) for number in range(12)])
         assert sessions(postgres_url) > 1
-        monkeypatch.setattr(lending, "MOST_IDLE", 0.0)
+        monkeypatch.setattr(psycopg_sessions, "MOST_IDLE", 0.0)
         store.counts()
         wait_until(lambda: sessions(postgres_url) == 1)
 

@@ -17,8 +17,9 @@ from semel.stores.redis import clients, retry
 from semel.stores.redis import tasks as redis_tasks
 from semel.stores.redis import threads as redis_threads
 from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.mysql import errors, tasks, threads
-from semel.stores.sql.postgres import aio_executor, executor, patience
+from semel.stores.sql.mysql import errors as mysql_errors
+from semel.stores.sql.mysql import tasks, threads
+from semel.stores.sql.postgres import aio, errors, store
 
 TIMEOUT = 4.0
 LONGEST_PAUSE = 0.25
@@ -54,16 +55,18 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clients, redis_threads, executor, patience, threads, errors):
+    for module in (clients, redis_threads, errors, threads, mysql_errors):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(retry, "monotonic", clock.monotonic)
-    monkeypatch.setattr(threads, "sleep", clock.sleep)
-    monkeypatch.setattr(tasks, "sleep", clock.async_sleep)
     monkeypatch.setattr("redis.retry.sleep", clock.sleep)
     monkeypatch.setattr("redis.asyncio.retry.sleep", clock.async_sleep)
     patched = SimpleNamespace(**{**vars(asyncio), "sleep": clock.async_sleep})
-    for module in (redis_tasks, aio_executor, tasks):
+    for module in (redis_tasks, tasks):
         monkeypatch.setattr(module, "asyncio", patched)
+    for module in (store, threads):
+        monkeypatch.setattr(module, "sleep", clock.sleep)
+    for module in (aio, tasks):
+        monkeypatch.setattr(module, "sleep", clock.async_sleep)
     return clock
 
 

@@ -20,15 +20,14 @@ import pytest
 from semel.errors import StoreUnavailable
 from semel.stores.sql.mysql import aio, errors, store, tasks, threads
 from semel.stores.sql.mysql.addresses import parse
-from semel.stores.sql.mysql.errors import Deadline
-from semel.stores.sql.postgres.aio_sessions import connect_psycopg
-from semel.stores.sql.postgres.aio_sources import AsyncOwnPool
-from semel.stores.sql.postgres.asyncpg_sessions import connect_asyncpg
-from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.patience import Patience
-from semel.stores.sql.postgres.quick import connect_quickly
+from semel.stores.sql.mysql.errors import Deadline as MySQLDeadline
+from semel.stores.sql.postgres.aio_pool import AsyncOwnPool
+from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.postgres.pool import OwnPool
+from semel.stores.sql.postgres.psycopg_sessions import connect_psycopg
 from semel.stores.sql.postgres.settings import settings
-from semel.stores.sql.postgres.sources import OwnPool
+from semel.stores.sql.postgres.tasks import connect_asyncpg
+from semel.stores.sql.postgres.threads import connect_prepared
 from semel.stores.sql.verbs import Statement
 
 TIMEOUT = 40.0
@@ -58,9 +57,9 @@ def soon() -> Iterator[None]:
 
 def test_a_thread_connects_to_postgres_no_longer_than_its_call_may_take(silent_port):
     url = f"postgresql://semel@127.0.0.1:{silent_port}/semel"
-    pool = OwnPool(settings(url, {}, TIMEOUT), connect_quickly)
+    pool = OwnPool(settings(url, {}, TIMEOUT), connect_prepared)
     with soon(), pytest.raises(TimeIsUp):
-        pool.take(Patience(MOMENT))
+        pool.take(Deadline(MOMENT))
 
 
 @pytest.mark.parametrize("connect", [connect_psycopg, connect_asyncpg])
@@ -68,7 +67,7 @@ async def test_a_task_connects_to_postgres_no_longer_than_its_call_may_take(conn
     url = f"postgresql://semel@127.0.0.1:{silent_port}/semel"
     pool = AsyncOwnPool(settings(url, {}, TIMEOUT), connect)
     with soon(), pytest.raises(psycopg.OperationalError):
-        await pool.take(Patience(MOMENT))
+        await pool.take(Deadline(MOMENT))
 
 
 def mysql_pool(kind: Any, url: str) -> Any:
@@ -100,7 +99,7 @@ def slowly():
 def test_a_statement_of_a_thread_takes_no_longer_than_its_call_may(mysql_url):
     pool = mysql_pool(threads, mysql_url)
     pool.give_back(pool.take(TIMEOUT))
-    session = store._Session(pool, Deadline(pool.place, MOMENT))
+    session = store._Session(pool, MySQLDeadline(pool.place, MOMENT))
     with soon(), pytest.raises(StoreUnavailable):
         session.drive(slowly())
 
@@ -108,7 +107,7 @@ def test_a_statement_of_a_thread_takes_no_longer_than_its_call_may(mysql_url):
 async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url):
     pool = mysql_pool(tasks, mysql_url)
     pool.give_back(await pool.take(TIMEOUT))
-    session = aio._Session(pool, Deadline(pool.place, MOMENT))
+    session = aio._Session(pool, MySQLDeadline(pool.place, MOMENT))
     with soon(), pytest.raises(StoreUnavailable):
         await session.drive(slowly())
     await asyncio.wait_for(pool.close(), SOON)
@@ -117,7 +116,8 @@ async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url
 def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(errors, "time", clock)
-    call, batch = Deadline("here", 10.0), Deadline("here", 10.0, waits_for_locks=False)
+    call = MySQLDeadline("here", 10.0)
+    batch = MySQLDeadline("here", 10.0, waits_for_locks=False)
     assert call.statement_time == batch.statement_time == 10.0
     clock.now = 0.5
     assert call.statement_time == batch.statement_time == 10.0  # the driver is not told anew
@@ -126,4 +126,4 @@ def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypa
     clock.now = 9.9
     assert call.statement_time == 5.5  # the server waits for a lock for 5 s
     assert batch.statement_time == 1.5
-    assert Deadline("here", 1.0).statement_time == 1.0
+    assert MySQLDeadline("here", 1.0).statement_time == 1.0

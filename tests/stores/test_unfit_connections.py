@@ -18,7 +18,7 @@ from semel import AsyncIdempotency, ConfigError, Idempotency
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.sql.postgres.quick import QuickSession
+from semel.stores.sql.postgres.threads import PreparedSession
 from semel.stores.sql.verbs import Statement
 from servers.postgres import pgbouncer
 
@@ -124,7 +124,7 @@ def test_the_name_of_a_prepared_statement_tells_which_statement_it_is(postgres_u
     # Behind a bouncer, the name of one program's statement may be known by another's.
     def prepared(*verbs):
         with psycopg.connect(postgres_url) as connection:
-            session = QuickSession(connection)
+            session = PreparedSession(connection)
             session.end_waits_at(float("inf"))
             for statement in verbs:
                 session.execute(statement)

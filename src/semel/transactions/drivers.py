@@ -85,7 +85,7 @@ class _PsycopgStatus:
     def __init__(self, connection: Any) -> None:
         from psycopg.pq import TransactionStatus  # noqa: PLC0415 - see above
 
-        from semel.stores.sql.postgres.lending import check_answers  # noqa: PLC0415
+        from semel.stores.sql.postgres.psycopg_sessions import check_answers  # noqa: PLC0415
 
         super().__init__(getattr(connection, "connection", connection))  # type: ignore[call-arg]
         self._open = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
@@ -103,9 +103,9 @@ class PsycopgLink(_PsycopgStatus, PlainLink):
     way_in = "use `with connection.transaction():` around it"
 
     def execute(self, statement: Statement) -> Reply:
-        from semel.stores.sql.postgres import sessions  # noqa: PLC0415 - see above
+        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415 - see above
 
-        return sessions.execute(self._connection, statement)
+        return psycopg_sessions.execute(self._connection, statement)
 
 
 class AsyncPsycopgLink(_PsycopgStatus, AsyncPlainLink):
@@ -115,9 +115,9 @@ class AsyncPsycopgLink(_PsycopgStatus, AsyncPlainLink):
     way_in = "use `async with connection.transaction():` around it"
 
     async def execute(self, statement: Statement) -> Reply:
-        from semel.stores.sql.postgres import aio_sessions  # noqa: PLC0415 - see above
+        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415 - see above
 
-        return await aio_sessions.execute(self._connection, statement)
+        return await psycopg_sessions.async_execute(self._connection, statement)
 
 
 class AsyncpgLink(AsyncPlainLink):
@@ -128,15 +128,15 @@ class AsyncpgLink(AsyncPlainLink):
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        from semel.stores.sql.postgres import asyncpg_sessions  # noqa: PLC0415 - see above
+        from semel.stores.sql.postgres import tasks  # noqa: PLC0415 - see above
 
-        self._sessions = asyncpg_sessions
+        self._asyncpg = tasks
 
     def in_transaction(self) -> bool:
         return bool(self._connection.is_in_transaction())
 
     async def execute(self, statement: Statement) -> Reply:
-        return await self._sessions.execute(self._connection, statement)
+        return await self._asyncpg.execute(self._connection, statement)
 
 
 # --- MySQL and MariaDB: PyMySQL and mysqlclient for threads, asyncmy for asyncio ---------

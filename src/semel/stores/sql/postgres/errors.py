@@ -1,4 +1,4 @@
-"""The one place where psycopg's errors become ours.
+"""What psycopg's errors mean: which are worth a repeat, and what the others become.
 
 Each message says which database it was and what to do about it. None repeats a statement or more
 than the first line of the server's own words: the rest can hold users' keys and values.
@@ -6,7 +6,9 @@ than the first line of the server's own words: the rest can hold users' keys and
 
 from __future__ import annotations
 
+import random
 import re
+import time
 from typing import Final
 
 import psycopg
@@ -22,6 +24,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
+from semel.stores.registry import SEARCH_SHARE
 from semel.stores.sql.locks import RecordLocked
 from semel.stores.sql.migrations import RESTORE
 from semel.stores.sql.rejecting import is_too_large, rejects_value
@@ -153,3 +156,96 @@ def translate(error: Exception, place: str) -> IdempotencyError:
 def _first_line(error: Exception) -> str:
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return (primary or str(error)).partition("\n")[0]
+
+
+# --- repeats ----------------------------------------------------------------------------------
+#
+# A deadlock, a serialization failure and a duplicate that was inserted at the same moment undo the
+# whole statement: it is repeated. So is one whose connection was lost, on another connection: every
+# verb is safe to send twice. A server that cannot be reached is looked for, because it may be
+# restarting, but not to the end: while it is down, every caller pays for that.
+
+
+MOST_REPEATS: Final = 12
+"""Of what was undone. A lost server is looked for as often as there is time to."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+
+UNDONE: Final = (sql.SerializationFailure, sql.DeadlockDetected, sql.UniqueViolation)
+"""The statement was undone and may succeed when sent again.
+
+A unique violation is one of them: the index on the key can notice a row that was inserted at the
+same moment before `ON CONFLICT`, which watches the digest, does.
+"""
+
+_NOT_THE_CONNECTION: Final = (
+    TimeIsUp,
+    TableLocked,
+    MigrationLocked,
+    PoolTimeout,
+    PoolClosed,
+    TooManyRequests,
+)
+_GOING_DOWN: Final = (sql.AdminShutdown, sql.CrashShutdown, sql.CannotConnectNow)
+_NO_MORE_CONNECTIONS: Final = sql.TooManyConnections
+"""Only asyncpg gives the code: libpq describes a refused connection in words."""
+BECAME_REPLICA: Final = sql.ReadOnlySqlTransaction
+"""After a failover, a connection may be left with the server that is no longer the primary."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection, not the statement, was the trouble."""
+    if isinstance(error, _NOT_THE_CONNECTION) or is_hopeless(error):
+        return False
+    return isinstance(error, (*_GOING_DOWN, _NO_MORE_CONNECTIONS, BECAME_REPLICA)) or (
+        # The client's own errors have no code of the server.
+        isinstance(error, psycopg.OperationalError)
+        and (error.sqlstate is None or error.sqlstate.startswith("08"))
+    )
+
+
+def concerns_all(error: StoreUnavailable) -> bool:
+    """Whether every member of a batch would meet the same: the trouble is with the server."""
+    return isinstance(
+        error.__cause__, (psycopg.OperationalError, BECAME_REPLICA)
+    ) and not isinstance(error.__cause__, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled))
+
+
+class Deadline:
+    """The time of one call, and its repeats within that."""
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+        self._seconds = seconds
+        self._search_ends: float | None = None
+        self._repeats = 0
+        self._first: Exception | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline, never less than nothing."""
+        return max(0.0, self.at - time.monotonic())
+
+    def reason(self, error: Exception) -> Exception:
+        """Tell why the call failed: running out of time is only how a repeated one ends."""
+        return error if self._first is None or not isinstance(error, TimeIsUp) else self._first
+
+    def pause_after(self, error: Exception) -> float | None:
+        """Return how long to wait before the call is repeated; None when it should not be."""
+        if isinstance(error, UNDONE) and self._repeats < MOST_REPEATS:
+            end = self.at
+        elif is_lost(error):
+            end = self._end_of_search()
+        else:
+            return None
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._repeats)
+        pause = random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again
+        self._repeats += 1
+        self._first = self._first or error
+        return pause if time.monotonic() + pause < end else None
+
+    def _end_of_search(self) -> float:
+        """Return the moment when a server that was lost is given up, counted from its loss."""
+        if self._search_ends is None:
+            self._search_ends = time.monotonic() + self._seconds * SEARCH_SHARE
+        return min(self._search_ends, self.at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from semel.errors import ConfigError
 from semel.stores.sql.migrations import (
@@ -22,8 +22,9 @@ from semel.stores.sql.migrations import (
     read_migrations,
     still_to_run,
 )
-from semel.stores.sql.postgres.words import OURS
-from semel.stores.sql.verbs import Statement, Verb
+from semel.stores.sql.postgres.statements import OURS
+from semel.stores.sql.verbs import OwnColumns, Statement, Verb
+from semel.stores.urls import switch, whole_number
 
 LOCK: Final = int.from_bytes(b"semel", "big")
 """The advisory lock that migrations take, for all tables of a database."""
@@ -177,3 +178,39 @@ def _ask(sql: str, *parameters: object) -> Statement:
 
 def _change(sql: str) -> Statement:
     return Statement(sql, (), writes=True)
+
+
+# --- The parts that the stores for threads and for asyncio are made of alike --------------
+
+
+def make_schema(
+    table: str, schema: str | None, partitions: int | str | None, autocreate: bool | str
+) -> Schema:
+    """Describe the table, from options that may come from a URL."""
+    return Schema(
+        table,
+        schema,
+        partitions=None if partitions is None else whole_number("partitions", partitions),
+        autocreate=switch("autocreate", autocreate),
+    )
+
+
+def checked_columns(columns: OwnColumns | None) -> OwnColumns:
+    """Refuse own columns that are semel's, or that nothing fills."""
+    for name, value in (columns or {}).items():
+        if checked_name("column", name) in OURS:
+            raise ConfigError(f"the column {name} is semel's own; take another name")
+        if not callable(value):
+            raise ConfigError(f"the column {name} needs a function of the claim, not {value!r}")
+    return dict(columns or {})
+
+
+def check_given(
+    url: str | None, pool: object, connection: object, options: Mapping[str, Any]
+) -> None:
+    """Insist on one way to the database, and on options that have a meaning there."""
+    given = [way for way in (url, pool, connection) if way is not None]
+    if len(given) != 1:
+        raise ConfigError("a PostgreSQL store takes a URL, a pool or a connection, one of them")
+    if url is None and options:
+        raise ConfigError(f"{min(options)} goes with a URL, not with what is open already")

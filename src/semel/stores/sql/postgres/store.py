@@ -1,38 +1,238 @@
-"""The store on PostgreSQL for threads. `aio` is the twin of this module."""
+# Generated from stores/sql/postgres/aio.py by `make generate`: change that file instead.
+"""The PostgreSQL store for threads, and what runs its operations, one or many at a time.
+
+An operation alone commits by itself, several commit in one transaction. If one member spoils that,
+it is undone, and its members run one by one: each has its own answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import sleep
 from typing import Any, TypeVar
 
-from semel.core.records import Identity, Request
-from semel.errors import StoreError
+from psycopg.errors import LockNotAvailable
+
+from semel.core.records import (
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    Identity,
+    RenewRequest,
+    Request,
+)
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.batching import ALONE, Alone
 from semel.stores.listening import Watch
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.sql.members import all_differ, filled_in, left_open
 from semel.stores.sql.migrations import DEFAULT_TABLE
-from semel.stores.sql.postgres.connections import BATCH_LOCK_SHARE
-from semel.stores.sql.postgres.executor import Executor
-from semel.stores.sql.postgres.many import Together
-from semel.stores.sql.postgres.parts import check_given, checked_columns, make_schema
-from semel.stores.sql.postgres.quick import connect_quickly
-from semel.stores.sql.postgres.sessions import Connection
-from semel.stores.sql.postgres.sessions import connect as connect_usually
-from semel.stores.sql.postgres.settings import Settings, all_options, settings
-from semel.stores.sql.postgres.sources import (
-    Connect,
-    GivenConnection,
-    GivenPool,
-    OwnPool,
-    Pool,
-    Source,
+from semel.stores.sql.postgres import threads
+from semel.stores.sql.postgres.batch import PostgresBatchVerbs, each_its_own, parts
+from semel.stores.sql.postgres.errors import (
+    DRIVER_ERRORS,
+    Deadline,
+    MigrationLocked,
+    TableLocked,
+    concerns_all,
+    translate,
 )
-from semel.stores.sql.postgres.together import PostgresBatchVerbs, filled_in, left_open
-from semel.stores.sql.postgres.wakeups import PostgresWakeups
+from semel.stores.sql.postgres.listener import PostgresWakeups
+from semel.stores.sql.postgres.pool import Session, Source
+from semel.stores.sql.postgres.psycopg_sessions import BATCH_LOCK_SHARE
+from semel.stores.sql.postgres.schema import (
+    READ_COMMITTED,
+    Schema,
+    check_given,
+    checked_columns,
+    make_schema,
+)
+from semel.stores.sql.postgres.settings import all_options, settings
 from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Operation, OwnColumns
+from semel.stores.sql.verbs import Operation, OwnColumns, Verb
 from semel.stores.urls import positive_seconds, switch
 
 T = TypeVar("T")
+
+
+class Executor:
+    """Runs operations on the connections of a source."""
+
+    def __init__(self, source: Source, schema: Schema, timeout: float) -> None:
+        self._source = source
+        self._schema = schema
+        self._timeout = timeout
+        self._prepared = False
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations and return their outcomes, errors among them."""
+        if len(operations) > 1:
+            try:
+                return self._transaction(lambda: one_by_one(operations))
+            except StoreUnavailable as error:
+                if concerns_all(error):
+                    return [StoreUnavailable(*error.args) for _ in operations]
+            except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
+                pass
+        return [self._alone(operation) for operation in operations]
+
+    def _alone(self, operation: Operation[Any]) -> Any:
+        try:
+            return self.run_one(operation)
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
+            return error
+
+    def run_one(self, operation: Operation[T]) -> T:
+        """Run one operation, and raise its error."""
+        deadline = Deadline(self._timeout)
+        while True:
+            try:
+                if not self._prepared:
+                    self._prepare(deadline)
+                with self._source.lend(deadline) as session:
+                    verb = operation.start()
+                    try:
+                        statement = next(verb)
+                        while True:
+                            statement = verb.send(session.execute(statement))
+                    except StopIteration as end:
+                        answer: T = end.value
+                        return answer
+            except DRIVER_ERRORS as error:
+                pause = self._pause_after(error, deadline)
+            sleep(pause)
+
+    def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table, bring it up to date and add columns; returns its version."""
+        return self._transaction(lambda: self._schema.migrate(columns), migrates=True)
+
+    def close(self) -> None:
+        """Close what the source opened."""
+        self._source.close()
+
+    def _transaction(self, start: Callable[[], Verb[T]], *, migrates: bool = False) -> T:
+        """Run a verb in a transaction, again while there is time and sense in it."""
+        deadline = Deadline(self._timeout)
+        while True:
+            try:
+                if not (self._prepared or migrates):
+                    self._prepare(deadline)
+                with self._source.lend(deadline) as session:
+                    return in_transaction(session, start(), migrates=migrates)
+            except DRIVER_ERRORS as error:
+                pause = self._pause_after(error, deadline)
+            sleep(pause)
+
+    def _pause_after(self, error: Exception, deadline: Deadline) -> float:
+        """Return how long to wait before the next try, or raise what the error means."""
+        pause = deadline.pause_after(error)
+        if pause is None:
+            reason = self._explained(deadline.reason(error), deadline)
+            raise translate(reason, self._source.place) from reason
+        return pause
+
+    def _explained(self, error: Exception, deadline: Deadline) -> Exception:
+        """Find out what is locked: a record runs elsewhere then, a table is an outage."""
+        if not isinstance(error, LockNotAvailable):
+            return error
+        try:
+            with self._source.lend(deadline) as session:
+                in_transaction(session, self._schema.try_lock())
+        except LockNotAvailable:
+            return TableLocked("the table is locked")
+        except DRIVER_ERRORS:  # may not lock, or has gone: the first error says what it can
+            pass
+        return error
+
+    def _prepare(self, deadline: Deadline) -> None:
+        with self._source.lend(deadline) as session:
+            if not drive(session, self._schema.check()):
+                in_transaction(session, self._schema.migrate({}), migrates=True)
+        self._prepared = True
+
+
+def one_by_one(operations: Sequence[Operation[Any]]) -> Verb[list[Any]]:
+    """Run the operations one after the other, as one verb."""
+    answers = []
+    for operation in operations:
+        answers.append((yield from operation.start()))  # noqa: PERF401 - no comprehension can yield
+    return answers
+
+
+def in_transaction(session: Session, verb: Verb[T], *, migrates: bool = False) -> T:
+    """Run a verb of several statements in one transaction."""
+    try:
+        with session.transaction():
+            session.execute(READ_COMMITTED)
+            return drive(session, verb)
+    except LockNotAvailable as locked:
+        if migrates:
+            raise MigrationLocked("another program has the lock") from locked
+        raise
+
+
+def drive(session: Session, verb: Verb[T]) -> T:
+    """Run the statements of a verb to its end."""
+    try:
+        statement = next(verb)
+        while True:
+            statement = verb.send(session.execute(statement))
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+
+
+class Batches:
+    """The verbs for many, each one statement; ALONE stands for what that cannot tell."""
+
+    def __init__(self, verbs: PostgresBatchVerbs, executor: Executor, renewals: Executor) -> None:
+        """`renewals` has a connection of its own: claims, however many, must not hold them up."""
+        self._verbs = verbs
+        self._executor = executor
+        self._renewals = renewals
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
+        """Answer requests of one kind; of other kinds, or of several, nothing."""
+        kinds = {type(request) for request in requests}
+        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
+        return [ALONE] * len(requests) if answer is None else answer(self, requests)
+
+    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
+        """`claim` for each."""
+        if self._verbs.has_own_columns:  # their types are the application's: no array has them
+            return [ALONE] * len(asks)
+        return self._sent(self._executor, self._verbs.claim_together, asks)
+
+    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
+        """`complete` for each."""
+        return self._sent(self._executor, self._verbs.complete_together, asks)
+
+    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError | Alone]:
+        """`renew` for each, unless one is to be parked."""
+        if any(ask.lease <= 0 for ask in asks):
+            return [ALONE] * len(asks)
+        return self._sent(self._renewals, self._verbs.renew_together, asks)
+
+    def _sent(
+        self,
+        executor: Executor,
+        together: Callable[[Sequence[Any]], Operation[list[Any]]],
+        asks: Sequence[Any],
+    ) -> list[Any]:
+        if not asks or not all_differ(asks):
+            return [ALONE] * len(asks)
+        answers: list[Any] = []
+        for part in parts(asks):
+            answers += each_its_own(executor.run([together(part)])[0], len(part))
+        return answers
+
+
+_ANSWERS: dict[type, Callable[..., Any]] = {
+    ClaimRequest: Batches.claim_many,
+    CompleteRequest: Batches.complete_many,
+    RenewRequest: Batches.renew_many,
+}
+"""Not in the object itself: it would stay until the garbage collector runs."""
 
 
 def open_store(
@@ -43,8 +243,17 @@ def open_store(
     return PostgresStore(address, prefix=prefix, **merged)
 
 
-class PostgresStore(SQLStore):
-    """A store for threads.
+class Singles(SQLStore):
+    """Answers requests one by one."""
+
+    _executor: Executor
+
+    def _run(self, operation: Operation[T]) -> T:
+        return self._executor.run_one(operation)
+
+
+class PostgresStore(Singles):
+    """A store for threads. Any number of threads may use it.
 
     It takes a URL, or `pool=` or `connection=` of the application, which it never closes. A
     connection must not be in a transaction when the store is used. Stores with different prefixes
@@ -55,8 +264,8 @@ class PostgresStore(SQLStore):
         self,
         url: str | None = None,
         *,
-        pool: Pool | None = None,
-        connection: Connection | None = None,
+        pool: threads.Pool | None = None,
+        connection: threads.Connection | None = None,
         prefix: str = DEFAULT_PREFIX,
         table: str = DEFAULT_TABLE,
         schema: str | None = None,
@@ -69,18 +278,8 @@ class PostgresStore(SQLStore):
     ) -> None:
         check_given(url, pool, connection, options)
         seconds = positive_seconds("timeout", timeout)
-        own: Settings | None = None
-        if pool is not None:
-            source: Source = GivenPool(pool)
-            reserved = source
-        elif connection is not None:
-            source = reserved = GivenConnection(connection)
-        else:
-            own = settings(str(url), options, seconds)
-            connect = quickest(columns)
-            pool_of_calls = OwnPool(own, connect)
-            source = pool_of_calls
-            reserved = OwnPool(own.for_renewals(), connect, spare=pool_of_calls)
+        own = None if url is None else settings(url, options, seconds)
+        source, reserved = threads.sources(own, pool, connection, columns)
         self._schema = make_schema(table, schema, partitions, autocreate)
         self._postgres = Executor(source, self._schema, seconds)
         self._wakeups = PostgresWakeups(own, source.place)
@@ -92,9 +291,10 @@ class PostgresStore(SQLStore):
             seconds * BATCH_LOCK_SHARE,
         )
         self._renewals = Executor(reserved, self._schema, seconds)
-        self._together = Together(self._postgres_verbs, self._postgres, self._renewals)
+        self._batches = Batches(self._postgres_verbs, self._postgres, self._renewals)
         super().__init__(self._postgres_verbs, self._postgres)
-        switch("batching", batching)  # threads have no use for it, and the same URL
+        self._shares = switch("batching", batching)
+        """Whether threads that ask at the same time share statements; threads never do."""
 
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
@@ -102,11 +302,8 @@ class PostgresStore(SQLStore):
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""
-        told = self._together.send(requests)
+        told = self._batches.send(requests)
         return filled_in(told, super().send(left_open(requests, told)))
-
-    def _run(self, operation: Operation[T]) -> T:
-        return self._postgres.run_one(operation)
 
     def close(self) -> None:
         """Release what this store opened itself."""
@@ -132,8 +329,3 @@ class PostgresStore(SQLStore):
     def migration(self) -> str:
         """Write what `migrate` runs on an empty database, for a person to read and run."""
         return self._schema.script()
-
-
-def quickest(columns: OwnColumns | None) -> Connect:
-    """Go under psycopg's cursors, unless values of the application's types have to be written."""
-    return connect_usually if columns else connect_quickly

@@ -13,10 +13,10 @@ import pytest
 
 from semel.core.records import Claimed, Encoded, Finished
 from semel.errors import ConfigError, StoreError
-from semel.stores.sql.postgres import PostgresStore, quick
-from semel.stores.sql.postgres.patience import Patience
-from semel.stores.sql.postgres.quick import QuickSession
-from semel.stores.sql.postgres.sessions import OwnPsycopgSession
+from semel.stores.sql.postgres import PostgresStore, threads
+from semel.stores.sql.postgres.errors import Deadline
+from semel.stores.sql.postgres.psycopg_sessions import OwnPsycopgSession
+from semel.stores.sql.postgres.threads import PreparedSession
 from semel.stores.sql.verbs import Reply, Statement
 from servers.proxy import proxy_to
 from stores.postgres_given import migrate, rows
@@ -29,7 +29,7 @@ OWNER = b"owner-------"
 def session(postgres_url):
     with (
         closing(PostgresStore(postgres_url)) as store,
-        store._postgres._source.lend(Patience(60.0)) as lent,
+        store._postgres._source.lend(Deadline(60.0)) as lent,
     ):
         yield lent
 
@@ -39,12 +39,12 @@ def question(sql, *values):
 
 
 def kind_of_session(store):
-    with store._postgres._source.lend(Patience(60.0)) as lent:
+    with store._postgres._source.lend(Deadline(60.0)) as lent:
         return type(lent)
 
 
 def test_values_of_every_type_come_back_as_they_went(session):
-    assert isinstance(session, QuickSession)
+    assert isinstance(session, PreparedSession)
     values = ("grün", b"\0\xff", uuid4(), True, False, -(2**40), 0.1, None)
     sql = (
         "SELECT $1::text, $2::bytea, $3::uuid, $4::boolean, $5::boolean, $6::bigint, $7::float8, "
@@ -135,7 +135,7 @@ def test_a_connection_that_ends_in_the_middle_of_an_answer_is_lost(
         through = postgres_url.replace(f":{postgres_of_this_worker.port}/", f":{proxy.port}/")
         with (
             closing(PostgresStore(through)) as store,
-            store._postgres._source.lend(Patience(60.0)) as session,
+            store._postgres._source.lend(Deadline(60.0)) as session,
         ):
             session.execute(question("SELECT $1::bigint", 1))
             proxy.lose_reply(lambda _: True)
@@ -213,7 +213,7 @@ def test_an_error_without_a_code_is_the_connections(session):
         def get_error_message(self):
             return "server closed the connection unexpectedly"
 
-    assert type(quick._error_of(Broken())) is psycopg.OperationalError
+    assert type(threads._error_of(Broken())) is psycopg.OperationalError
 
 
 def test_a_wait_ends_at_the_deadline(session):
@@ -235,7 +235,7 @@ def test_what_cannot_be_quick_goes_through_cursors(postgres_url, options):
     with closing(PostgresStore(postgres_url, **options)) as store:
         assert kind_of_session(store) is OwnPsycopgSession
     with closing(PostgresStore(postgres_url)) as store:
-        assert kind_of_session(store) is QuickSession
+        assert kind_of_session(store) is PreparedSession
 
 
 def test_a_system_without_poll_goes_through_cursors(postgres_url, monkeypatch):
@@ -267,7 +267,7 @@ def test_threads_wait_for_a_seat_in_turn(postgres_url):
     with closing(PostgresStore(postgres_url, max_size=1, timeout=60)) as store:
         store.claim(ask("k"))
         answers = []
-        with store._postgres._source.lend(Patience(60.0)):
+        with store._postgres._source.lend(Deadline(60.0)):
             thread = threading.Thread(
                 target=lambda: answers.append(store.complete(identity("k"), OWNER, RESULT, 60.0))
             )

@@ -1,4 +1,4 @@
-"""The shortest way through psycopg for threads: its connections, without its cursors.
+"""A store for threads: psycopg's connections, without its cursors.
 
 A cursor looks its statement up, counts how often it was sent, finds out how to write each value
 and describes each column of the answer. semel's statements are few and their values of seven
@@ -24,12 +24,18 @@ from psycopg.adapt import Transformer
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGresult
 
-from semel.stores.sql.postgres.connections import BoundedConnection
-from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.patience import Patience
-from semel.stores.sql.postgres.sessions import OwnPsycopgSession, connect
+from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.postgres.pool import GivenConnection, GivenPool, OwnPool, Pool, Source
+from semel.stores.sql.postgres.psycopg_sessions import (
+    BoundedConnection,
+    Connection,
+    OwnPsycopgSession,
+    connect,
+)
 from semel.stores.sql.postgres.settings import Settings
-from semel.stores.sql.verbs import Reply, Statement
+from semel.stores.sql.verbs import OwnColumns, Reply, Statement
+
+__all__ = ["Connection", "Pool", "PreparedSession", "connect_prepared", "sources"]
 
 _TEXT, _BINARY = 0, 1
 
@@ -67,7 +73,7 @@ def _writing(*types: type) -> _Writing | None:
     )
 
 
-class QuickSession(OwnPsycopgSession):
+class PreparedSession(OwnPsycopgSession):
     """A connection whose statements are prepared when they are first sent."""
 
     def __init__(self, connection: BoundedConnection) -> None:
@@ -141,9 +147,22 @@ def _polling(socket: int, events: int) -> select.poll:
     return poll
 
 
-def connect_quickly(settings: Settings, patience: Patience) -> OwnPsycopgSession:
+def connect_prepared(settings: Settings, deadline: Deadline) -> OwnPsycopgSession:
     """Open a connection; one that cannot be quick (behind a bouncer) is a usual one."""
-    session = connect(settings, patience)
+    session = connect(settings, deadline)
     if settings.prepare and hasattr(select, "poll"):
-        return QuickSession(session.bounded)
+        return PreparedSession(session.bounded)
     return session
+
+
+def sources(
+    own: Settings | None, pool: Pool | None, connection: Any, columns: OwnColumns | None
+) -> tuple[Source, Source]:
+    """Return where connections come from: those for all calls, and those for renewals."""
+    if own is not None:
+        # Values of the application's types have to be written by psycopg.
+        opening = connect if columns else connect_prepared
+        calls = OwnPool(own, opening)
+        return calls, OwnPool(own.for_renewals(), opening, spare=calls)
+    source: Source = GivenConnection(connection) if pool is None else GivenPool(pool)
+    return source, source

@@ -1,8 +1,8 @@
-"""asyncpg's connections as sessions: several times quicker than psycopg's with arrays.
+"""A store for asyncio: asyncpg's connections, several times quicker than psycopg's with arrays.
 
-Its errors become psycopg's here, by their code, so that everything else knows one kind of error.
-A wait ends at the deadline of the call: the connection is cut then, and the server's own limits
-(`connections`) end what it still does.
+psycopg's serve where asyncpg cannot do what is asked for. asyncpg's errors become psycopg's here,
+by their code, so that everything else knows one kind of error. A wait ends at the deadline of the
+call: the connection is cut then, and the server's own limits (`CONFIGURE`) end what it still does.
 """
 
 from __future__ import annotations
@@ -10,20 +10,39 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode
 
 import asyncpg
 import psycopg
+from asyncpg.pool import PoolConnectionProxy
 from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import PoolClosed, PoolTimeout
 
-from semel.stores.sql.postgres.connections import CONFIGURE, limits
-from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.patience import Patience
+from semel.stores.loops import AsyncPlaces
+from semel.stores.sql.postgres.aio_pool import (
+    AsyncGivenConnection,
+    AsyncGivenPool,
+    AsyncOwnPool,
+    AsyncPool,
+    AsyncSession,
+    AsyncSource,
+    Connect,
+    in_turn,
+)
+from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.postgres.psycopg_sessions import (
+    CONFIGURE,
+    AsyncConnection,
+    check_process,
+    connect_psycopg,
+    limits,
+    open_transaction,
+)
 from semel.stores.sql.postgres.settings import Settings
-from semel.stores.sql.verbs import Reply, Statement
+from semel.stores.sql.verbs import OwnColumns, Reply, Statement
 
 AsyncpgConnection: TypeAlias = Any
 """`asyncpg.Connection`, whose types its releases do not agree on."""
@@ -118,10 +137,12 @@ class OwnAsyncpgSession(AsyncpgSession):
         left = max(0.0, self._deadline - time.monotonic())
         alarm = asyncio.get_running_loop().call_later(left, self._cut)
         try:
-            return await super().execute(statement)
+            return _reply(await _sent(self._connection, statement))
         except Exception as error:
             if self._timed_out:  # whatever asyncpg makes of it
                 raise TimeIsUp("the server has not answered") from error
+            if isinstance(error, _DRIVER_ERRORS):
+                raise _as_psycopg(error) from error
             raise
         except asyncio.CancelledError:
             self._connection.terminate()  # an answer may still come: it would meet a stranger
@@ -148,7 +169,7 @@ class OwnAsyncpgSession(AsyncpgSession):
         self._connection.terminate()
 
 
-async def connect_asyncpg(settings: Settings, patience: Patience) -> OwnAsyncpgSession:
+async def connect_asyncpg(settings: Settings, deadline: Deadline) -> OwnAsyncpgSession:
     """Open a connection, with settings of our own."""
     asked = conninfo_to_dict(settings.conninfo)
     tls = {name: value for name, value in asked.items() if name in _OF_TLS}
@@ -160,7 +181,7 @@ async def connect_asyncpg(settings: Settings, patience: Patience) -> OwnAsyncpgS
             f"postgresql://?{urlencode(tls)}" if tls else None,
             host=_listed(asked.get("host")),
             port=_listed(asked.get("port")),
-            timeout=min(bound, max(patience.left, _LEAST_TO_CONNECT)),
+            timeout=min(bound, max(deadline.left, _LEAST_TO_CONNECT)),
             server_settings={"application_name": name},
             # The statements are few, and the same for ever.
             max_cached_statement_lifetime=0,
@@ -168,7 +189,7 @@ async def connect_asyncpg(settings: Settings, patience: Patience) -> OwnAsyncpgS
             **given,
         )
     session = OwnAsyncpgSession(connection)
-    session.end_waits_at(patience.deadline)
+    session.end_waits_at(deadline.at)
     try:
         await session.execute(Statement(CONFIGURE, limits(settings.timeout), writes=False))
     except BaseException:
@@ -185,13 +206,24 @@ def _listed(value: Any) -> list[Any] | None:
 
 
 async def execute(connection: AsyncpgConnection, statement: Statement) -> Reply:
-    """Run one statement; asyncpg gives either its rows or how many it changed."""
+    """Run one statement."""
+    return _reply(await _sent(connection, statement))
+
+
+def _sent(connection: AsyncpgConnection, statement: Statement) -> Awaitable[Any]:
+    """Send a statement; asyncpg gives either its rows or how many it changed."""
     if statement.writes and " RETURNING " not in statement.sql:
-        status: str = await connection.execute(statement.sql, *statement.parameters)
-        *_, last = status.split()
+        changing: Awaitable[str] = connection.execute(statement.sql, *statement.parameters)
+        return changing
+    rows: Awaitable[list[Any]] = connection.fetch(statement.sql, *statement.parameters)
+    return rows
+
+
+def _reply(answer: Any) -> Reply:
+    if isinstance(answer, str):  # "UPDATE 1"
+        *_, last = answer.split()
         return Reply([], int(last) if last.isdigit() else 0)
-    rows = await connection.fetch(statement.sql, *statement.parameters)
-    return Reply([tuple(row) for row in rows], len(rows))
+    return Reply([tuple(row) for row in answer], len(answer))
 
 
 @contextmanager
@@ -213,3 +245,90 @@ def _as_psycopg(error: Exception) -> psycopg.Error:
     if isinstance(error, OSError) and error.errno:
         return psycopg.OperationalError(f"connection failed: {os.strerror(error.errno)}")
     return psycopg.OperationalError(str(error) or "connection timeout expired")
+
+
+# --- what the application has -------------------------------------------------------------------
+
+AsyncpgPool: TypeAlias = "asyncpg.Pool"
+Pool: TypeAlias = "AsyncPool | AsyncpgPool"
+Connection: TypeAlias = "AsyncConnection | AsyncpgConnection"
+
+
+class AsyncpgGivenPool:
+    """A pool of asyncpg's that the application opened, and will close."""
+
+    place = AsyncGivenPool.place
+
+    def __init__(self, pool: AsyncpgPool) -> None:
+        self._pool = pool
+        self._opened_by = os.getpid()
+
+    @asynccontextmanager
+    async def lend(self, deadline: Deadline) -> AsyncIterator[AsyncSession]:
+        """Borrow a connection, and give it back."""
+        check_process(self._opened_by)
+        try:
+            with psycopgs_errors():
+                lent = await self._pool.acquire(timeout=deadline.left)
+        except psycopg.OperationalError as error:
+            raise _told_by_a_pool(error) from error
+        try:
+            yield AsyncpgSession(lent)
+        finally:
+            await self._pool.release(lent)
+
+    async def close(self) -> None:
+        """Leave it open."""
+
+
+class AsyncpgGivenConnection:
+    """A connection of asyncpg's that the application opened, and will close."""
+
+    place = AsyncGivenConnection.place
+
+    def __init__(self, connection: AsyncpgConnection) -> None:
+        self._connection = connection
+        self._opened_by = os.getpid()
+        self._turn = AsyncPlaces(1)
+
+    @asynccontextmanager
+    async def lend(self, deadline: Deadline) -> AsyncIterator[AsyncSession]:
+        """Use it, one call at a time, unless the application has a transaction open on it."""
+        check_process(self._opened_by)
+        async with in_turn(self._turn, deadline):
+            if not self._connection.is_closed() and self._connection.is_in_transaction():
+                raise open_transaction()
+            yield AsyncpgSession(self._connection)
+
+    async def close(self) -> None:
+        """Leave it open."""
+
+
+def _told_by_a_pool(error: psycopg.OperationalError) -> psycopg.OperationalError:
+    match error.__cause__:
+        case TimeoutError():
+            return PoolTimeout("no connection was free")
+        case asyncpg.InterfaceError():
+            return PoolClosed(str(error))
+        case _:
+            return error
+
+
+def sources(
+    own: Settings | None, pool: Pool | None, connection: Any, columns: OwnColumns | None
+) -> tuple[AsyncSource, AsyncSource]:
+    """Return where connections come from: those for all calls, and those for renewals."""
+    if own is not None:
+        # asyncpg wants values of the very type of their column: for semel's that is no question.
+        quick = asyncpg_understands(own) and not columns
+        connect: Connect = connect_asyncpg if quick else connect_psycopg
+        calls = AsyncOwnPool(own, connect)
+        return calls, AsyncOwnPool(own.for_renewals(), connect, spare=calls)
+    source: AsyncSource
+    if pool is not None:
+        source = AsyncpgGivenPool(pool) if isinstance(pool, asyncpg.Pool) else AsyncGivenPool(pool)
+    elif isinstance(connection, (asyncpg.Connection, PoolConnectionProxy)):
+        source = AsyncpgGivenConnection(connection)
+    else:
+        source = AsyncGivenConnection(connection)
+    return source, source

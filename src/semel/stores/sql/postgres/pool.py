@@ -1,13 +1,14 @@
+# Generated from stores/sql/postgres/aio_pool.py by `make generate`: change that file instead.
 """Where a store for threads gets its connections: a pool of its own, or the application's.
 
-Whoever opened something closes it. What is lent out is free of transactions and commits each
-statement by itself. `aio_sources` is the twin of this module.
+The code that opened something closes it. A connection that is lent is free of transactions and
+commits each statement by itself. Sessions raise psycopg's errors, whatever their driver is:
+`errors` knows only those.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +22,10 @@ from psycopg_pool import ConnectionPool
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.places import Places
-from semel.stores.sql.postgres.lending import (
+from semel.stores.sql.postgres.errors import BECAME_REPLICA, Deadline
+from semel.stores.sql.postgres.psycopg_sessions import (
+    Connection,
+    PsycopgSession,
     check_idle,
     check_process,
     exhausted,
@@ -29,16 +33,46 @@ from semel.stores.sql.postgres.lending import (
     just_used,
     leave_alone,
 )
-from semel.stores.sql.postgres.patience import BECAME_REPLICA, Patience
-from semel.stores.sql.postgres.sessions import (
-    Connection,
-    OwnSession,
-    PsycopgSession,
-    Session,
-)
 from semel.stores.sql.postgres.settings import Settings
+from semel.stores.sql.verbs import Reply, Statement
 
-Pool: TypeAlias = ConnectionPool[Any]
+
+class Session(Protocol):
+    """A connection that is lent for one call."""
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Open a transaction; it ends with the block."""
+        ...
+
+
+class OwnSession(Session, Protocol):
+    """A connection that belongs to our own pool."""
+
+    idle_since: float
+    seat: object
+    """Its place in the pool while it is lent: a session that is lost takes none along."""
+
+    def end_waits_at(self, deadline: float) -> None:
+        """Let every wait end at this moment of the monotonic clock."""
+        ...
+
+    @property
+    def dead(self) -> bool:
+        """Whether the server is known to have hung up."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be used again."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
 
 
 class Source(Protocol):
@@ -47,7 +81,7 @@ class Source(Protocol):
     place: str
     """The name of the database, for error messages."""
 
-    def lend(self, patience: Patience) -> AbstractContextManager[Session]:
+    def lend(self, deadline: Deadline) -> AbstractContextManager[Session]:
         """Lend a connection for one call."""
         ...
 
@@ -56,8 +90,8 @@ class Source(Protocol):
         ...
 
 
-Connect: TypeAlias = Callable[[Settings, Patience], OwnSession]
-"""How a connection is opened, for a call with this patience."""
+Connect: TypeAlias = Callable[[Settings, Deadline], OwnSession]
+"""How a connection is opened, for a call with this deadline."""
 
 
 class OwnPool:
@@ -82,23 +116,28 @@ class OwnPool:
         self._free: deque[OwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
-    def lend(self, patience: Patience) -> Loan:
+    def lend(self, deadline: Deadline) -> Loan:
         """Lend a connection that was not hung up meanwhile, as far as one can know."""
-        return Loan(self, patience)
+        return Loan(self, deadline)
 
-    def take(self, patience: Patience) -> OwnSession:
+    def take(self, deadline: Deadline) -> OwnSession:
         """Take a connection out, or open one."""
-        seat = self._take_seat(patience)
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} was closed")
         try:
-            session = self._take() or self._connect(self._settings, patience)
+            seat = self._seats.get(timeout=deadline.left)
+        except Empty:
+            raise exhausted(self._settings) from None
+        try:
+            session = self._take() or self._connect(self._settings, deadline)
         except BaseException:
-            self._leave_seat(seat)
+            self._seats.give(seat)
             raise
         session.seat = seat
-        session.end_waits_at(patience.deadline)
+        session.end_waits_at(deadline.at)
         return session
 
-    def take_open(self, patience: Patience) -> OwnSession | None:
+    def take_open(self, deadline: Deadline) -> OwnSession | None:
         """Take a connection out, if one is open that nobody uses."""
         try:
             seat = self._seats.get(block=False)
@@ -109,56 +148,44 @@ class OwnPool:
             session = self._take()
         finally:
             if session is None:
-                self._leave_seat(seat)
+                self._seats.give(seat)
             else:
                 session.seat = seat
-                session.end_waits_at(patience.deadline)
+                session.end_waits_at(deadline.at)
         return session
 
     def give_back(self, session: OwnSession) -> None:
         """Keep a connection for the next call, if it can serve one."""
         seat, session.seat = session.seat, None
         try:
-            self._keep(session)
+            if self._closed or not session.idle:
+                session.close()
+                return
+            session.idle_since = time.monotonic()
+            self._free.append(session)
+            with suppress(IndexError):
+                while len(self._free) > self._settings.min_size and is_old(self._free[0]):
+                    self._free.popleft().close()
         finally:
-            self._leave_seat(seat)
+            self._seats.give(seat)
 
     def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
         self._closed = True
         with suppress(IndexError):
             while True:
-                self._free.pop().close()
-
-    def _take_seat(self, patience: Patience) -> object:
-        if self._closed:
-            raise StoreUnavailable(f"the store on {self.place} was closed")
-        try:
-            return self._seats.get(timeout=patience.left)
-        except Empty:
-            raise exhausted(self._settings) from None
-
-    def _leave_seat(self, seat: object) -> None:
-        self._seats.give(seat)
+                session = self._free.pop()
+                with suppress(RuntimeError):  # gone already, with an event loop that has ended
+                    session.close()
 
     def _take(self) -> OwnSession | None:
-        with suppress(IndexError):  # none is left, or another thread was faster
+        with suppress(IndexError):  # none is left, or another caller was faster
             while True:
                 session = self._free.pop()
                 if just_used(session) or not session.dead:
                     return session
                 session.close()
         return None
-
-    def _keep(self, session: OwnSession) -> None:
-        if self._closed or not session.idle:
-            session.close()
-            return
-        session.idle_since = time.monotonic()
-        self._free.append(session)
-        with suppress(IndexError):
-            while len(self._free) > self._settings.min_size and is_old(self._free[0]):
-                self._free.popleft().close()
 
     def before_fork(self) -> None:
         """Do nothing: nothing is left half done that the child would see."""
@@ -178,15 +205,15 @@ class Loan:
     Not a generator: every call goes through here.
     """
 
-    __slots__ = ("_patience", "_pool", "_session")
+    __slots__ = ("_deadline", "_pool", "_session")
 
-    def __init__(self, pool: OwnPool, patience: Patience) -> None:
+    def __init__(self, pool: OwnPool, deadline: Deadline) -> None:
         self._pool = pool
-        self._patience = patience
+        self._deadline = deadline
 
     def __enter__(self) -> Session:
         try:
-            self._session = self._pool.take(self._patience)
+            self._session = self._pool.take(self._deadline)
         except psycopg.Error:
             # The server may have no connection left to give, and one that is open may be idle.
             if not self._borrow():
@@ -195,7 +222,7 @@ class Loan:
 
     def _borrow(self) -> bool:
         pool = self._pool.spare
-        session = None if pool is None else pool.take_open(self._patience)
+        session = None if pool is None else pool.take_open(self._deadline)
         if pool is None or session is None:
             return False
         self._pool, self._session = pool, session
@@ -205,6 +232,11 @@ class Loan:
         if kind is not None and issubclass(kind, BECAME_REPLICA):
             self._session.close()
         self._pool.give_back(self._session)
+
+
+# --- what the application has: given back as it was, never closed -----------------------------
+
+Pool: TypeAlias = ConnectionPool[Any]
 
 
 class GivenPool:
@@ -217,10 +249,10 @@ class GivenPool:
         self._opened_by = os.getpid()
 
     @contextmanager
-    def lend(self, patience: Patience) -> Iterator[Session]:
+    def lend(self, deadline: Deadline) -> Iterator[Session]:
         """Borrow a connection, and give it back as it was."""
         check_process(self._opened_by)
-        connection = self._pool.getconn(timeout=patience.left)
+        connection = self._pool.getconn(timeout=deadline.left)
         try:
             with committing(connection):
                 yield PsycopgSession(connection)
@@ -239,22 +271,32 @@ class GivenConnection:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._opened_by = os.getpid()
-        self._lock = threading.Lock()
+        self._turn = Places(1)
 
     @contextmanager
-    def lend(self, patience: Patience) -> Iterator[Session]:
+    def lend(self, deadline: Deadline) -> Iterator[Session]:
         """Use it, one call at a time, unless the application has a transaction open on it."""
         check_process(self._opened_by)
-        if not self._lock.acquire(timeout=patience.left):
-            raise StoreUnavailable("the given connection was busy with other calls all the time")
-        try:
-            with committing(self._connection):
-                yield PsycopgSession(self._connection)
-        finally:
-            self._lock.release()
+        with in_turn(self._turn, deadline), committing(self._connection):
+            yield PsycopgSession(self._connection)
 
     def close(self) -> None:
         """Leave it open."""
+
+
+@contextmanager
+def in_turn(turn: Places, deadline: Deadline) -> Iterator[None]:
+    """Let one call at a time use a connection."""
+    try:
+        place = turn.get(timeout=deadline.left)
+    except Empty:
+        raise StoreUnavailable(
+            "the given connection was busy with other calls all the time"
+        ) from None
+    try:
+        yield
+    finally:
+        turn.give(place)
 
 
 @contextmanager
@@ -262,9 +304,9 @@ def committing(connection: Connection) -> Iterator[None]:
     """Let each statement commit by itself for a while."""
     check_idle(connection)
     before = connection.autocommit
-    connection.autocommit = True
+    connection.set_autocommit(True)
     try:
         yield
     finally:
         with suppress(psycopg.OperationalError):  # it broke
-            connection.autocommit = before
+            connection.set_autocommit(before)

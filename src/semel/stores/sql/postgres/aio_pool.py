@@ -1,0 +1,317 @@
+"""Where a store for asyncio gets its connections: a pool of its own, or the application's.
+
+The code that opened something closes it. A connection that is lent is free of transactions and
+commits each statement by itself. Sessions raise psycopg's errors, whatever their driver is:
+`errors` knows only those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from queue import Empty
+from typing import Any, Protocol, TypeAlias
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from semel.errors import StoreUnavailable
+from semel.stores.forking import follow_forks
+from semel.stores.loops import AsyncPlaces, has_ended, only_loop
+from semel.stores.sql.postgres.errors import BECAME_REPLICA, Deadline
+from semel.stores.sql.postgres.psycopg_sessions import (
+    AsyncConnection,
+    AsyncPsycopgSession,
+    check_idle,
+    check_process,
+    exhausted,
+    is_old,
+    just_used,
+    leave_alone,
+)
+from semel.stores.sql.postgres.settings import Settings
+from semel.stores.sql.verbs import Reply, Statement
+
+
+class AsyncSession(Protocol):
+    """A connection that is lent for one call."""
+
+    async def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction; it ends with the block."""
+        ...
+
+
+class AsyncOwnSession(AsyncSession, Protocol):
+    """A connection that belongs to our own pool."""
+
+    idle_since: float
+    seat: object
+    """Its place in the pool while it is lent: a session that is lost takes none along."""
+
+    def end_waits_at(self, deadline: float) -> None:
+        """Let every wait end at this moment of the monotonic clock."""
+        ...
+
+    @property
+    def dead(self) -> bool:
+        """Whether the server is known to have hung up."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be used again."""
+        ...
+
+    async def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class AsyncSource(Protocol):
+    """What an executor asks for connections."""
+
+    place: str
+    """The name of the database, for error messages."""
+
+    def lend(self, deadline: Deadline) -> AbstractAsyncContextManager[AsyncSession]:
+        """Lend a connection for one call."""
+        ...
+
+    async def close(self) -> None:
+        """Close what was opened here."""
+        ...
+
+
+Connect: TypeAlias = Callable[[Settings, Deadline], Awaitable[AsyncOwnSession]]
+"""How a connection is opened, for a call with this deadline."""
+
+
+class AsyncOwnPool:
+    """Connections that are opened when they are needed, and kept for the next call.
+
+    Not psycopg_pool's: that connects in the background, so that a caller does not learn why it
+    cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
+    """
+
+    def __init__(
+        self, settings: Settings, connect: Connect, spare: AsyncOwnPool | None = None
+    ) -> None:
+        """`spare` lends an idle connection when this pool cannot open one of its own."""
+        self.place = settings.place
+        self.spare = spare
+        self._settings = settings
+        self._connect = connect
+        self._closed = False
+        self._start()
+        follow_forks(self)
+
+    def _start(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seats = AsyncPlaces(self._settings.max_size)
+        self._free: deque[AsyncOwnSession] = deque()
+        """The one that was used last is used next, so that the others become old."""
+
+    def lend(self, deadline: Deadline) -> AsyncLoan:
+        """Lend a connection that was not hung up meanwhile, as far as one can know."""
+        return AsyncLoan(self, deadline)
+
+    async def take(self, deadline: Deadline) -> AsyncOwnSession:
+        """Take a connection out, or open one."""
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} was closed")
+        self._loop = only_loop(self._loop, self.place)
+        try:
+            seat = await self._seats.get(timeout=deadline.left)
+        except Empty:
+            raise exhausted(self._settings) from None
+        try:
+            session = await self._take() or await self._connect(self._settings, deadline)
+        except BaseException:
+            self._seats.give(seat)
+            raise
+        session.seat = seat
+        session.end_waits_at(deadline.at)
+        return session
+
+    async def take_open(self, deadline: Deadline) -> AsyncOwnSession | None:
+        """Take a connection out, if one is open that nobody uses."""
+        try:
+            seat = await self._seats.get(block=False)
+        except Empty:
+            return None
+        session = None
+        try:
+            session = await self._take()
+        finally:
+            if session is None:
+                self._seats.give(seat)
+            else:
+                session.seat = seat
+                session.end_waits_at(deadline.at)
+        return session
+
+    async def give_back(self, session: AsyncOwnSession) -> None:
+        """Keep a connection for the next call, if it can serve one."""
+        seat, session.seat = session.seat, None
+        try:
+            if self._closed or not session.idle:
+                await session.close()
+                return
+            session.idle_since = time.monotonic()
+            self._free.append(session)
+            with suppress(IndexError):
+                while len(self._free) > self._settings.min_size and is_old(self._free[0]):
+                    await self._free.popleft().close()
+        finally:
+            self._seats.give(seat)
+
+    async def close(self) -> None:
+        """Close the connections; those that are lent out, when they come back."""
+        has_ended(self._loop, self.place)  # of a loop that goes on, it is refused
+        self._closed = True
+        with suppress(IndexError):
+            while True:
+                session = self._free.pop()
+                with suppress(RuntimeError):  # gone already, with an event loop that has ended
+                    await session.close()
+
+    async def _take(self) -> AsyncOwnSession | None:
+        with suppress(IndexError):  # none is left, or another caller was faster
+            while True:
+                session = self._free.pop()
+                if just_used(session) or not session.dead:
+                    return session
+                await session.close()
+        return None
+
+    def before_fork(self) -> None:
+        """Do nothing: nothing is left half done that the child would see."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+
+    def after_fork_in_child(self) -> None:
+        """Start with no connection: these sockets are the parent's."""
+        leave_alone(self._free)
+        self._start()
+
+
+class AsyncLoan:
+    """A connection on loan for the time of a `with` block.
+
+    Not a generator: every call goes through here.
+    """
+
+    __slots__ = ("_deadline", "_pool", "_session")
+
+    def __init__(self, pool: AsyncOwnPool, deadline: Deadline) -> None:
+        self._pool = pool
+        self._deadline = deadline
+
+    async def __aenter__(self) -> AsyncSession:
+        try:
+            self._session = await self._pool.take(self._deadline)
+        except psycopg.Error:
+            # The server may have no connection left to give, and one that is open may be idle.
+            if not await self._borrow():
+                raise
+        return self._session
+
+    async def _borrow(self) -> bool:
+        pool = self._pool.spare
+        session = None if pool is None else await pool.take_open(self._deadline)
+        if pool is None or session is None:
+            return False
+        self._pool, self._session = pool, session
+        return True
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, BECAME_REPLICA):
+            await self._session.close()
+        await self._pool.give_back(self._session)
+
+
+# --- what the application has: given back as it was, never closed -----------------------------
+
+AsyncPool: TypeAlias = AsyncConnectionPool[Any]
+
+
+class AsyncGivenPool:
+    """A pool that the application opened, and will close."""
+
+    place = "the PostgreSQL database of the given pool"
+
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        self._opened_by = os.getpid()
+
+    @asynccontextmanager
+    async def lend(self, deadline: Deadline) -> AsyncIterator[AsyncSession]:
+        """Borrow a connection, and give it back as it was."""
+        check_process(self._opened_by)
+        connection = await self._pool.getconn(timeout=deadline.left)
+        try:
+            async with committing(connection):
+                yield AsyncPsycopgSession(connection)
+        finally:
+            await self._pool.putconn(connection)
+
+    async def close(self) -> None:
+        """Leave it open."""
+
+
+class AsyncGivenConnection:
+    """A connection that the application opened, and will close."""
+
+    place = "the PostgreSQL database of the given connection"
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self._opened_by = os.getpid()
+        self._turn = AsyncPlaces(1)
+
+    @asynccontextmanager
+    async def lend(self, deadline: Deadline) -> AsyncIterator[AsyncSession]:
+        """Use it, one call at a time, unless the application has a transaction open on it."""
+        check_process(self._opened_by)
+        async with in_turn(self._turn, deadline), committing(self._connection):
+            yield AsyncPsycopgSession(self._connection)
+
+    async def close(self) -> None:
+        """Leave it open."""
+
+
+@asynccontextmanager
+async def in_turn(turn: AsyncPlaces, deadline: Deadline) -> AsyncIterator[None]:
+    """Let one call at a time use a connection."""
+    try:
+        place = await turn.get(timeout=deadline.left)
+    except Empty:
+        raise StoreUnavailable(
+            "the given connection was busy with other calls all the time"
+        ) from None
+    try:
+        yield
+    finally:
+        turn.give(place)
+
+
+@asynccontextmanager
+async def committing(connection: AsyncConnection) -> AsyncIterator[None]:
+    """Let each statement commit by itself for a while."""
+    check_idle(connection)
+    before = connection.autocommit
+    await connection.set_autocommit(True)
+    try:
+        yield
+    finally:
+        with suppress(psycopg.OperationalError):  # it broke
+            await connection.set_autocommit(before)

@@ -1,0 +1,207 @@
+"""Wake-ups from PostgreSQL: one connection that listens, beside the pool.
+
+Only a store that opens its connections itself has one: a given pool or connection is not for us
+to take for long. Nor has one behind pgbouncer, which would give the session to the next caller.
+
+One channel serves all records: a message begins with the digest of its record. What follows, if
+anything does, is the outcome, as `statements` writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import Any, Final, cast
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg.pq.abc import PGconn
+
+from semel.core.records import Encoded, Ended, Finished, State
+from semel.stores.listening import AsyncListener, AsyncWatch, Listener, OnLost, Subscriptions, Watch
+from semel.stores.sql.postgres.psycopg_sessions import leave_alone
+from semel.stores.sql.postgres.settings import Settings
+from semel.stores.sql.postgres.statements import CHANNEL
+
+LISTEN: Final = f"LISTEN {CHANNEL}"
+
+_DIGEST: Final = 36
+
+_outcomes: Final = msgspec.json.Decoder(
+    tuple[bytes, bytes | None, State, int, int, float, str, bytes]
+)
+
+
+def channel(digest: UUID) -> bytes:
+    """What the messages of a record begin with."""
+    return str(digest).encode()
+
+
+def tell(pgconn: PGconn, subscriptions: Subscriptions[Any]) -> None:
+    """Take in what has come: each message names its record, and others are nobody's."""
+    pgconn.consume_input()
+    while (notice := pgconn.notifies()) is not None:
+        subscriptions.received(notice.extra[:_DIGEST], notice.extra[_DIGEST:])
+
+
+def read_outcome(message: bytes) -> Ended | None:
+    """What a wake-up tells of the record; None when the store has to be asked."""
+    try:
+        fields: Any = _outcomes.decode(message)
+    except msgspec.MsgspecError:
+        return None  # a record that was parked, or whose result is too large; or anybody's message
+    owner, fingerprint, state, number, fence, remaining, codec, data = fields
+    if state is State.PROCESSING or remaining <= 0:
+        return None
+    return Ended(
+        owner, fingerprint, Finished(state, Encoded(codec, data), number, fence, remaining)
+    )
+
+
+# --- for threads ------------------------------------------------------------------------------
+
+
+class PostgresSubscriber:
+    """One connection that listens."""
+
+    confirms = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def open(self) -> None:
+        """Connect, and listen to everything."""
+        connection = psycopg.Connection.connect(self._settings.conninfo, autocommit=True)
+        self._connection = connection
+        connection.execute(LISTEN)
+        self._pgconn = connection.pgconn
+
+    def fileno(self) -> int:
+        """Give the socket to wait on."""
+        return self._pgconn.socket
+
+    def subscribe(self, channel: Any) -> None:
+        """Nothing to ask for: every message comes."""
+
+    def unsubscribe(self, channel: Any) -> None:
+        """Nothing was asked for."""
+
+    def read(self, subscriptions: Subscriptions[Any]) -> None:
+        """Tell what has come."""
+        tell(self._pgconn, subscriptions)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class PostgresWakeups:
+    """Everything that a store hears. It contains the digests of the records it listens for."""
+
+    def __init__(self, settings: Settings | None, place: str) -> None:
+        listens = settings is not None and settings.own_session
+        self._new_subscriber = (
+            partial(PostgresSubscriber, cast("Settings", settings)) if listens else None
+        )
+        self._place = place
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._listener = Listener(self._new_subscriber, self._place)
+
+    def __contains__(self, digest: object) -> bool:
+        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
+
+    def watch(self, digest: UUID) -> Watch:
+        """Listen for the end of the record's running attempt."""
+        if self._pid != os.getpid():
+            leave_alone(self._listener)  # the parent's
+            self._begin()
+        return Watch(self._listener, channel(digest), read_outcome)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._listener.close()
+
+
+# --- for asyncio ------------------------------------------------------------------------------
+
+
+class AsyncPostgresSubscriber:
+    """One connection that listens."""
+
+    confirms = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._socket: int | None = None
+
+    async def open(self, subscriptions: Subscriptions[Any], on_lost: OnLost) -> None:
+        """Connect, and listen to everything."""
+        connection = await psycopg.AsyncConnection.connect(self._settings.conninfo, autocommit=True)
+        self._connection = connection
+        await connection.execute(LISTEN)
+        self._pgconn = connection.pgconn
+        self._socket = self._pgconn.socket  # a broken connection does not tell it any more
+        asyncio.get_running_loop().add_reader(self._socket, self._read, subscriptions, on_lost)
+
+    def subscribe(self, channel: Any) -> None:
+        """Nothing to ask for: every message comes."""
+
+    def unsubscribe(self, channel: Any) -> None:
+        """Nothing was asked for."""
+
+    def _read(self, subscriptions: Subscriptions[Any], on_lost: OnLost) -> None:
+        """Tell what has come."""
+        try:
+            tell(self._pgconn, subscriptions)
+        except psycopg.OperationalError as error:
+            self._read_no_more()
+            on_lost(self, error)
+
+    def _read_no_more(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket = None  # the number may be another connection's soon
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self._read_no_more()
+        if self._connection is not None:
+            await self._connection.close()
+
+
+class AsyncPostgresWakeups:
+    """Everything that a store hears. It contains the digests of the records it listens for."""
+
+    def __init__(self, settings: Settings | None, place: str) -> None:
+        listens = settings is not None and settings.own_session
+        self._new_subscriber = (
+            partial(AsyncPostgresSubscriber, cast("Settings", settings)) if listens else None
+        )
+        self._place = place
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._listener = AsyncListener(self._new_subscriber, self._place)
+
+    def __contains__(self, digest: object) -> bool:
+        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
+
+    def watch(self, digest: UUID) -> AsyncWatch:
+        """Listen for the end of the record's running attempt."""
+        if self._pid != os.getpid():
+            leave_alone(self._listener)  # the parent's
+            self._begin()
+        return AsyncWatch(self._listener, channel(digest), read_outcome)
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._listener.close()
