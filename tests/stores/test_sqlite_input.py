@@ -17,7 +17,7 @@ from semel.core.records import Claimed, Encoded
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores import registry
 from semel.stores.sql import sqlite
-from semel.stores.sql.members import own_errors
+from semel.stores.sql.batch import own_errors
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from stores.sqlite_helpers import ask, finish, identity, in_a_fork, ordinary_user, write_lock
 

@@ -14,9 +14,9 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import Session
 
 from semel import AsyncIdempotency, ConfigError, Idempotency, StoreError, ValueRejected
+from semel.stores.sql.errors import REJECTED
 from semel.stores.sql.mysql.errors import translate as of_mysql
 from semel.stores.sql.postgres.errors import translate as of_postgres
-from semel.stores.sql.rejecting import REJECTED
 from semel.stores.sql.sqlite_session import translate as of_sqlite
 from semel.transactions import db_errors
 from semel.transactions.drivers import MySQLdbLink

@@ -19,7 +19,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.sql.rejecting import is_too_large, rejects_value
+from semel.stores.sql.errors import is_too_large, rejects_value
 
 Code: TypeAlias = str | int
 

@@ -12,8 +12,7 @@ from typing import Any, Final, Protocol
 
 from semel.core.records import Identity
 from semel.errors import ConfigError
-from semel.stores.sql.dialect import Dialect
-from semel.stores.sql.verbs import Reply, Statement, Verb
+from semel.stores.sql.verbs import Dialect, Reply, Statement, Verb
 
 _names: Final = count(1)
 """A savepoint's name means something to one connection alone."""

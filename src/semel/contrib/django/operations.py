@@ -7,7 +7,7 @@ from typing import Any
 from django.db.migrations.operations.base import Operation
 
 from semel.errors import ConfigError
-from semel.stores.sql.migrations import DEFAULT_TABLE, VERSIONS, read_migrations
+from semel.stores.sql.schema import DEFAULT_TABLE, VERSIONS, read_migrations
 from semel.stores.sql.sqlite_statements import CREATE_VERSIONS, SQLiteTable
 
 _PACKAGES = {"postgresql": "semel.stores.sql.postgres", "mysql": "semel.stores.sql.mysql"}

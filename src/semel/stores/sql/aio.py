@@ -8,10 +8,9 @@ from typing import Any, Protocol, TypeVar, cast
 from semel.core.records import ClaimRequest, Request
 from semel.errors import StoreError
 from semel.stores.base import AsyncStore, PurgeRequest
-from semel.stores.sql.dialect import Dialect, operations_of
-from semel.stores.sql.locks import RecordLocked, busy_if_locked
-from semel.stores.sql.members import answers_or_error, by_digest, own_errors, put_back
-from semel.stores.sql.verbs import Operation
+from semel.stores.sql.batch import answers_or_error, by_digest, own_errors, put_back
+from semel.stores.sql.errors import RecordLocked, busy_if_locked
+from semel.stores.sql.verbs import Dialect, Operation, operations_of
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""How a record looks as a row of the table, and back.
+"""How a record looks as a row of the table, and back; and what a listing shows of many rows.
 
 The columns that everybody's idempotency table has come first, under their usual names; ours
 follow. Times are whole microseconds since the epoch: SQL compares and indexes them exactly, where
@@ -7,12 +7,16 @@ a float would round and a text would depend on its format.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from semel.core.records import Encoded, Identity, Record, State
 from semel.errors import ConfigError, RecordUnreadable
+from semel.stores.base import Page
+from semel.stores.paging import cursor_after
 
 FORMAT = 1
 """Version of the row's content; rows of a newer version are refused, not guessed at."""
@@ -151,3 +155,56 @@ def seconds(stored: int) -> float:
 def stamp_or_none(moment: float | None) -> int | None:
     """`stamp`, for what may be missing."""
     return None if moment is None else stamp(moment)
+
+
+# --- listings ------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+_KEY, _SCOPE = COLUMNS.index("idem_key"), COLUMNS.index("biz_type")
+
+
+def listed(rows: Iterable[Row]) -> list[Record]:
+    """Read rows that end with the store's time; those that cannot be read are left out.
+
+    One damaged row, or one of a newer version, must not hide all the others. A warning names it by
+    its digest; `get` says what is wrong with it, `forget` removes it.
+    """
+    records: list[Record] = []
+    for *columns, now in rows:
+        try:
+            records.append(to_record(tuple(columns), seconds(now)))
+        except RecordUnreadable as unreadable:
+            identity = _identity(columns)
+            log.warning(
+                "left out of the listing: %s (scope %s, key_digest %s)",
+                unreadable,
+                identity.scope,
+                identity.digest.hex(),
+            )
+    return records
+
+
+def page_of(rows: Sequence[Row], limit: int) -> Page:
+    """Make a page; the row after `limit`, if there is one, tells that more pages follow."""
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return Page(tuple(listed(shown)), cursor_after(_identity(shown[-1])) if more else None)
+
+
+def _identity(row: Sequence[object]) -> Identity:
+    return Identity(str(row[_SCOPE]), str(row[_KEY]))
+
+
+def behind(prefix: str) -> str | None:
+    """Find the least text above all that begin with `prefix`; None when nothing is.
+
+    For databases that compare text by code points.
+    """
+    while prefix:
+        last = ord(prefix[-1]) + 1
+        prefix = prefix[:-1]
+        if last <= 0x10FFFF:  # noqa: PLR2004 - the last code point
+            return prefix + chr(0xE000 if 0xD800 <= last < 0xE000 else last)  # noqa: PLR2004 - no surrogates
+    return None

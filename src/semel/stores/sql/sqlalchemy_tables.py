@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from semel.core.optional import Needed
 from semel.errors import ConfigError
-from semel.stores.sql.migrations import DEFAULT_TABLE, VERSIONS, checked_name
+from semel.stores.sql.schema import DEFAULT_TABLE, VERSIONS, checked_name
 
 with Needed("semel[sqlalchemy]", by=__name__):
     from sqlalchemy import (

@@ -25,9 +25,9 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql import sqlite_statements as schema
 from semel.stores.sql.aio import AsyncSQLStore
-from semel.stores.sql.members import answers_or_error
-from semel.stores.sql.migrations import DEFAULT_TABLE, not_ours
+from semel.stores.sql.batch import answers_or_error
 from semel.stores.sql.rows import COLUMNS
+from semel.stores.sql.schema import DEFAULT_TABLE, not_ours
 from semel.stores.sql.sqlite_session import Session, primary_code
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.sqlite_writer import Combiner, Writer

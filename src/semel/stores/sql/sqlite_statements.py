@@ -44,20 +44,21 @@ from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.batching import ALONE, Alone
 from semel.stores.paging import position
-from semel.stores.sql.listed import listed, page_of
-from semel.stores.sql.migrations import VERSIONS
-from semel.stores.sql.ranges import behind
 from semel.stores.sql.rows import (
     COLUMNS,
     FORMAT,
     MICROSECONDS,
     Row,
+    behind,
+    listed,
+    page_of,
     seconds,
     stamp,
     stamp_or_none,
     to_record,
     to_row,
 )
+from semel.stores.sql.schema import VERSIONS
 from semel.stores.sql.verbs import Joint, Operation, Statement, Verb, operation
 from semel.stores.urls import whole_number
 

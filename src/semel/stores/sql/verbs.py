@@ -57,9 +57,10 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.base import CountRequest, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
 
-if TYPE_CHECKING:  # transactions need the verbs, and `import semel` need not wait for batches
+if TYPE_CHECKING:
     from semel.stores.batching import Alone
 
 T = TypeVar("T")
@@ -337,3 +338,37 @@ def record_of(row: Row, identity: Identity) -> Record:
     if record.identity != identity:
         raise StoreError("the digest of this key is taken by another key")
     return record
+
+
+class Dialect(Protocol):
+    """The verbs on one table. Transactional mode needs two; a store has one for each request."""
+
+    def claim(self, ask: ClaimRequest) -> Operation[Claim]:
+        """Ask to run the operation."""
+        ...
+
+    def complete(self, ask: CompleteRequest) -> Operation[bool]:
+        """Store the owner's success."""
+        ...
+
+
+_VERBS: Final = {
+    ClaimRequest: "claim",
+    RenewRequest: "renew",
+    CompleteRequest: "complete",
+    FailRequest: "fail",
+    GetRequest: "get",
+    PutRequest: "put",
+    TouchRequest: "touch",
+    ForgetRequest: "forget",
+    AdoptRequest: "adopt",
+    ScanRequest: "page",
+    StuckRequest: "stuck",
+    PurgeRequest: "purge",
+    CountRequest: "counts",
+}
+
+
+def operations_of(verbs: Dialect) -> dict[type, Callable[[Any], Operation[Any]]]:
+    """Map each request to the verb that answers it."""
+    return {request: getattr(verbs, verb) for request, verb in _VERBS.items()}

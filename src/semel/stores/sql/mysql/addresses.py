@@ -15,8 +15,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from msgspec import Struct
 
 from semel.errors import ConfigError
-from semel.stores.sql.migrations import DEFAULT_TABLE
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
+from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.verbs import OwnColumns
 from semel.stores.urls import (
     check_login,

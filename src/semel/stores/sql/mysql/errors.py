@@ -23,11 +23,10 @@ from semel.errors import (
     ValueRejected,
 )
 from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.locks import RecordLocked
-from semel.stores.sql.migrations import RESTORE
+from semel.stores.sql.errors import RecordLocked, rejects_value
 from semel.stores.sql.mysql.addresses import lock_wait
 from semel.stores.sql.mysql.statements import Bulk
-from semel.stores.sql.rejecting import rejects_value
+from semel.stores.sql.schema import RESTORE
 from semel.stores.sql.verbs import Reply, Statement
 from semel.stores.urls import tls_error
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from semel.errors import StoreUnavailable
-from semel.stores.sql.migrations import (
+from semel.stores.sql.mysql.addresses import lock_wait
+from semel.stores.sql.mysql.statements import quoted
+from semel.stores.sql.schema import (
     DEFAULT_TABLE,
     VERSIONS,
     Found,
@@ -21,8 +23,6 @@ from semel.stores.sql.migrations import (
     read_migrations,
     still_to_run,
 )
-from semel.stores.sql.mysql.addresses import lock_wait
-from semel.stores.sql.mysql.statements import quoted
 from semel.stores.sql.verbs import Statement, Verb
 
 MIGRATIONS: Final = read_migrations("semel.stores.sql.mysql")

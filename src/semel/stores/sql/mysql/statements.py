@@ -26,8 +26,8 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import ConfigError
-from semel.stores.sql.migrations import VERSIONS, checked_name
 from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
+from semel.stores.sql.schema import VERSIONS, checked_name
 from semel.stores.sql.verbs import (
     OwnColumns,
     Reply,

@@ -33,7 +33,7 @@ from semel.stores.batching import (
 from semel.stores.forking import follow_forks
 from semel.stores.places import Places
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
-from semel.stores.sql.members import each_its_own, filled_in, left_open, own_errors
+from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import threads
 from semel.stores.sql.mysql.addresses import Options, set_up, settings
 from semel.stores.sql.mysql.errors import (

@@ -30,8 +30,7 @@ from semel.errors import StoreError
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.batching import MOST_MEMBERS, Request
 from semel.stores.paging import position
-from semel.stores.sql.listed import listed, page_of
-from semel.stores.sql.members import all_differ, in_order, portions
+from semel.stores.sql.batch import all_differ, in_order, portions
 from semel.stores.sql.mysql.errors import concerns_every_member
 from semel.stores.sql.mysql.statements import (
     ALL_NEW,
@@ -43,8 +42,7 @@ from semel.stores.sql.mysql.statements import (
     BatchStatements,
     MySQLTable,
 )
-from semel.stores.sql.ranges import behind
-from semel.stores.sql.rows import COLUMNS, Row, stamp
+from semel.stores.sql.rows import COLUMNS, Row, behind, listed, page_of, stamp
 from semel.stores.sql.verbs import (
     Operation,
     Reply,

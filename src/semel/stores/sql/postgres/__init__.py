@@ -1,4 +1,4 @@
-"""Records in PostgreSQL (12 or newer): one statement, one round trip per verb, or for many at once.
+"""Records in PostgreSQL (12 or newer): few round trips for each call, one for many calls at once.
 
 The driver is psycopg 3; for asyncio asyncpg, where it can do what is asked for.
 
@@ -17,6 +17,16 @@ Options in the URL, or by name:
 
 Everything else is libpq's: sslmode, target_session_attrs, several hosts. `PostgresStore` and
 `AsyncPostgresStore` also take a pool or a connection that the application already has.
+
+aio, store         the stores for asyncio and for threads, and what runs their operations
+statements, verbs  the SQL, and the verbs that are PostgreSQL's own
+batch              the same for many members at once
+aio_pool, pool     connections of our own, or the application's
+tasks, threads     the drivers: asyncpg for asyncio, psycopg without cursors for threads
+psycopg_sessions   psycopg's connections, bounded in time
+errors             what errors mean, and which calls are repeated
+settings, schema   what a URL says, and how the table comes to be
+listener           wake-ups for callers that wait
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from semel.stores.batching import ALONE, Alone, Batcher
 from semel.stores.listening import AsyncWatch
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
-from semel.stores.sql.members import all_differ, filled_in, left_open
-from semel.stores.sql.migrations import DEFAULT_TABLE
+from semel.stores.sql.batch import all_differ, filled_in, left_open
 from semel.stores.sql.postgres import tasks
 from semel.stores.sql.postgres.aio_pool import AsyncSession, AsyncSource
 from semel.stores.sql.postgres.batch import PostgresBatchVerbs, each_its_own, parts
@@ -48,6 +47,7 @@ from semel.stores.sql.postgres.schema import (
     make_schema,
 )
 from semel.stores.sql.postgres.settings import all_options, settings
+from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
 from semel.stores.urls import positive_seconds, switch
 

@@ -31,7 +31,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, Request
-from semel.stores.sql.locks import ASK_AGAIN_AFTER
+from semel.stores.sql.errors import ASK_AGAIN_AFTER
 from semel.stores.sql.postgres.errors import concerns_all
 from semel.stores.sql.postgres.statements import (
     NOW,

@@ -25,9 +25,8 @@ from semel.errors import (
     ValueRejected,
 )
 from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.locks import RecordLocked
-from semel.stores.sql.migrations import RESTORE
-from semel.stores.sql.rejecting import is_too_large, rejects_value
+from semel.stores.sql.errors import RecordLocked, is_too_large, rejects_value
+from semel.stores.sql.schema import RESTORE
 
 
 class TimeIsUp(psycopg.OperationalError):

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from semel.errors import ConfigError
-from semel.stores.sql.migrations import (
+from semel.stores.sql.postgres.statements import OURS
+from semel.stores.sql.schema import (
     DEFAULT_TABLE,
     VERSIONS,
     Found,
@@ -22,7 +23,6 @@ from semel.stores.sql.migrations import (
     read_migrations,
     still_to_run,
 )
-from semel.stores.sql.postgres.statements import OURS
 from semel.stores.sql.verbs import OwnColumns, Statement, Verb
 from semel.stores.urls import switch, whole_number
 

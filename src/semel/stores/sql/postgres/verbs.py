@@ -13,10 +13,8 @@ from uuid import UUID
 from semel.core.records import Busy, Claim, ClaimRequest, Identity, Record
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.paging import position
-from semel.stores.sql.listed import listed, page_of
 from semel.stores.sql.postgres.statements import PostgresTable
-from semel.stores.sql.ranges import behind
-from semel.stores.sql.rows import Row
+from semel.stores.sql.rows import Row, behind, listed, page_of
 from semel.stores.sql.verbs import OwnColumns, Statement, SwapVerbs, Verb, operation
 from semel.stores.urls import whole_number
 

@@ -1,12 +1,34 @@
-"""Which answers of a database mean that it can never take a value: one list for all who ask.
+"""What answers of a database mean, whichever it is: a locked record, a value it can never take.
 
-The stores and `idem.transaction()` read it. The codes are the databases' own, so no driver is
-imported: PostgreSQL's SQLSTATE, MySQL's numbers, the names of SQLite's primary result codes.
+The stores and `idem.transaction()` read the list of rejections. The codes are the databases' own,
+so no driver is imported: PostgreSQL's SQLSTATE, MySQL's numbers, the names of SQLite's primary
+result codes.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
+
+from semel.core.records import Busy
+from semel.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+ASK_AGAIN_AFTER: Final = 0.1
+"""Seconds. An open transaction has the key, and nobody can tell how long it will."""
+
+
+class RecordLocked(StoreUnavailable):
+    """The store is there, and says that somebody has this record: not a reason to run without it.
+
+    A policy with store_error="open" would run the function beside the transaction that does.
+    """
+
+
+def busy_if_locked(outcome: T | RecordLocked) -> T | Busy:
+    """Turn the lock of another's transaction into what it means to a claim."""
+    return Busy(ASK_AGAIN_AFTER) if isinstance(outcome, RecordLocked) else outcome
+
 
 _CLASSES: Final = ("22", "23")
 """Data exceptions and integrity constraints, as the first part of an SQLSTATE."""
