@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from semel import Idempotency, open_store
+from semel.cli.opening import create_nothing
 from semel.stores.memory import MemoryStore
 from stores.mysql_given import database_of
 
@@ -106,7 +107,7 @@ def test_behind_a_front_a_command_creates_nothing_either(semel_sqlite, database,
 
 def test_tiers_before_a_store_without_a_table_work_as_before(redis_url):
     store = open_store(redis_url, behind=MemoryStore())
-    store.create_nothing()
+    create_nothing(store)
     assert store.counts().succeeded == 0
     store.close()
 

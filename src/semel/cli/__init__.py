@@ -30,7 +30,7 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit code."""
+    """Run one command; returns the exit code."""
     try:
         return _written(arguments)
     except BrokenPipeError:

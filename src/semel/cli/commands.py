@@ -34,6 +34,7 @@ from semel.cli.formatting import (
 from semel.cli.opening import (
     NO_RECORD,
     PAGE,
+    all_records,
     deciding_store,
     found_settings,
     key_of,
@@ -67,29 +68,20 @@ from semel.sync import Idempotency
 
 
 def list_records(options: Namespace) -> int:
-    """List records by scope, beginning of the key and state, as the column tells it."""
+    """List records by scope, beginning of the key and state, as the column shows it."""
     with opened(options) as engine:
-        records = list(islice(_all(engine, options), options.limit + 1))
+        records = list(islice(_listed(engine, options), options.limit + 1))
         _print(engine, records[: options.limit], options)
         if len(records) > options.limit:
             print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
     return 0
 
 
-def _all(engine: Idempotency, options: Namespace) -> Iterator[Record]:
-    store, cursor = store_of(engine), None
-    stored = None if options.state is None else STATES[options.state]
+def _listed(engine: Idempotency, options: Namespace) -> Iterator[Record]:
     limit = min(PAGE, options.limit + 1)
-    while True:
-        page = store.scan(
-            scope=options.scope, prefix=options.prefix, state=stored, limit=limit, cursor=cursor
-        )
-        for record in page.records:
-            if options.state is None or state_of(record) == options.state:
-                yield record
-        cursor = page.cursor
-        if cursor is None:
-            return
+    stored = None if options.state is None else STATES[options.state]
+    found = all_records(engine, limit, scope=options.scope, prefix=options.prefix, state=stored)
+    return (record for record in found if options.state in {None, state_of(record)})
 
 
 def stuck(options: Namespace) -> int:
@@ -111,22 +103,14 @@ def show(options: Namespace) -> int:
         if record is None:
             print(NO_RECORD, file=sys.stderr)
             return 1
-        shown = _shown(engine, record, options)
-    if options.json:
-        print(as_json(shown))
-    else:
-        print(columns(*_vertical(shown)))
+        _print_fields(_shown(engine, record, options), options)
     return 0
 
 
 def counts(options: Namespace) -> int:
     """Count the records by state."""
     with opened(options) as engine:
-        counted = asdict(store_of(engine).counts())
-    if options.json:
-        print(as_json(counted))
-    else:
-        print(columns(*_vertical(counted)))
+        _print_fields(asdict(store_of(engine).counts()), options)
     return 0
 
 
@@ -149,10 +133,13 @@ def _shown(engine: Idempotency, record: Record, options: Namespace) -> dict[str,
     return shown
 
 
-def _vertical(shown: dict[str, Any]) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """Lay fields out one below the other."""
+def _print_fields(shown: dict[str, Any], options: Namespace) -> None:
+    """Print fields one below the other."""
+    if options.json:
+        print(as_json(shown))
+        return
     first, *rest = ((name, "-" if value is None else str(value)) for name, value in shown.items())
-    return first, rest
+    print(columns(first, rest))
 
 
 # --- commands by which a person decides: forget, resolve ------------------------------------------

@@ -41,7 +41,7 @@ def held(record: Record) -> bool | None:
 
 
 def row(record: Record) -> tuple[str, ...]:
-    """Give a record as one line of `COLUMNS`."""
+    """Return a record as one line of `COLUMNS`."""
     ends = record.expires_at if record.lease_until is None else record.lease_until
     return (
         record.scope,
@@ -55,7 +55,7 @@ def row(record: Record) -> tuple[str, ...]:
 
 
 def fields(record: Record) -> dict[str, Any]:
-    """Give a record as plain values, without its outcome."""
+    """Return a record as plain values, without its outcome."""
     outcome = record.outcome
     return {
         "scope": record.scope,

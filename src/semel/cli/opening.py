@@ -1,6 +1,6 @@
 """Opens the engine that the options and the settings describe.
 
-A command looks at what others have written: a store that can only be empty is refused.
+A command looks at what others have written: a store that can only be empty is rejected.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET
 
+from semel.core.records import Record
 from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
 from semel.repair.maintenance import reject_empty_stores, reject_memory, store_of
@@ -36,14 +38,14 @@ NO_RECORD = (
 
 @contextmanager
 def opened(options: Namespace) -> Iterator[Idempotency]:
-    """Give the engine, and close it afterwards."""
+    """Open the engine, and close it afterwards."""
     settings = found_settings(options)
     with configured(options), _naming_the_file(options):
         reject_empty_stores(settings)
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
-        _create_nothing(engine.internals.store)
+        create_nothing(engine.internals.store)
     with engine:
         yield engine
 
@@ -59,11 +61,12 @@ def deciding_store(options: Namespace, *, create: bool) -> Store:
         reject_memory(str(url))
         store = open_store(str(url), prefix=settings.prefix)
     if not create:
-        _create_nothing(store)
+        create_nothing(store)
     return store
 
 
-def _create_nothing(store: object) -> None:
+def create_nothing(store: object) -> None:
+    """Let no call of a command create a table."""
     # A table that a command makes is empty: in the wrong database all would look well.
     deciding = getattr(store, "behind", store)
     if isinstance(deciding, Creating):
@@ -96,7 +99,7 @@ def configured(options: Namespace) -> Iterator[None]:
 
 @contextmanager
 def _naming_the_file(options: Namespace) -> Iterator[None]:
-    """Tell which file a store's URL came from, when it is of no use."""
+    """Name the file that an unusable URL came from."""
     try:
         yield
     except ConfigError as error:
@@ -115,12 +118,18 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
             "--digest takes a whole key_digest, which is 32 hexadecimal digits; leave out --digest "
             "to give the key itself"
         )
+    for record in all_records(engine, PAGE, scope=options.scope):
+        if record.identity.key_digest == wanted:
+            return str(record.key)
+    return None
+
+
+def all_records(engine: Idempotency, limit: int, **filters: Any) -> Iterator[Record]:
+    """Read the records that these filters let through, `limit` at a time."""
     store, cursor = store_of(engine), None
     while True:
-        page = store.scan(scope=options.scope, limit=PAGE, cursor=cursor)
-        for record in page.records:
-            if record.identity.key_digest == wanted:
-                return str(record.key)
+        page = store.scan(limit=limit, cursor=cursor, **filters)
+        yield from page.records
         cursor = page.cursor
         if cursor is None:
-            return None
+            return

@@ -15,7 +15,7 @@ __all__ = ["CommentedCursor", "KeyFilter", "commented", "message_headers", "sql_
 
 
 def message_headers(part: str, header: str = "idempotency-key") -> dict[str, str]:
-    """Give the headers for a message that the running attempt sends; none while no attempt runs.
+    """Return the headers for a message that the running attempt sends; none while no attempt runs.
 
     `header` is the name of the header with the key. `part` names the message within the operation,
     as in `Attempt.derive`: every attempt gives the same part the same key, so the consumer tells a
@@ -61,7 +61,7 @@ _FIRST_WORD = re.compile(r"\s*[A-Za-z]+(?=\s)")
 
 
 def sql_comment() -> str:
-    """Give the comment of the running attempt; empty while none runs."""
+    """Return the comment of the running attempt; empty while none runs."""
     attempt = current_attempt()
     if attempt is None:
         return ""

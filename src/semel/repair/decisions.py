@@ -41,13 +41,13 @@ class Failed(Struct, frozen=True):
     """It did not happen, and no longer can."""
 
     error: str
-    """What later callers are told."""
+    """What later callers get as the message of the failure."""
     retryable: bool
     """True: the same payload may run again. False: later callers get `PreviousFailure`."""
 
 
 class Unknown(Struct, frozen=True):
-    """It cannot be told, or not yet: the attempt stays abandoned, and held if it was."""
+    """It is not known, or not yet: the attempt stays abandoned, and held if it was."""
 
     reason: str = ""
 

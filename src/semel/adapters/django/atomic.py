@@ -42,7 +42,7 @@ have("django", transaction.atomic(), "_from_testcase")
 
 
 def open_transactions() -> list[Any]:
-    """Give the connections of this thread that have a transaction open.
+    """Return the connections of this thread that have a transaction open.
 
     The transaction of a TestCase does not count: it never ends while the test runs, and nothing is
     committed there.
@@ -223,7 +223,7 @@ def _explained(integration: Integration, call: Call, error: IdempotencyError) ->
 
 
 def _stored(rules: RouteRules, request: Any, response: Any) -> bytes:
-    """Give what is stored of a response, or roll back."""
+    """Return what is stored of a response, or roll back."""
     response.headers.pop(rules.choices.replayed_header, None)
     status, lines = response.status_code, lines_of(response)
     if rules.decide(status, lines) != "store":

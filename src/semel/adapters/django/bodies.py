@@ -56,7 +56,7 @@ _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 def inner(request: Any) -> Any:
-    """Give Django's own request, also of one of REST framework's."""
+    """Return Django's own request, also of one of REST framework's."""
     return request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001 - has no other name
 
 
@@ -90,12 +90,12 @@ class Body:
 
     def _lines(self) -> Iterable[HeaderLine]:
         request = self._request
-        # On ASGI the lines themselves are there: WSGI tells equal names as one.
+        # On ASGI the lines themselves are there: WSGI joins those of equal names.
         lines = request.scope["headers"] if is_asgi(request) else header_lines(request.META)
         return without_boundary(lines) if self._lost else lines
 
     def read(self) -> bytes:
-        """Give the body, or bytes that stand for what was made of it."""
+        """Return the body, or bytes that stand for what was made of it."""
         if not is_asgi(self._request) and is_chunked(self._request.META):
             self._join_chunks()
         length = content_length(self._request.META) or 0
@@ -132,7 +132,7 @@ class Body:
         if request.content_type in _FORMS and hasattr(request, "_files"):
             fields, uploads = _pairs(request.POST), _uploads(request.FILES)
             if not fields and not uploads:
-                raise Rejected("body_incomplete")  # so Django tells of a form with errors
+                raise Rejected("body_incomplete")  # what Django makes of a form with errors
             return form_bytes(fields, uploads)
         try:
             return msgspec.json.encode(given.data)
@@ -203,7 +203,7 @@ def response_of(answer: Answer) -> Any:
 
 
 def rendered(response: Any, request: Any) -> Any:
-    """Give the response of a view whole; Django and REST framework render only after the view."""
+    """Return the response of a view whole; Django and REST framework render only after the view."""
     if not isinstance(response, HttpResponseBase):
         raise TypeError(f"a view must give a response, not {type(response).__name__}")
     unrendered: Any = response
@@ -414,11 +414,11 @@ def _handle_once(resolver: Any) -> None:
         handler = resolve(status)
 
         @wraps(handler)
-        def answer(request: Any, *args: Any, **told: Any) -> Any:
+        def answer(request: Any, *args: Any, **details: Any) -> Any:
             known, response = getattr(request, _HANDLED, (None, None))
-            if known is not None and known is told.get("exception"):
+            if known is not None and known is details.get("exception"):
                 return response
-            return handler(request, *args, **told)
+            return handler(request, *args, **details)
 
         return answer
 

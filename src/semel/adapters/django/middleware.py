@@ -5,7 +5,7 @@ LoginRequiredMiddleware) decide in `process_view`, which Django calls after the 
 before the view. So there are two steps:
 
 - `__call__` keeps the body, which a check of forms may consume, runs the rest of the request where
-  nobody's cancellation ends it, and saves the answer;
+  no cancellation ends it, and saves the response;
 - `process_view` claims the key, or answers with the replay. It never calls the view: Django does,
   in the transaction of ATOMIC_REQUESTS and after the `process_view` of later middlewares.
 

@@ -151,7 +151,7 @@ class Claim:
         self.answer: Answer | None = None
 
     def decided(self, outcome: Any, request: Any) -> Any:
-        """Take what is known of the key; gives the response in the view's place, if any."""
+        """Take what is known of the key; returns the response in the view's place, if any."""
         if isinstance(outcome, Answer):
             self.answer = outcome
             return response_of(outcome)

@@ -83,7 +83,7 @@ def read() -> tuple[Configured, list[str]]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Give the value of one option; what is wrong with it alone is refused."""
+    """Return the value of one option; what is wrong with it alone is an error."""
     if name in _BY_PATH and isinstance(value, str):
         try:
             value = import_string(value)

@@ -155,7 +155,7 @@ def _parts(callback: Any, method: str) -> Iterator[Any]:
 
 
 def _class_of(callback: Any) -> Any:
-    """Give the class of what `as_view` made, of Django or of REST framework; None = a function."""
+    """Return the class of what `as_view` made, of either framework; None = a function."""
     return getattr(callback, "view_class", getattr(callback, "cls", None))
 
 

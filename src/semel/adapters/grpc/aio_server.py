@@ -74,7 +74,7 @@ class HandlerContext:
     def note(self, code: Any, details: str | None, trailers: Any) -> NoReturn:
         """Note what the call ends with, and leave the handler."""
         ended = code_of(code)
-        if ended is grpc.StatusCode.OK:  # a mistake, which a server for threads tells of like this
+        if ended is grpc.StatusCode.OK:  # a mistake, which a server for threads reports like this
             ended = grpc.StatusCode.UNKNOWN
         self.aborted = Abort(
             ended,
@@ -132,7 +132,7 @@ def _constant(value: object) -> Callable[[], Any]:
 
 
 async def _unsent(_: object) -> None:
-    """Nobody is there to be told."""
+    """Send nothing: the client is gone."""
 
 
 class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
@@ -167,7 +167,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
         return protected(handler, call.run)
 
     def checking(self, server: Any) -> Any:
-        """Give a server to register services on: a stream that needs a key is an error then."""
+        """Return a server to register services on: a stream that needs a key is an error then."""
         return CheckingServer(server, self._methods)
 
     async def close(self) -> None:
@@ -253,7 +253,7 @@ class _Protected:
     async def _protected(
         self, call: Call, attempt: Attempt, message: Any, seen: HandlerContext
     ) -> Any:
-        """Run the handler and record how it ended; gives its response, or what to abort with."""
+        """Run the handler and record how it ended; returns its response, or what to abort with."""
         response = None
         try:
             with attempt:
@@ -303,5 +303,5 @@ class _Protected:
         if isinstance(ended, Undone):
             await self._runs.failed(call, attempt, ended)
         else:
-            with suppress(IdempotencyError):  # the client hears of this end, stored or not
+            with suppress(IdempotencyError):  # the client gets this end, stored or not
                 await self._runs.succeeded(call, attempt, ended)

@@ -171,7 +171,7 @@ def checked_rules(rules: Mapping[str, MethodRule]) -> dict[str, MethodRule]:
 
 
 def metadata_name(value: object) -> str:
-    """Give the name of a metadatum as it travels; a ConfigError if it cannot carry a key."""
+    """Return the name of a metadatum as it travels; a ConfigError if it cannot carry a key."""
     name = value.lower() if isinstance(value, str) else ""
     if _METADATA_NAME.fullmatch(name) is None or name.startswith("grpc-") or name.endswith("-bin"):
         raise ConfigError(
@@ -197,7 +197,7 @@ _REJECTIONS: Final[Mapping[str, grpc.StatusCode]] = {
 """Rejections by the rules alone; errors know their code themselves."""
 
 _RETRIED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED})
-"""Codes that clients try again by themselves; the pushback tells them when, or not to."""
+"""Codes that clients try again by themselves; the pushback says when, or never."""
 _NEVER_AGAIN: Final = "-1"
 
 _SERVER_ERROR: Final = 500

@@ -1,7 +1,7 @@
 """The interceptor for `grpc.server`, whose handlers run in threads.
 
 A handler whose client has gone runs on, and its save counts. `context.abort` raises a bare
-Exception and `context.set_code` nothing at all: the context's code tells how a handler ended.
+Exception and `context.set_code` nothing at all: the context's code shows how a handler ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         return protected(handler, _Protected(self._engine, rules, handler, handler_call_details))
 
     def checking(self, server: Any) -> Any:
-        """Give a server to register services on: a stream that needs a key is an error then."""
+        """Return a server to register services on: a stream that needs a key is an error then."""
         return CheckingServer(server, self._methods)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class _Protected:
         if isinstance(ended, Undone):
             self._runs.failed(call, attempt, ended)
         else:
-            with suppress(IdempotencyError):  # the client hears of this end, stored or not
+            with suppress(IdempotencyError):  # the client gets this end, stored or not
                 self._runs.succeeded(call, attempt, ended)
 
 

@@ -2,7 +2,7 @@
 
 OK with a protobuf message is stored: its bytes, no metadata. Other codes run again, unless a
 function says that they are stored; then code and details are, and the richer error model's status.
-Never stored, whatever a function says: what tells of the caller or of the moment (`NEVER`).
+Never stored, whatever a function says: what depends on the caller or on the moment (`NEVER`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def no_other_code(_: StatusCode) -> bool:
 
 
 def packed(stored: Stored) -> bytes:
-    """Give the bytes that are stored."""
+    """Return the bytes that are stored."""
     number = stored.code.value[0]
     return _pack((_VERSION, number, stored.details, stored.message, stored.status_details))
 
@@ -126,16 +126,16 @@ def failed(
     except Exception:  # noqa: BLE001 - the client's answer does not depend on it
         logger.exception("the function that says which codes are stored raised for %s", code.name)
         choice = False
-    told = f"answered with {code.name}"
+    reason = f"answered with {code.name}"
     if choice == "unknown":
-        return Undone(told, "unknown")
+        return Undone(reason, "unknown")
     if choice and code not in NEVER:
         status_details = next(
             (value for name, value in trailers if name == STATUS_DETAILS and type(value) is bytes),
             None,
         )
         return packed(Stored(code, text(details), status_details=status_details))
-    return Undone(told, "forget" if code in _REJECTIONS else None)
+    return Undone(reason, "forget" if code in _REJECTIONS else None)
 
 
 def code_of(code: object, *, numbers: bool = True) -> StatusCode:

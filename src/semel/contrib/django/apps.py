@@ -29,7 +29,7 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
 
 @checks.register("semel")  # type: ignore[untyped-decorator]  # Django ships no types
 def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
-    """Make a door as the settings say, and tell of everything that does not work out."""
+    """Make an integration as the settings say, and report everything that does not work."""
     if not hasattr(settings, SETTING):
         return []
     try:
@@ -46,7 +46,9 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
     except TypeError as error:
         mistakes.append(f"ENGINE: {error}")
     if mistakes:
-        return [checks.Error(f"settings.{SETTING}: {told}", id="semel.E001") for told in mistakes]
+        return [
+            checks.Error(f"settings.{SETTING}: {mistake}", id="semel.E001") for mistake in mistakes
+        ]
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if limit is not None and max_body > limit:
         too_large = checks.Warning(
@@ -60,7 +62,7 @@ def check_settings(**_: Any) -> Sequence[checks.CheckMessage]:
 
 def _atomic_requests(engine: Idempotency) -> list[checks.CheckMessage]:
     """Say what ATOMIC_REQUESTS means for views with `@idempotent` and without `atomic=`."""
-    told: list[checks.CheckMessage] = []
+    messages: list[checks.CheckMessage] = []
     databases: Any = connections.settings
     for alias, options in databases.items():
         if not options["ATOMIC_REQUESTS"]:
@@ -79,8 +81,8 @@ def _atomic_requests(engine: Idempotency) -> list[checks.CheckMessage]:
                 hint="A process that dies between the two leaves the effect without its record.",
                 id="semel.I001",
             )
-        told.append(message)
-    return told
+        messages.append(message)
+    return messages
 
 
 @checks.register("semel")  # type: ignore[untyped-decorator]  # Django ships no types

@@ -52,7 +52,7 @@ class RecordsVersion(Operation):  # type: ignore[misc]  # Django ships no types
 
 
 def statements(vendor: str, version: int) -> tuple[str, ...]:
-    """Give the statements that lead to a version of the table."""
+    """Return the statements that lead to a version of the table."""
     if vendor == "sqlite":
         return (
             CREATE_VERSIONS,
@@ -92,7 +92,7 @@ def _is_needed(connection: Any, version: int) -> bool:
 
 
 def _turn(vendor: str) -> tuple[str, ...]:
-    """Give the statements that keep stores from making the table until this transaction ends."""
+    """Return the statements that keep stores from making the table until this transaction ends."""
     match vendor:
         case "sqlite":  # a transaction that reads first could not write after another has written
             return (CREATE_VERSIONS, f"{_FORGET_VERSION} AND 0")
