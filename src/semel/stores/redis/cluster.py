@@ -1,7 +1,7 @@
 """Sends commands to the nodes of a Redis Cluster, for threads and for asyncio.
 
-This module finds the node for each command and reads the cluster's map anew when it is old. What is
-sent again, and why, is decided in `retry`.
+This module finds the node for each command, and reads the cluster's map again when it is old. What
+is sent again, and why, is decided in `retry`.
 
 redis-py's own cluster pipeline asks the server for the keys of every script call, fails as a whole
 when one node is down, and cannot be bounded in time; its redirection for asyncio may send ASKING on
@@ -212,7 +212,7 @@ class ClusterTransport(_Map, Transport):
             return sorted(node.name for node in self.client.get_primaries())
 
     def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
-        """One step of SCAN; a primary that is gone has nothing more to tell."""
+        """One step of SCAN; a primary that is gone has no more keys."""
         with self._turn():
             found = self.client.get_node(node_name=node)
             if found is None:
@@ -241,7 +241,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
     def __init__(self, connect: Callable[[], Any], where: str, timeout: float, **more: Any) -> None:
         super().__init__(connect(), where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
-        self._connections_of: dict[str, tasks.Connections[_Node]] = {}
+        self._connections_of: dict[str, tuple[ClusterNode, tasks.Connections]] = {}
         self._first_map: asyncio.Task[None] | None = None
         self._reading_map = asyncio.Lock()
         self._maps_read = 0
@@ -279,17 +279,17 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         owner = self._owner(key)
         return ("", None) if owner is None else (owner.name, owner)
 
-    def _connections(self, node: ClusterNode) -> tasks.Connections[_Node]:
+    def _connections(self, node: ClusterNode) -> tasks.Connections:
         known = self._connections_of.get(node.name)
-        if known is not None and known.source.node is node:
-            return known
+        if known is not None and known[0] is node:
+            return known[1]
         # A new map may bring a new object for a node, and close the old one.
         fresh = tasks.Connections(_Node(node), self._timeout / 2)
-        self._connections_of[node.name] = fresh
+        self._connections_of[node.name] = node, fresh
         return fresh
 
-    def _all_connections(self) -> list[tasks.Connections[Any]]:
-        return list(self._connections_of.values())
+    def _all_connections(self) -> list[tasks.Connections]:
+        return [connections for _, connections in self._connections_of.values()]
 
     async def _know_map(self) -> None:
         """Read the map of the cluster, unless it is known; all who wait for it share one task."""
@@ -347,7 +347,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
     async def scan(
         self, node: str, cursor: int, pattern: bytes, count: int
     ) -> tuple[int, list[bytes]]:
-        """One step of SCAN; a primary that is gone has nothing more to tell."""
+        """One step of SCAN; a primary that is gone has no more keys."""
         async with self._turn():
             await self._know_map()
             found = self.client.get_node(node_name=node)
@@ -362,7 +362,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
             await asyncio.wait((self._first_map,))
         await super()._close()
         if self._owned:
-            # The client would not: it was never told that there is a map.
+            # The client would not: it does not know that there is a map.
             await close_nodes(self.client.nodes_manager, ("nodes_cache", "startup_nodes"))
         for node in self._newcomers.values():
             await node.disconnect()
@@ -400,16 +400,16 @@ class _Node:
     """A node of redis-py's cluster client as a source of connections."""
 
     def __init__(self, node: ClusterNode) -> None:
-        self.node = node
+        self._node = node
 
     async def borrow(self) -> Any:
-        connection = self.node.acquire_connection()
+        connection = self._node.acquire_connection()
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it so
         except BaseException:
-            give_back_to_node(self.node, connection)
+            give_back_to_node(self._node, connection)
             raise
         return connection
 
     async def give_back(self, connection: Any) -> None:
-        give_back_to_node(self.node, connection)
+        give_back_to_node(self._node, connection)

@@ -1,6 +1,6 @@
 """What is sent to Redis: the keys of records, the Lua scripts, and a command for each request.
 
-This module writes commands. It sends nothing, so threads and asyncio share every line of it. How
+This module writes commands. It sends nothing, so threads and asyncio share all of it. How
 the replies are read is in `replies`. Every key that a script touches is named in its command.
 """
 
@@ -388,8 +388,10 @@ def rejections(
         if isinstance(ask, _WITH_VALUES) and may_be_too_large(ask):
             size = len(ask.result.data)
             # If CONFIG GET is not permitted, assume the default limits.
-            told = [next(answers) for _ in LIMITS]
-            limit = min(DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in told)
+            found_limits = [next(answers) for _ in LIMITS]
+            limit = min(
+                DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in found_limits
+            )
             if size > limit - (1 << 12):
                 rejected = ValueRejected(
                     f"{where} cannot take this: {size} bytes, and it takes at most {limit} at once "

@@ -1,7 +1,7 @@
 """Wake-ups from Redis: one connection for each server that somebody waits on.
 
 redis-py connects (TLS, login, Sentinel are its business); then its socket or stream is read and
-written here, because its own subscriptions cannot be told of another channel by another thread.
+written here, because its own subscriptions do not let a thread add a channel while another reads.
 
 A record's key is also the name of its channel: a shard channel (SSUBSCRIBE), which in a cluster
 stays with the record's own node, or a plain one where the server has no shard channels (before

@@ -75,7 +75,7 @@ class _Cursor(Struct, frozen=True, array_like=True):
     node: str | None
     position: int
     waiting: tuple[Identity, ...] = ()
-    """Found beyond the end of the page: SCAN gives them once only, so they are carried along."""
+    """Found beyond the end of the page: SCAN returns them once only, so they are carried along."""
 
     def text(self) -> str:
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()

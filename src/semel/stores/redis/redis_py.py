@@ -85,14 +85,14 @@ def parser_of(connection: Any) -> Any:
 
 
 def socket_of(connection: Any) -> Any:
-    """Give the socket of a connection for threads."""
+    """Return the socket of a connection for threads."""
     return connection._sock  # noqa: SLF001 - see `check`
 
 
 def take_over(connection: Any, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, Any]:
     """Read the stream of a connection for asyncio with a protocol of ours, from now on.
 
-    Gives the transport, and redis-py's own protocol, which has to be told of the stream's end.
+    Returns the transport, and redis-py's own protocol, which must be notified of the stream's end.
     """
     transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - see `check`
     stream = transport.get_protocol()
@@ -111,7 +111,7 @@ def _closing(client: Any) -> Any:
 
 
 def pool_is_empty(error: object) -> bool:
-    """Whether the pool has no connection to give. Until 7.1 not every pool has a class for that."""
+    """Whether the pool has no free connection. Until 7.1 not every pool has a class for that."""
     return isinstance(error, driver.MaxConnectionsError) or (
         type(error) is driver.ConnectionError and str(error) == "Too many connections"
     )

@@ -164,7 +164,7 @@ class Backoff:
 
 
 def unfit_server(replies: Sequence[Any]) -> Disconnected | None:
-    """What to tell a connection whose server takes no writes, or no commands at all."""
+    """The error of a connection whose server takes no writes, or no commands at all."""
     for reply in replies:
         if isinstance(reply, ReadOnlyError):
             return Disconnected("The previous primary is now a replica")
@@ -187,5 +187,5 @@ NOT_THE_PRIMARY = "Sentinel names another primary now"
 
 
 def follows_the_primary(client: Any) -> bool:
-    """Whether connecting anew leads to another server after a failover."""
+    """Whether a new connection leads to another server after a failover."""
     return getattr(client.connection_pool, "is_master", False)

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from hiredis import PushNotification, Reader
 from redis import exceptions as driver
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
         self.connection = connection
         self._on_failure = on_failure
         self._on_late = on_late
-        self.heard = monotonic() if on_late is None else -inf
+        self.confirmed_at = monotonic() if on_late is None else -inf
         """When the server last answered, or was last found to be the right one."""
         self._held: list[tuple[Waiting, Reply]] | None = None
         """Replies that came late: passed on when the server is found to be the right one."""
@@ -235,23 +235,23 @@ class Connection(asyncio.Protocol):
 
     def _note_silence(self, on_late: OnLate) -> None:
         now = monotonic()
-        silent_since = max(self.heard, self.waiting[0][1]) if self.waiting else now
+        silent_since = max(self.confirmed_at, self.waiting[0][1]) if self.waiting else now
         if now - silent_since > SILENCE and self._held is None:
             self._held = []
             on_late(self)
-        self.heard = now
+        self.confirmed_at = now
 
     def silent(self) -> bool:
         """Whether the server has been silent for such a time that it may have been replaced."""
-        return self._held is not None or monotonic() - self.heard > SILENCE
+        return self._held is not None or monotonic() - self.confirmed_at > SILENCE
 
     def fresh(self) -> bool:
         """Whether nobody has found out yet that the server is the right one."""
-        return self.heard == -inf
+        return self.confirmed_at == -inf
 
     def believe(self, until: float) -> None:
         """Pass on the replies that were held, and take the server for the right one until then."""
-        self.heard = until
+        self.confirmed_at = until
         held, self._held = self._held or [], None
         for waiting, reply in held:
             self._pass_on(waiting, reply)
@@ -269,19 +269,19 @@ class Source(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Source)
-
-
 class Slot:
     """Keeps one connection open: the first caller that finds none opens it for all."""
 
     def __init__(
-        self, source: Source, timeout: float, *callbacks: OnFailure | OnLate | None
+        self,
+        source: Source,
+        timeout: float,
+        on_failure: OnFailure | None = None,
+        on_late: OnLate | None = None,
     ) -> None:
         self._source = source
         self._timeout = timeout
-        self._callbacks: Any = callbacks
-        """What a new connection is given: `on_failure` and `on_late`."""
+        self._new = partial(Connection, timeout=timeout, on_failure=on_failure, on_late=on_late)
         self.connection: Connection | None = None
         """The connection that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Connection] | None = None
@@ -322,7 +322,7 @@ class Slot:
         async with asyncio.timeout(2 * self._timeout):
             await self._release()
             connection = await self._source.borrow()
-        self.connection = Connection(connection, self._timeout, *self._callbacks)
+        self.connection = self._new(connection)
         return self.connection
 
     def _opened(self, opening: asyncio.Task[Connection]) -> None:
@@ -346,7 +346,7 @@ class Slot:
         await self._release()
 
 
-class Connections(Generic[S]):
+class Connections:
     """The connections to one server: one for calls, and one for renewals, which must not queue.
 
     The second one opens while the first one serves: to connect may take longer than a lease lasts,
@@ -355,12 +355,11 @@ class Connections(Generic[S]):
 
     def __init__(
         self,
-        source: S,
+        source: Source,
         timeout: float,
         on_failure: OnFailure | None = None,
         on_late: OnLate | None = None,
     ) -> None:
-        self.source = source
         self._calls = Slot(source, timeout, on_failure, on_late)
         self._renewals = Slot(source, timeout, None, on_late)
 
@@ -447,7 +446,7 @@ class AsyncTransport(ABC):
         """Send one round trip."""
 
     @abstractmethod
-    def _all_connections(self) -> list[Connections[Any]]:
+    def _all_connections(self) -> list[Connections]:
         """The connections to every server that was ever asked."""
 
     async def close(self) -> None:
@@ -522,7 +521,7 @@ class AsyncServerTransport(AsyncTransport):
     def _may_redirect(self) -> Callable[[], bool]:
         return never
 
-    def _all_connections(self) -> list[Connections[Any]]:
+    def _all_connections(self) -> list[Connections]:
         return [self._connections]
 
     async def _exchange(
@@ -636,7 +635,7 @@ def _pass_outcome(
 ) -> None:
     """Pass the outcome of a task to the caller that waits for the answer, if it still does."""
     if task.cancelled():
-        answer.cancel()  # by a stranger, unless the caller has left
+        answer.cancel()  # from outside, unless the caller has left
         return
     error = task.exception()
     [outcome] = [error] if error is not None else task.result()
