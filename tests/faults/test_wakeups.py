@@ -121,7 +121,7 @@ def test_a_message_in_postgresql_that_nobody_noted_is_found_by_asking(
 ):
     monkeypatch.setattr(listening, "SAFETY", 0.2)
     scene = Scene(on_postgres, pauses, policy=Policy()).wait_for(Listening.YES)
-    with psycopg.connect(postgres_url, autocommit=True) as other:
+    with psycopg.connect(postgres_url) as other:  # in one transaction: the waiter asks meanwhile
         other.execute("ALTER TABLE idempotent_record RENAME COLUMN waited_for TO noted")
         other.execute("ALTER TABLE idempotent_record ADD COLUMN waited_for boolean DEFAULT false")
         other.execute("ALTER TABLE idempotent_record ALTER COLUMN noted DROP NOT NULL")
