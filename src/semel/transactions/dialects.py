@@ -20,15 +20,15 @@ from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.postgres.schema import Schema
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
-from semel.stores.sql.sqlite import AsyncSQLiteStore, FileSource, GivenSource, SQLiteStore
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.verbs import Statement, Verb
 from semel.transactions.drivers import SQLiteLink
 from semel.transactions.links import Records, command, question
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # its driver, where it needs one, is there
     from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
     from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
+    from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 
 # --- SQLite -------------------------------------------------------------------------------
 
@@ -37,11 +37,9 @@ _DATABASES: Final = question("PRAGMA database_list")
 
 def sqlite_records(store: SQLiteStore | AsyncSQLiteStore, table: str | None) -> SQLiteRecords:
     """Return the records of a store, or those in another table of the same prefix."""
-    own: SQLiteTable = store._verbs._table  # type: ignore[attr-defined]
-    executor: Any = store._executor
+    own = store.table
     return SQLiteRecords(
-        own if table is None else SQLiteTable(table, own.prefix, own.clock),
-        _file_of(executor._session._source),
+        own if table is None else SQLiteTable(table, own.prefix, own.clock), _file_of(store)
     )
 
 
@@ -121,12 +119,12 @@ _NOWHERE: Final = ""
 """What SQLite names as the file of a database in memory."""
 
 
-def _file_of(source: FileSource | GivenSource) -> str:
+def _file_of(store: SQLiteStore | AsyncSQLiteStore) -> str:
     """Name the store's file, if it has one and it is known."""
-    if isinstance(source, FileSource):
-        return source.place
+    if store.path is not None:
+        return store.path
     try:
-        (main, *_) = SQLiteLink(source._connection).execute(_DATABASES).rows
+        (main, *_) = SQLiteLink(store.connection).execute(_DATABASES).rows
     except sqlite3.ProgrammingError:  # another thread's connection, which cannot be asked
         return _NOWHERE
     file: str = main[2]
@@ -215,8 +213,9 @@ _SET_LOCK_WAIT: Final = "SET SESSION innodb_lock_wait_timeout = %s"
 
 def mysql_records(store: MySQLStore | AsyncMySQLStore, table: str | None) -> MySQLRecords:
     """Return the records of a store, or those in another table of the same prefix."""
-    own: MySQLTable = store._verbs._table  # type: ignore[attr-defined]
-    return MySQLRecords(_LockingTable(table or own.name, own.prefix, own._own), store._database)
+    own = store.table
+    locking = _LockingTable(table or own.name, own.prefix, own.own_columns)
+    return MySQLRecords(locking, store.database)
 
 
 class _LockingTable(MySQLTable):

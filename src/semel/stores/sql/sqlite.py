@@ -93,7 +93,9 @@ class SQLiteStore(SQLStore):
     ) -> None:
         self.path: str | None = None
         """The file, absolute; None with a connection of the application."""
-        records = SQLiteTable(table, prefix, clock)
+        self.connection = connection
+        """The application's own, if one was given."""
+        self.table = records = SQLiteTable(table, prefix, clock)
         upkeep = None
         if connection is None and path is not None:
             file = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
@@ -104,20 +106,19 @@ class SQLiteStore(SQLStore):
             source = GivenSource(connection, records, timeout=timeout)
         else:
             raise ConfigError("an SQLite store takes a path or a connection, one of them")
-        self._records = records
         super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout), upkeep)
 
     def create_nothing(self) -> None:
         """From now on, raise ConfigError where a call would create the table."""
-        self._records.autocreate = False
+        self.table.autocreate = False
 
     def migrate(self) -> int:
         """Make the table, as any first call does too unless it is gone, and return its version."""
-        return self._run(Operation(self._records.made, peek=True))
+        return self._run(Operation(self.table.made, peek=True))
 
     def migration(self) -> str:
         """Write what makes the table in an empty file, for a person to read and run."""
-        return self._records.script()
+        return self.table.script()
 
 
 class AsyncSQLiteStore(AsyncSQLStore):
@@ -125,6 +126,8 @@ class AsyncSQLiteStore(AsyncSQLStore):
 
     The arguments are those of `SQLiteStore`, but for `connection`.
     """
+
+    connection: None = None
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class AsyncSQLiteStore(AsyncSQLStore):
         trace: Trace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        records = SQLiteTable(table, prefix, clock)
+        self.table = records = SQLiteTable(table, prefix, clock)
         source = FileSource(path, records, timeout=timeout, synchronous=synchronous, trace=trace)
         self.path = source.place
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)

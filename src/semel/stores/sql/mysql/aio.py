@@ -89,10 +89,10 @@ class AsyncMySQLStore(AsyncSQLStore):
         **options: Unpack[Options],
     ) -> None:
         setup = set_up(url, connect, tasks.connector, timeout, **options)
-        table = MySQLTable(setup.table, prefix, setup.columns)
-        self._schema = Schema(table.name, setup.timeout, autocreate=setup.autocreate)
-        self._mysql_verbs = MySQLVerbs(table)
-        self._database = setup.database
+        self.table = MySQLTable(setup.table, prefix, setup.columns)
+        self._schema = Schema(self.table.name, setup.timeout, autocreate=setup.autocreate)
+        self._mysql_verbs = MySQLVerbs(self.table)
+        self.database = setup.database
 
         def executor(size: int, *, waits_for_locks: bool = False) -> Executor:
             pool = Pool(

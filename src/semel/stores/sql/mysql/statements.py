@@ -75,8 +75,8 @@ class MySQLTable:
         self.quoted = quoted(name)
         """The name as it stands in statements."""
         self.prefix = prefix
-        self._own = _checked(own)
-        self.own_names = tuple(map(quoted, self._own))
+        self.own_columns = _checked(own)
+        self.own_names = tuple(map(quoted, self.own_columns))
         """The application's own columns, as they stand in statements."""
         self._salt = f"{len(prefix)}:{prefix}:".encode()
         self._read = (
@@ -123,11 +123,11 @@ class MySQLTable:
 
     def filled(self, ask: ClaimRequest) -> dict[str, Any]:
         """Return the application's own columns, as this claim fills them."""
-        return own_values(self._own, ask)
+        return own_values(self.own_columns, ask)
 
     def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
         """Return the same columns for a mark; none, if their functions cannot."""
-        return own_values_of_mark(self._own, ask)
+        return own_values_of_mark(self.own_columns, ask)
 
     def _names(self, identity: Identity) -> tuple[object, ...]:
         return (self.digest(identity), self.prefix, identity.key, identity.scope)
