@@ -508,7 +508,7 @@ def shared(trace: Trace, *, raising: bool) -> tuple[object, int]:
 def test_a_task_struck_while_it_tells_the_others_leaves_none_of_them_waiting(
     monkeypatch, kind, raising
 ):
-    monkeypatch.setattr(tasks, "LOOK", 0.05)
+    monkeypatch.setattr(tasks, "CHECK_EVERY", 0.05)
     listed = Trace()
     assert shared(listed, raising=raising) == ("first", 1 + raising)
     steps = [step for step in listed.steps if step[0] in TELLING]
