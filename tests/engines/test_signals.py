@@ -408,8 +408,8 @@ def pools_of(idem: Idempotency) -> list[Any]:
     store: Any = idem.internals.store
     if hasattr(store, "_postgres"):
         return [store._postgres._source, store._renewals._source]
-    together = store._together
-    return [each._pool for each in (store._mysql, together._batches, together._renewals)]
+    batches = store._batches
+    return [each._pool for each in (store._mysql, batches._batches, batches._renewals)]
 
 
 def check_every_place_is_free(idem: Idempotency) -> None:

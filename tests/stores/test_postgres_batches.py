@@ -139,7 +139,7 @@ def test_batching_is_on_or_off(kind):
 # --- how they are planned ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["renew", "adopt", "complete_together", "renew_together"])
+@pytest.mark.parametrize("verb", ["renew", "adopt", "complete_batch", "renew_batch"])
 def test_no_verb_about_some_records_reads_the_index_of_all_that_run(postgres_url, verb):
     """Where few run, that index is small and the planner takes it; then thousands do."""
     store = PostgresStore(postgres_url)
@@ -148,7 +148,7 @@ def test_no_verb_about_some_records_reads_the_index_of_all_that_run(postgres_url
         store.claim_many([ask(key) for key in keys])
         store.complete_many([complete(key) for key in keys])
     one = complete("k") if verb.startswith("complete") else renew("k")
-    operation = getattr(store._postgres_verbs, verb)([one] if "together" in verb else one)
+    operation = getattr(store._postgres_verbs, verb)([one] if "batch" in verb else one)
     statement = next(operation.start())
     store.close()
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -166,8 +166,8 @@ def test_a_plan_that_is_made_while_the_table_is_empty_serves_a_full_one(postgres
     migrate(postgres_url)
     store = PostgresStore(postgres_url)
     one = {"claim": ask, "complete": complete, "renew": renew}[verb]("k")
-    together = getattr(store._postgres_verbs, f"{verb}_together")
-    statement = next(together([one]).start())
+    batch = getattr(store._postgres_verbs, f"{verb}_batch")
+    statement = next(batch([one]).start())
     with store._postgres._source.lend(Deadline(5.0)) as session:
         connection = session.bounded
         connection.execute("SET plan_cache_mode = force_generic_plan")
@@ -367,7 +367,7 @@ async def test_tasks_that_wait_for_a_key_are_noted_although_they_ask_in_a_batch(
 
 def test_a_member_that_was_inserted_by_another_while_the_statement_ran_is_asked_for_alone():
     store = PostgresStore("postgresql://u@127.0.0.1:1/db")
-    steps = store._postgres_verbs.claim_together([ask("a"), ask("b")]).start()
+    steps = store._postgres_verbs.claim_batch([ask("a"), ask("b")]).start()
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(Reply([], 0))

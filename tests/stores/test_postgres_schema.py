@@ -309,3 +309,17 @@ def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(po
                         too.migrate()
                     reply = session.execute(statement)
         assert answer is (asked == 0)
+
+
+@kinds
+def test_a_store_of_either_kind_tells_what_is_at_risk_and_can_be_kept_from_making_its_table(
+    postgres_url, kind
+):
+    with driven(kind, postgres_url) as store:
+        store._store.create_nothing()
+        with pytest.raises(ConfigError, match="autocreate"):
+            store.counts()
+        migrate(postgres_url)
+        risks = store._finish(store._store.diagnose())
+        assert all(" is off: " in risk for risk in risks)
+        assert any("fsync" in risk for risk in risks), "the server of the tests flushes nothing"

@@ -14,7 +14,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from semel.core.records import Claimed, Finished, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, psycopg_sessions
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.errors import Deadline
 from servers.postgres import pgbouncer, postgres_server
 from stores.postgres_given import blocking, driven, in_threads, migrate, rows, transaction
@@ -291,7 +291,8 @@ def test_connections_that_nobody_needs_any_more_are_closed(postgres_url, kind, m
     with driven(kind, postgres_url, min_size=1, max_size=4) as store:
         store.race([ask("k", b"%d" % number) for number in range(12)])
         assert sessions(postgres_url) > 1
-        monkeypatch.setattr(psycopg_sessions, "MOST_IDLE", 0.0)
+        for module in ("aio_pool", "pool"):
+            monkeypatch.setattr(f"semel.stores.sql.postgres.{module}.MOST_IDLE", 0.0)
         store.counts()
         wait_until(lambda: sessions(postgres_url) == 1)
 

@@ -7,7 +7,7 @@ knows every case. The members must be different identities.
 
 No member waits for an open transaction that holds its record (the advisory lock of
 `semel.transactions`): the lock is only tried. It is shared, so that batches do not keep each other
-out. Locks of others, which we know nothing of, are waited for a moment (`:patience`).
+out. Locks of others, which we know nothing of, are waited for a moment (`:lock_wait`).
 
 A digest travels as bytes: drivers are several times quicker with those than with UUIDs.
 """
@@ -15,7 +15,7 @@ A digest travels as bytes: drivers are several times quicker with those than wit
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -26,11 +26,13 @@ from semel.core.records import (
     Claimed,
     ClaimRequest,
     CompleteRequest,
+    Identity,
     RenewRequest,
     State,
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, Request
+from semel.stores.sql.batch import each_its_own, in_order
 from semel.stores.sql.errors import ASK_AGAIN_AFTER
 from semel.stores.sql.postgres.errors import concerns_all
 from semel.stores.sql.postgres.statements import (
@@ -64,7 +66,7 @@ class BatchStatements:
         self.renew = Query(_renew(table), writes=True)
 
 
-_BOUNDED = "(SELECT set_config('lock_timeout', :patience::text, true)) AS bounded"
+_BOUNDED = "(SELECT set_config('lock_timeout', :lock_wait::text, true)) AS bounded"
 _NEW_DIGEST = "encode(ask_digest, 'hex')::uuid AS new_digest"
 _FREE = "pg_try_advisory_xact_lock_shared(ask_lock)"
 _LOCKING = f"""
@@ -162,10 +164,9 @@ def _renew(table: str) -> str:
 # --- the verbs --------------------------------------------------------------------------------
 
 
-A = TypeVar("A", bound=Request)
 T = TypeVar("T")
 
-MOST_TOGETHER: Final = 512
+BATCH_LIMIT: Final = 512
 """Members of one statement. Each holds an advisory lock until the commit, and a server has room for
 some thousands of those, for all its sessions."""
 
@@ -181,12 +182,12 @@ class PostgresBatchVerbs(PostgresVerbs):
         prefix: str,
         columns: OwnColumns,
         waiting: Container[UUID],
-        patience: float,
+        lock_wait: float,
     ) -> None:
-        """`patience`: how long a batch may wait for a lock that is no transaction of ours."""
+        """`lock_wait`: how long a batch may wait for a lock that is no transaction of ours."""
         super().__init__(table, prefix, columns, waiting)
         self._batches = BatchStatements(table)
-        self._patience = f"{max(1, round(patience * 1000))}ms"
+        self._lock_wait = f"{max(1, round(lock_wait * 1000))}ms"
 
     @property
     def has_own_columns(self) -> bool:
@@ -194,32 +195,23 @@ class PostgresBatchVerbs(PostgresVerbs):
         return bool(self._table.columns)
 
     @operation(peek=False)
-    def claim_together(
-        self, asks: Sequence[ClaimRequest]
-    ) -> Verb[list[Claim | StoreError | Alone]]:
+    def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[list[Claim | StoreError | Alone]]:
         """Claim what is new, and judge what is there."""
-        digests, ordered = self._in_order(asks)
+        ordered = in_order(asks, self.short_digest)
         reply = yield self._batches.claim(
-            **self._named_together(digests, ordered),
+            **self._named(ordered),
             prefix=self._table.prefix,
-            fingerprints=[ask.fingerprint for ask in ordered],
-            owners=[ask.owner for ask in ordered],
-            leases=[ask.lease for ask in ordered],
-            holds=[ask.hold for ask in ordered],
+            fingerprints=[ask.fingerprint for ask in ordered.values()],
+            owners=[ask.owner for ask in ordered.values()],
+            leases=[ask.lease for ask in ordered.values()],
+            holds=[ask.hold for ask in ordered.values()],
         )
-        told = {row[1]: row for row in reply.rows}
-        answers = {
-            ask.identity: self._answer(ask, digest, told.get(digest))
-            for digest, ask in zip(digests, ordered, strict=True)
-        }
-        return [answers[ask.identity] for ask in asks]
+        # Of a member that was inserted by another one while the statement ran, no row tells.
+        answers = {(ask := ordered[row[1]]).identity: self._answer(ask, row) for row in reply.rows}
+        return each_its_own(answers, asks)
 
-    def _answer(
-        self, ask: ClaimRequest, digest: bytes, told: Row | None
-    ) -> Claim | StoreError | Alone:
-        if told is None:
-            return ALONE  # another one was inserted while the statement ran
-        seen, _, waited_for, *row = told
+    def _answer(self, ask: ClaimRequest, told: Row) -> Claim | StoreError | Alone:
+        seen, digest, waited_for, *row = told
         if seen == Seen.WRITTEN:
             return Claimed(1, row[-1])
         if seen == Seen.LOCKED:
@@ -236,75 +228,57 @@ class PostgresBatchVerbs(PostgresVerbs):
         return answer
 
     @operation(peek=False)
-    def complete_together(
+    def complete_batch(
         self, asks: Sequence[CompleteRequest]
     ) -> Verb[list[bool | StoreError | Alone]]:
         """Store the success of attempts that run."""
-        digests, ordered = self._in_order(asks)
-        results = [ask.result.data for ask in ordered]
-        check_size(sum(map(len, results)))  # too much together, each is asked for alone
+        ordered = in_order(asks, self.short_digest)
+        results = [ask.result.data for ask in ordered.values()]
+        check_size(sum(map(len, results)))  # too much for one batch, each is asked for alone
         reply = yield self._batches.complete(
-            **self._named_together(digests, ordered),
-            owners=[ask.owner for ask in ordered],
+            **self._named(ordered),
+            owners=[ask.owner for ask in ordered.values()],
             results=results,
-            codecs=[ask.result.codec for ask in ordered],
-            ttls=[ask.ttl for ask in ordered],
+            codecs=[ask.result.codec for ask in ordered.values()],
+            ttls=[ask.ttl for ask in ordered.values()],
         )
-        ended = {row[0] for row in reply.rows}
-        done = {
-            ask.identity for digest, ask in zip(digests, ordered, strict=True) if digest in ended
+        ended: dict[Identity, bool | StoreError] = {
+            ordered[row[0]].identity: True for row in reply.rows
         }
-        return [True if ask.identity in done else ALONE for ask in asks]
+        return each_its_own(ended, asks)
 
     @operation(peek=False)
-    def renew_together(self, asks: Sequence[RenewRequest]) -> Verb[list[bool | StoreError]]:
+    def renew_batch(self, asks: Sequence[RenewRequest]) -> Verb[list[bool | StoreError]]:
         """Extend leases. What an open transaction has is not waited for, for the others' sake."""
-        digests, ordered = self._in_order(asks)
+        ordered = in_order(asks, self.short_digest)
         reply = yield self._batches.renew(
-            **self._named_together(digests, ordered),
-            owners=[ask.owner for ask in ordered],
-            leases=[ask.lease for ask in ordered],
+            **self._named(ordered),
+            owners=[ask.owner for ask in ordered.values()],
+            leases=[ask.lease for ask in ordered.values()],
         )
-        told: dict[bytes, bool] = dict(reply.rows)
-        answers = {
-            ask.identity: told.get(digest) for digest, ask in zip(digests, ordered, strict=True)
+        answers: dict[Identity, bool | StoreError] = {
+            ordered[digest].identity: renewed or StoreUnavailable(LOCKED)
+            for digest, renewed in reply.rows
         }
-        return [
-            StoreUnavailable(LOCKED)
-            if (renewed := answers[ask.identity]) is False
-            else renewed is True
-            for ask in asks
-        ]
+        return [answers.get(ask.identity, False) for ask in asks]
 
-    def _in_order(self, asks: Sequence[A]) -> tuple[list[bytes], list[A]]:
-        """Sort by digest, the one order for everybody: two batches then never deadlock."""
-        by_digest = {self.short_digest(ask.identity): ask for ask in asks}
-        digests = sorted(by_digest)
-        return digests, [by_digest[digest] for digest in digests]
-
-    def _named_together(self, digests: list[bytes], asks: Sequence[Request]) -> dict[str, Any]:
+    def _named(self, ordered: Mapping[bytes, Request]) -> dict[str, Any]:
         return {
-            "digests": digests,
-            "keys": [ask.identity.key for ask in asks],
-            "scopes": [ask.identity.scope for ask in asks],
-            "locks": [lock_number(digest) for digest in digests],
-            "patience": self._patience,
+            "digests": [*ordered],
+            "keys": [ask.identity.key for ask in ordered.values()],
+            "scopes": [ask.identity.scope for ask in ordered.values()],
+            "locks": [lock_number(digest) for digest in ordered],
+            "lock_wait": self._lock_wait,
         }
 
 
-def each_its_own(outcome: list[T] | Exception, count: int) -> list[T | StoreError | Alone]:
+def answers_of(outcome: list[T] | Exception, count: int) -> list[T | StoreError | Alone]:
     """Turn the outcome of a batch into one for each of its members."""
     if isinstance(outcome, StoreUnavailable) and concerns_all(outcome):
         return [StoreUnavailable(*outcome.args) for _ in range(count)]
     if isinstance(outcome, Exception):
         return [ALONE] * count  # the member that it belongs to meets it again
     return [*outcome]
-
-
-def parts(asks: Sequence[A]) -> Iterator[Sequence[A]]:
-    """Part what is too much for one statement."""
-    for start in range(0, len(asks), MOST_TOGETHER):
-        yield asks[start : start + MOST_TOGETHER]
 
 
 def lock_number(digest: bytes) -> int:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import psycopg
 from psycopg_pool import ConnectionPool
@@ -28,13 +28,17 @@ from semel.stores.sql.postgres.psycopg_sessions import (
     PsycopgSession,
     check_idle,
     check_process,
-    exhausted,
-    is_old,
-    just_used,
     leave_alone,
 )
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.verbs import Reply, Statement
+
+MOST_IDLE: Final = 300.0
+"""Seconds after which an unused connection is one too many."""
+
+MOMENT: Final = 0.05
+"""Seconds for which a connection that answered is taken to be alive; if it died since, the
+statement is sent again."""
 
 
 class Session(Protocol):
@@ -127,7 +131,10 @@ class OwnPool:
         try:
             seat = self._seats.get(timeout=deadline.left)
         except Empty:
-            raise exhausted(self._settings) from None
+            raise StoreUnavailable(
+                f"all {self._settings.max_size} connections to {self.place} stayed in use; nothing "
+                "was sent. Raise max_size, or look for what holds them"
+            ) from None
         try:
             session = self._take() or self._connect(self._settings, deadline)
         except BaseException:
@@ -164,7 +171,10 @@ class OwnPool:
             session.idle_since = time.monotonic()
             self._free.append(session)
             with suppress(IndexError):
-                while len(self._free) > self._settings.min_size and is_old(self._free[0]):
+                oldest = session.idle_since - MOST_IDLE
+                while len(self._free) > self._settings.min_size and (
+                    self._free[0].idle_since < oldest
+                ):
                     self._free.popleft().close()
         finally:
             self._seats.give(seat)
@@ -182,7 +192,7 @@ class OwnPool:
         with suppress(IndexError):  # none is left, or another caller was faster
             while True:
                 session = self._free.pop()
-                if just_used(session) or not session.dead:
+                if time.monotonic() - session.idle_since < MOMENT or not session.dead:
                     return session
                 session.close()
         return None

@@ -40,12 +40,6 @@ out (the last is ours), so that the error names the cause."""
 BATCH_LOCK_SHARE: Final = 0.1
 """Less for a batch, so that one member's lock does not make all the others wait."""
 
-MOST_IDLE: Final = 300.0
-"""Seconds after which an unused connection is one too many."""
-
-MOMENT: Final = 0.05
-"""Seconds for which a connection that answered is taken to be alive."""
-
 CONFIGURE: Final = (
     "SELECT set_config('lock_timeout', $1, false), set_config('statement_timeout', $2, false), "
     "set_config('default_transaction_isolation', 'read committed', false), "
@@ -282,34 +276,12 @@ async def async_execute(connection: AsyncConnection, statement: Statement) -> Re
 # --- what is checked before a connection is lent -----------------------------------------------
 
 
-class _Idle(Protocol):
-    idle_since: float
-
-
 _left_alone: list[object] = []
 
 
 def leave_alone(connections: object) -> None:
     """Keep the parent's connections for ever: they are not ours to close."""
     _left_alone.append(connections)
-
-
-def exhausted(settings: Settings) -> StoreUnavailable:
-    """Tell that all connections stayed in use."""
-    return StoreUnavailable(
-        f"all {settings.max_size} connections to {settings.place} stayed in use; nothing was sent. "
-        "Raise max_size, or look for what holds them"
-    )
-
-
-def is_old(session: _Idle) -> bool:
-    """Whether nobody needed the connection for long."""
-    return time.monotonic() - session.idle_since > MOST_IDLE
-
-
-def just_used(session: _Idle) -> bool:
-    """Whether it answered a moment ago; if it died since, the statement is sent again."""
-    return time.monotonic() - session.idle_since < MOMENT
 
 
 def check_process(opened_by: int) -> None:

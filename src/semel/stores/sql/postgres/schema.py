@@ -180,7 +180,7 @@ def _change(sql: str) -> Statement:
     return Statement(sql, (), writes=True)
 
 
-# --- The parts that the stores for threads and for asyncio are made of alike --------------
+# --- what a store is given ----------------------------------------------------------------------
 
 
 def make_schema(

@@ -27,7 +27,7 @@ from semel.stores.listening import Watch
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.batch import all_differ, filled_in, left_open
 from semel.stores.sql.postgres import threads
-from semel.stores.sql.postgres.batch import PostgresBatchVerbs, each_its_own, parts
+from semel.stores.sql.postgres.batch import BATCH_LIMIT, PostgresBatchVerbs, answers_of
 from semel.stores.sql.postgres.errors import (
     DRIVER_ERRORS,
     Deadline,
@@ -201,29 +201,30 @@ class Batches:
         """`claim` for each."""
         if self._verbs.has_own_columns:  # their types are the application's: no array has them
             return [ALONE] * len(asks)
-        return self._sent(self._executor, self._verbs.claim_together, asks)
+        return self._sent(self._executor, self._verbs.claim_batch, asks)
 
     def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
         """`complete` for each."""
-        return self._sent(self._executor, self._verbs.complete_together, asks)
+        return self._sent(self._executor, self._verbs.complete_batch, asks)
 
     def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError | Alone]:
         """`renew` for each, unless one is to be parked."""
         if any(ask.lease <= 0 for ask in asks):
             return [ALONE] * len(asks)
-        return self._sent(self._renewals, self._verbs.renew_together, asks)
+        return self._sent(self._renewals, self._verbs.renew_batch, asks)
 
     def _sent(
         self,
         executor: Executor,
-        together: Callable[[Sequence[Any]], Operation[list[Any]]],
+        batch: Callable[[Sequence[Any]], Operation[list[Any]]],
         asks: Sequence[Any],
     ) -> list[Any]:
         if not asks or not all_differ(asks):
             return [ALONE] * len(asks)
         answers: list[Any] = []
-        for part in parts(asks):
-            answers += each_its_own(executor.run([together(part)])[0], len(part))
+        for start in range(0, len(asks), BATCH_LIMIT):
+            part = asks[start : start + BATCH_LIMIT]
+            answers += answers_of(executor.run([batch(part)])[0], len(part))
         return answers
 
 
