@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextvars import Context, ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, Self
@@ -296,7 +296,15 @@ class Proxy(AsyncStore):
 
     async def send(self, requests):
         """One after the other, as a store that has no batches."""
-        return [await _answered(self._answer(request)) for request in requests]
+        SENT.set(self.wires.loop.now)
+        try:
+            answers = [await _answered(self._answer(request)) for request in requests]
+        finally:
+            SENT.set(None)
+        for request in requests:  # their sender knows of none before it knows of all
+            told = self.wires.delivered[getattr(request, "owner", None)]
+            told[-1] = replace(told[-1], at=self.wires.loop.now)
+        return answers
 
     async def close(self):
         pass
