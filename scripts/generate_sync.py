@@ -139,7 +139,7 @@ MODULES = {
 } | {
     "asyncio": "time",
     "redis.asyncio": "redis",
-    "semel.stores.loops": "semel.stores.places",
+    "semel.stores.loops": "semel.stores.forking",
 }
 """Where the generated modules, and what exists for both kinds, are imported from."""
 

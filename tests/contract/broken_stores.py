@@ -301,7 +301,7 @@ class AdoptForgetsTheHold(BrokenListing):
     def on_adopt(self, ask):
         record = self.lawful(ask)
         if record is not None:
-            self._shelf.place(replace(record, hold=False))
+            self._records.place(replace(record, hold=False))
         return record
 
 

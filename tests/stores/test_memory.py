@@ -19,8 +19,7 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError, StoreFull
 from semel.stores import registry
-from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from semel.stores.memory.shelf import SLACK
+from semel.stores.memory import SLACK, AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock
 from stores.sqlite_helpers import in_a_fork
 
@@ -145,7 +144,7 @@ def test_memory_shrinks_again_after_a_burst(clock):
     clock.advance(1.0)
     for key in range(100, 150):
         finish(store, key, ttl=1000.0)
-    assert len(store._shelf) == 50
+    assert len(store._records) == 50
 
 
 def test_a_key_forgotten_and_claimed_in_a_loop_takes_no_more_memory(clock):
@@ -153,8 +152,8 @@ def test_a_key_forgotten_and_claimed_in_a_loop_takes_no_more_memory(clock):
     for _ in range(3 * SLACK):
         store.claim(ask(1))
         store.forget(identity(1))
-    assert len(store._shelf) == 0
-    assert len(store._shelf._agenda) <= SLACK + 2
+    assert len(store._records) == 0
+    assert len(store._records._agenda) <= SLACK + 2
 
 
 def test_one_of_many_threads_gets_the_claim():

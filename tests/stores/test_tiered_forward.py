@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from semel.core.records import Busy, Claimed, Finished, Mismatch
 from semel.errors import StoreUnavailable
 from semel.stores.redis.commands import script
-from semel.stores.tiered import calls as timing
-from semel.stores.tiered.calls import Calls
-from semel.stores.tiered.entries import Kind
+from semel.stores.tiered import entries as timing
+from semel.stores.tiered.entries import Calls, Kind
 from stores.tiered_given import (
     ANNA,
     BERT,

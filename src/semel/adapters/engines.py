@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
+from semel.stores.forking import Places
 from semel.stores.loops import running_loop
-from semel.stores.places import Places
 from semel.sync import Idempotency
 
 LARGE_AT_ONCE: Final = 8

@@ -1,4 +1,7 @@
-"""Reads what a store URL holds besides its address: options, checked and named when wrong."""
+"""Reads what a store is given as text: options of its URL, numbers, cursors of its listings.
+
+What is wrong is named, before anything is connected.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
+
+from semel.core.records import Identity
 from semel.errors import ConfigError
 
 _BESIDE_EVERY_URL: Final = {
@@ -156,3 +162,19 @@ def switch(name: str, value: object) -> bool:
     if read is None:
         raise ConfigError(f"{name} is on or off, not {value!r}")
     return read
+
+
+# --- cursors of listings: records are listed by key, then by scope ------------------------
+
+
+def cursor_after(identity: Identity) -> str:
+    """Name the place where a page that ends with `identity` goes on."""
+    return msgspec.json.encode((identity.key, identity.scope)).decode()
+
+
+def position(cursor: str) -> tuple[str, str]:
+    """Read the (key, scope) that a cursor stands for."""
+    try:
+        return msgspec.json.decode(cursor, type=tuple[str, str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{cursor!r} is not the cursor of a page") from error

@@ -9,8 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from semel.core.optional import Needed
-from semel.testing.clock import FakeClock
-from semel.testing.driver import StoreDriver
+from semel.testing.driver import FakeClock, StoreDriver
 from semel.testing.faults import (
     AsyncFaultyStore,
     Call,

@@ -1,4 +1,4 @@
-"""Drives a store of either kind by plain calls, so that one test text proves both.
+"""Drives a store of either kind, and its clock, by plain calls, so that one test text proves both.
 
 A store for threads is called as it is. The answers of a store for asyncio are awaited on one event
 loop that belongs to the driver: such a store is bound to the loop that first used it.
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
+from semel.core.policy import Duration, seconds
 from semel.core.records import Request
 from semel.errors import StoreError
 from semel.stores.base import AsyncStore, Store
@@ -83,3 +84,38 @@ class StoreDriver(Store):
 
 async def _awaited(answer: Awaitable[T]) -> T:
     return await answer
+
+
+START = 1_700_000_000.0
+"""An ordinary moment, so that fences and dates look as they do in production."""
+
+
+class FakeClock:
+    """Seconds from `start` on that pass by `advance` alone: `MemoryStore(clock=FakeClock())`.
+
+    Examples:
+        >>> clock = FakeClock(start=1000.0)
+        >>> clock.advance(by=60)
+        >>> clock()
+        1060.0
+    """
+
+    def __init__(self, start: float = START) -> None:
+        self._now = start
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self._now
+
+    def advance(self, by: Duration) -> None:
+        """Let time pass, `by` so many seconds, or a timedelta."""
+        self._move(seconds("the time that passes", by, zero=True))
+
+    def set_back(self, by: Duration) -> None:
+        """Let the clock go wrong, as when somebody sets it back `by` so many seconds."""
+        self._move(-seconds("what the clock is set back by", by))
+
+    def _move(self, by: float) -> None:
+        with self._lock:
+            self._now += by

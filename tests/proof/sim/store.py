@@ -296,14 +296,19 @@ class Proxy(AsyncStore):
 
     async def send(self, requests):
         """One after the other, as a store that has no batches."""
-        SENT.set(self.wires.loop.now)
+        loop, sent = self.wires.loop, self.wires.loop.now
+        SENT.set(sent)
         try:
             answers = [await _answered(self._answer(request)) for request in requests]
         finally:
             SENT.set(None)
         for request in requests:  # their sender knows of none before it knows of all
             told = self.wires.delivered[getattr(request, "owner", None)]
-            told[-1] = replace(told[-1], at=self.wires.loop.now)
+            verb = VERBS[type(request)]
+            told[:] = [
+                replace(each, at=loop.now) if (each.sent, each.verb) == (sent, verb) else each
+                for each in told
+            ]
         return answers
 
     async def close(self):

@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.places import Place, Places
+from semel.stores.forking import Place, Places
 from semel.stores.redis.clients import clients_of
 from semel.stores.redis.commands import Command, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated

@@ -16,7 +16,7 @@ import msgspec
 from semel.core.records import Encoded, Identity, Record, State
 from semel.errors import ConfigError, RecordUnreadable
 from semel.stores.base import Page
-from semel.stores.paging import cursor_after
+from semel.stores.urls import cursor_after
 
 FORMAT = 1
 """Version of the row's content; rows of a newer version are refused, not guessed at."""

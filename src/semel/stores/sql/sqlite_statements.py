@@ -43,7 +43,6 @@ from semel.core.records import (
 from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.batching import ALONE, Alone
-from semel.stores.paging import position
 from semel.stores.sql.rows import (
     COLUMNS,
     FORMAT,
@@ -60,7 +59,7 @@ from semel.stores.sql.rows import (
 )
 from semel.stores.sql.schema import VERSIONS
 from semel.stores.sql.verbs import Joint, Operation, Statement, Verb, operation
-from semel.stores.urls import whole_number
+from semel.stores.urls import position, whole_number
 
 
 def create(table: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from semel.errors import RecordUnreadable, StoreError, StoreFull
-from semel.stores.tiered.locks import ForkSafeLock
+from semel.stores.forking import ForkSafeLock
 
 log = logging.getLogger(__name__)
 

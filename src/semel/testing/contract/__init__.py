@@ -11,19 +11,16 @@ fixture `sleep` too (`return clock.advance`). Capabilities it does not offer are
 
 from __future__ import annotations
 
-from semel.testing.contract.batching import BatchingContract
-from semel.testing.contract.claims import ClaimContract
-from semel.testing.contract.holding import HoldContract
-from semel.testing.contract.identities import IdentityContract
-from semel.testing.contract.judging import JudgingContract
-from semel.testing.contract.marks import MarkContract
-from semel.testing.contract.outcomes import OutcomeContract
-from semel.testing.contract.ownership import OwnershipContract
-from semel.testing.contract.repairing import RepairContract
-from semel.testing.contract.replacing import ReplaceContract
-from semel.testing.contract.retention import RetentionContract
-from semel.testing.contract.scanning import ScanContract
-from semel.testing.contract.values import ValueContract
+from semel.testing.contract.batches import BatchingContract
+from semel.testing.contract.claims import ClaimContract, JudgingContract, ReplaceContract
+from semel.testing.contract.operators import RepairContract, ScanContract
+from semel.testing.contract.ownership import HoldContract, OutcomeContract, OwnershipContract
+from semel.testing.contract.records import (
+    IdentityContract,
+    MarkContract,
+    RetentionContract,
+    ValueContract,
+)
 
 __all__ = ["StoreContract"]
 

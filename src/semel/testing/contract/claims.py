@@ -1,4 +1,4 @@
-"""The contract of `claim`: each answer in the state that it belongs to."""
+"""The contract of claims: each answer in the state that it belongs to, in the order of judging."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.core.records import Busy, Claimed, Exhausted, Finished, Mismatch, State
+from semel.core.records import (
+    FINGERPRINT_BYTES,
+    OWNER_BYTES,
+    SUPERSEDED_LIMIT,
+    Abandoned,
+    Busy,
+    Claimed,
+    Exhausted,
+    Finished,
+    Mismatch,
+    State,
+)
 from semel.testing.contract.given import (
     ANNA,
     BERT,
@@ -289,3 +300,220 @@ class ClaimContract(StoreUnderTest):
         claim = driven.claim(ask(BERT, BLUE))
         assert isinstance(claim, Claimed)
         assert claim.number == 1
+
+
+# --- the order in which a claim is judged -------------------------------------------------
+
+
+class JudgingContract(StoreUnderTest):
+    """Own, ended, mismatch, finished, busy, held, exhausted, claimed: the first that fits."""
+
+    def test_own_comes_before_mismatch(self, driven: StoreDriver) -> None:
+        first = driven.claim(ask(ANNA, RED))
+        assert driven.claim(ask(ANNA, BLUE)) == first
+        assert record_of(driven).fingerprint == RED
+
+    def test_own_comes_before_held_and_exhausted(self, driven: StoreDriver) -> None:
+        first = driven.claim(ask(ANNA, RED, hold=True))
+        park(driven)
+        assert driven.claim(ask(ANNA, RED, hold=True, max_attempts=1)) == first
+        assert record_of(driven).abandoned is False
+
+    def test_an_owner_whose_lease_passed_is_still_the_same_attempt(
+        self, driven: StoreDriver, sleep: Sleep
+    ) -> None:
+        first = driven.claim(ask(ANNA, lease=SHORT))
+        sleep(2 * SHORT)
+        assert driven.claim(ask(ANNA)) == first
+        assert isinstance(driven.claim(ask(BERT)), Busy)
+
+    def test_a_late_claim_of_an_owner_that_succeeded_is_finished(self, driven: StoreDriver) -> None:
+        succeed(driven, ANNA, RED)
+        for late in (ask(ANNA, RED), ask(ANNA, BLUE), ask(ANNA, BLUE, replace=True)):
+            claim = driven.claim(late)
+            assert isinstance(claim, Finished)
+            assert claim.outcome == RESULT
+
+    @pytest.mark.parametrize("retryable", [True, False])
+    def test_a_late_claim_of_an_owner_that_failed_is_finished(
+        self, driven: StoreDriver, *, retryable: bool
+    ) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven, retryable=retryable)
+        claim = driven.claim(ask(ANNA, RED))
+        assert isinstance(claim, Finished)
+        assert (claim.state, claim.outcome) == (State.FAILED, ERROR)
+        assert record_of(driven).state is State.FAILED
+
+    def test_an_owner_that_was_replaced_is_judged_like_anyone(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        park(driven)
+        driven.claim(ask(BERT, RED))
+        assert isinstance(driven.claim(ask(ANNA, RED)), Busy)
+        assert driven.claim(ask(ANNA, BLUE)) == Mismatch()
+        driven.complete(KEY, BERT, RESULT, LONG)
+        assert isinstance(driven.claim(ask(ANNA, RED)), Finished)
+
+    def test_mismatch_comes_before_finished(self, driven: StoreDriver) -> None:
+        succeed(driven, ANNA, RED)
+        assert driven.claim(ask(BERT, BLUE)) == Mismatch()
+        assert record_of(driven).outcome == RESULT
+
+    def test_mismatch_comes_before_a_final_failure(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven, retryable=False)
+        assert driven.claim(ask(BERT, BLUE)) == Mismatch()
+
+    def test_mismatch_comes_before_takeover(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        park(driven)
+        assert driven.claim(ask(BERT, BLUE)) == Mismatch()
+        assert record_of(driven).owner == ANNA
+
+    def test_mismatch_comes_before_held_and_exhausted(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED, hold=True))
+        park(driven)
+        assert driven.claim(ask(BERT, BLUE, hold=True, max_attempts=1)) == Mismatch()
+
+    def test_mismatch_comes_before_a_retry_that_would_be_allowed(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven, retryable=True, keep_fingerprint=True)
+        assert driven.claim(ask(BERT, BLUE)) == Mismatch()
+        assert isinstance(driven.claim(ask(BERT, RED)), Claimed)
+
+    def test_finished_comes_before_exhausted(self, driven: StoreDriver) -> None:
+        succeed(driven)
+        assert isinstance(driven.claim(ask(BERT, hold=True, max_attempts=1)), Finished)
+
+    def test_busy_comes_before_held_and_exhausted(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        assert isinstance(driven.claim(ask(BERT, hold=True, max_attempts=1)), Busy)
+
+    def test_held_comes_before_exhausted(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        park(driven)
+        assert driven.claim(ask(BERT, max_attempts=1)) == Abandoned(1)
+
+    def test_a_hold_does_not_matter_after_a_recorded_failure(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        fail(driven)
+        assert driven.claim(ask(BERT, hold=True, max_attempts=1)) == Exhausted(1)
+        assert isinstance(driven.claim(ask(BERT, hold=True)), Claimed)
+
+
+# --- a new payload takes the key, and the old ones stay out -------------------------------
+
+
+def payload(index: int) -> bytes:
+    """Make the fingerprint of the n-th payload."""
+    return index.to_bytes(FINGERPRINT_BYTES, "big")
+
+
+def replaced(driven: StoreDriver, count: int) -> None:
+    """Succeed with payload 0, then replace it `count` times."""
+    for index in range(count + 1):
+        owner = index.to_bytes(OWNER_BYTES, "big")
+        assert isinstance(driven.claim(ask(owner, payload(index), replace=True)), Claimed)
+        assert driven.complete(KEY, owner, RESULT, LONG)
+
+
+class ReplaceContract(StoreUnderTest):
+    """Loose payloads: the last one wins, but never over a running attempt."""
+
+    def test_a_new_payload_replaces_a_success(self, driven: StoreDriver) -> None:
+        succeed(driven, ANNA, RED)
+        claim = driven.claim(ask(BERT, BLUE, replace=True))
+        assert isinstance(claim, Claimed)
+        assert (claim.number, claim.takeover) == (1, False)
+        record = record_of(driven)
+        assert record.fingerprint == BLUE
+        assert record.superseded == (RED,)
+        assert record.outcome is None
+
+    def test_the_attempts_of_a_replaced_payload_do_not_count(self, driven: StoreDriver) -> None:
+        fences = []
+        for owner in (ANNA, BERT):
+            claim = driven.claim(ask(owner, RED))
+            assert isinstance(claim, Claimed)
+            fences.append(claim.fence)
+            fail(driven, owner)
+        limited = ask(CARL, BLUE, replace=True, max_attempts=1)
+        claim = driven.claim(limited)
+        assert isinstance(claim, Claimed)
+        assert claim.number == record_of(driven).number == 1
+        assert claim.fence > max(fences)
+        fail(driven, CARL)
+        late = ask(bytes(OWNER_BYTES), BLUE, replace=True, max_attempts=1)
+        assert driven.claim(late) == Exhausted(1)
+
+    def test_a_new_payload_replaces_a_final_failure(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven, retryable=False)
+        assert isinstance(driven.claim(ask(BERT, BLUE, replace=True)), Claimed)
+        assert record_of(driven).superseded == (RED,)
+
+    def test_the_same_payload_is_finished_not_replaced(self, driven: StoreDriver) -> None:
+        succeed(driven, ANNA, RED)
+        assert isinstance(driven.claim(ask(BERT, RED, replace=True)), Finished)
+        assert isinstance(driven.claim(ask(BERT, None, replace=True)), Finished)
+
+    def test_a_new_payload_never_interrupts_a_live_attempt(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        assert isinstance(driven.claim(ask(BERT, BLUE, replace=True)), Busy)
+        record = record_of(driven)
+        assert (record.owner, record.fingerprint) == (ANNA, RED)
+
+    def test_a_new_payload_takes_over_an_abandoned_attempt(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        park(driven)
+        claim = driven.claim(ask(BERT, BLUE, replace=True))
+        assert isinstance(claim, Claimed)
+        assert claim.takeover is True
+        assert record_of(driven).superseded == (RED,)
+
+    def test_a_new_payload_does_not_take_a_held_record(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED, hold=True))
+        park(driven)
+        assert driven.claim(ask(BERT, BLUE, replace=True)) == Abandoned(1)
+
+    def test_a_late_retry_of_the_replaced_payload_is_refused(self, driven: StoreDriver) -> None:
+        succeed(driven, ANNA, RED)
+        driven.claim(ask(BERT, BLUE, replace=True))
+        late = ask(CARL, RED, replace=True)
+        assert driven.claim(late) == Mismatch(superseded=True)
+        driven.complete(KEY, BERT, RESULT, LONG)
+        assert driven.claim(late) == Mismatch(superseded=True)
+        assert record_of(driven).fingerprint == BLUE
+
+    def test_a_strict_caller_is_not_told_superseded(self, driven: StoreDriver) -> None:
+        replaced(driven, 1)
+        assert driven.claim(ask(CARL, payload(0))) == Mismatch()
+
+    def test_a_replaced_payload_stays_refused_over_failures_and_takeovers(
+        self, driven: StoreDriver
+    ) -> None:
+        succeed(driven, ANNA, RED)
+        driven.claim(ask(BERT, BLUE, replace=True))
+        park(driven, BERT)
+        driven.claim(ask(CARL, BLUE, replace=True))
+        fail(driven, CARL, keep_fingerprint=False)
+        assert driven.claim(ask(ANNA, RED, replace=True)) == Mismatch(superseded=True)
+        assert record_of(driven).superseded == (RED,)
+
+    def test_the_last_replaced_payloads_are_remembered_in_order(self, driven: StoreDriver) -> None:
+        replaced(driven, SUPERSEDED_LIMIT)
+        remembered = tuple(payload(index) for index in range(SUPERSEDED_LIMIT))
+        assert record_of(driven).superseded == remembered
+
+    def test_a_payload_replaced_too_long_ago_is_new_again(self, driven: StoreDriver) -> None:
+        replaced(driven, SUPERSEDED_LIMIT + 1)
+        refused = ask(ANNA, payload(1), replace=True)
+        assert driven.claim(refused) == Mismatch(superseded=True)
+        assert isinstance(driven.claim(ask(ANNA, payload(0), replace=True)), Claimed)
+        assert len(record_of(driven).superseded) == SUPERSEDED_LIMIT
+
+    def test_an_owner_whose_success_was_replaced_cannot_write(self, driven: StoreDriver) -> None:
+        succeed(driven, ANNA, RED)
+        driven.claim(ask(BERT, BLUE, replace=True))
+        assert driven.complete(KEY, ANNA, RESULT, LONG) is False
+        assert record_of(driven).owner == BERT

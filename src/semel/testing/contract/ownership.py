@@ -1,14 +1,24 @@
-"""The contract of `complete`, `fail` and `renew`: who may write, and that a repeat is harmless."""
+"""The contract of an attempt: who may write, and what is kept of its end; repeats are harmless."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from semel.core.records import Busy, Claimed, CompleteRequest, Identity, Record, State
+from semel.core.records import (
+    Abandoned,
+    Busy,
+    Claimed,
+    CompleteRequest,
+    Finished,
+    Identity,
+    Record,
+    State,
+)
 from semel.testing.contract.given import (
     ANNA,
     BERT,
+    BLUE,
     CARL,
     ERROR,
     KEY,
@@ -227,3 +237,174 @@ class OwnershipContract(StoreUnderTest):
         park(driven)
         assert driven.renew(KEY, ANNA, LONG) is True
         assert isinstance(driven.claim(ask(CARL)), Busy)
+
+
+# --- a held record is not given away, whoever asks ----------------------------------------
+
+
+class HoldContract(StoreUnderTest):
+    """Held by the record or by the caller: nobody knows whether it happened."""
+
+    def test_an_abandoned_record_that_is_held_is_given_to_nobody(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        park(driven)
+        assert driven.claim(ask(BERT, hold=True)) == Abandoned(1)
+        assert record_of(driven).owner == ANNA
+
+    def test_a_caller_that_would_take_over_cannot_weaken_a_held_record(
+        self, driven: StoreDriver
+    ) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        park(driven)
+        assert driven.claim(ask(BERT, hold=False)) == Abandoned(1)
+        assert record_of(driven).hold is True
+
+    def test_a_caller_that_holds_does_not_take_over_a_record_that_does_not(
+        self, driven: StoreDriver
+    ) -> None:
+        driven.claim(ask(ANNA, hold=False))
+        park(driven)
+        assert driven.claim(ask(BERT, hold=True)) == Abandoned(1)
+        assert record_of(driven).owner == ANNA
+        assert isinstance(driven.claim(ask(CARL, hold=False)), Claimed)
+
+    def test_a_repeated_claim_does_not_weaken_its_own_hold(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        driven.claim(ask(ANNA, hold=False))
+        park(driven)
+        assert driven.claim(ask(BERT)) == Abandoned(1)
+
+    def test_a_renewed_attempt_stays_held(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        driven.renew(KEY, ANNA, LONG)
+        park(driven)
+        assert driven.claim(ask(BERT)) == Abandoned(1)
+
+    def test_a_held_record_outlives_its_lease_and_its_ttl(
+        self, driven: StoreDriver, sleep: Sleep
+    ) -> None:
+        driven.claim(ask(ANNA, hold=True, lease=SHORT, ttl=SHORT))
+        sleep(4 * SHORT)
+        assert driven.claim(ask(BERT)) == Abandoned(1)
+
+    def test_the_owner_of_a_held_record_may_still_end_it(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        park(driven)
+        assert driven.complete(KEY, ANNA, RESULT, LONG)
+        assert isinstance(driven.claim(ask(BERT, hold=True)), Finished)
+
+    def test_a_held_record_that_was_forgotten_is_free(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        park(driven)
+        assert driven.forget(KEY) is True
+        assert isinstance(driven.claim(ask(BERT, hold=True)), Claimed)
+
+    def test_each_claim_writes_its_own_hold(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        fail(driven)
+        driven.claim(ask(BERT, hold=False))
+        assert record_of(driven).hold is False
+        park(driven, BERT)
+        assert isinstance(driven.claim(ask(CARL)), Claimed)
+
+    def test_a_held_record_is_not_marked_as_done(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, hold=True))
+        park(driven)
+        assert driven.put(KEY, RESULT, LONG, owner=BERT) is False
+        assert driven.claim(ask(BERT)) == Abandoned(1)
+
+
+# --- what is kept of an ended attempt -----------------------------------------------------
+
+
+class OutcomeContract(StoreUnderTest):
+    """A success never changes; a failure says who may try again."""
+
+    def test_a_key_never_used_has_no_record(self, driven: StoreDriver) -> None:
+        assert driven.get(KEY) is None
+
+    def test_a_success_is_kept_with_all_that_is_known_of_it(
+        self, driven: StoreDriver, sleep: Sleep
+    ) -> None:
+        claim = driven.claim(ask(ANNA, RED))
+        claimed = record_of(driven)
+        sleep(SHORT)
+        assert driven.complete(KEY, ANNA, RESULT, LONG) is True
+        record = record_of(driven)
+        assert isinstance(claim, Claimed)
+        assert record.state is State.SUCCEEDED
+        assert record.owner == ANNA
+        assert record.fingerprint == RED
+        assert record.outcome == RESULT
+        assert record.retryable is False
+        assert (record.number, record.fence) == (claim.number, claim.fence)
+        assert record.lease_until is None
+        assert record.abandoned is False
+        assert record.created_at == claimed.created_at
+        assert record.updated_at > claimed.updated_at
+        assert record.now >= record.updated_at
+
+    def test_retention_starts_when_the_operation_ends(
+        self, driven: StoreDriver, sleep: Sleep
+    ) -> None:
+        driven.claim(ask(ANNA))
+        sleep(SHORT)
+        driven.complete(KEY, ANNA, RESULT, LONG)
+        record = record_of(driven)
+        assert record.expires_at == pytest.approx(record.updated_at + LONG, abs=0.01)
+        assert record.remaining is not None
+        assert 0 < record.remaining <= LONG
+
+    def test_renew_and_takeover_keep_the_time_of_creation(
+        self, driven: StoreDriver, sleep: Sleep
+    ) -> None:
+        driven.claim(ask(ANNA))
+        created_at = record_of(driven).created_at
+        sleep(SHORT)
+        driven.renew(KEY, ANNA, 0)
+        renewed_at = record_of(driven).updated_at
+        sleep(SHORT)
+        driven.claim(ask(BERT))
+        record = record_of(driven)
+        assert record.created_at == created_at
+        assert created_at < renewed_at < record.updated_at
+
+    @pytest.mark.parametrize("retryable", [True, False])
+    def test_a_failure_is_kept_with_all_that_is_known_of_it(
+        self, driven: StoreDriver, *, retryable: bool
+    ) -> None:
+        driven.claim(ask(ANNA, RED))
+        assert fail(driven, retryable=retryable) is True
+        record = record_of(driven)
+        assert record.state is State.FAILED
+        assert record.owner == ANNA
+        assert record.outcome == ERROR
+        assert record.retryable is retryable
+        assert record.fingerprint == RED
+        assert record.lease_until is None
+        assert record.expires_at == pytest.approx(record.updated_at + LONG, abs=0.01)
+
+    def test_a_forgotten_failure_may_run_again_with_any_payload(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        assert fail(driven, retryable=True, keep_fingerprint=False) is True
+        assert record_of(driven).fingerprint is None
+        claim = driven.claim(ask(BERT, BLUE))
+        assert isinstance(claim, Claimed)
+        assert claim.number == 2
+        assert record_of(driven).fingerprint == BLUE
+
+    def test_a_final_failure_without_its_payload_is_finished_for_any(
+        self, driven: StoreDriver
+    ) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven, retryable=False, keep_fingerprint=False)
+        assert isinstance(driven.claim(ask(BERT, BLUE)), Finished)
+
+    def test_a_success_after_failures_replaces_them(self, driven: StoreDriver) -> None:
+        driven.claim(ask(ANNA, RED))
+        fail(driven)
+        driven.claim(ask(BERT, RED))
+        assert driven.complete(KEY, BERT, RESULT, LONG) is True
+        record = record_of(driven)
+        assert (record.state, record.outcome, record.number) == (State.SUCCEEDED, RESULT, 2)
+        assert record.retryable is False

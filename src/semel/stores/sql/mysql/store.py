@@ -30,8 +30,7 @@ from semel.stores.batching import (
     weight_of_claim,
     weight_of_complete,
 )
-from semel.stores.forking import follow_forks
-from semel.stores.places import Places
+from semel.stores.forking import Places, follow_forks
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import threads

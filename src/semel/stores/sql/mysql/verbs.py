@@ -29,7 +29,6 @@ from semel.core.records import (
 from semel.errors import StoreError
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.batching import MOST_MEMBERS, Request
-from semel.stores.paging import position
 from semel.stores.sql.batch import all_differ, in_order, portions
 from semel.stores.sql.mysql.errors import concerns_every_member
 from semel.stores.sql.mysql.statements import (
@@ -52,7 +51,7 @@ from semel.stores.sql.verbs import (
     operation,
     record_of,
 )
-from semel.stores.urls import whole_number
+from semel.stores.urls import position, whole_number
 
 A = TypeVar("A", bound=Request)
 R = TypeVar("R", CompleteRequest, RenewRequest)

@@ -20,8 +20,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from semel.errors import StoreUnavailable
-from semel.stores.forking import follow_forks
-from semel.stores.places import Places
+from semel.stores.forking import Places, follow_forks
 from semel.stores.sql.postgres.errors import BECAME_REPLICA, Deadline
 from semel.stores.sql.postgres.psycopg_sessions import (
     Connection,

@@ -12,11 +12,10 @@ from uuid import UUID
 
 from semel.core.records import Busy, Claim, ClaimRequest, Identity, Record
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.paging import position
 from semel.stores.sql.postgres.statements import PostgresTable
 from semel.stores.sql.rows import Row, behind, listed, page_of
 from semel.stores.sql.verbs import OwnColumns, Statement, SwapVerbs, Verb, operation
-from semel.stores.urls import whole_number
+from semel.stores.urls import position, whole_number
 
 DANGERS: Final = {
     "fsync": "a crash of the machine may damage the whole database; set it to on",

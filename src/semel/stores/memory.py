@@ -1,0 +1,516 @@
+"""`memory://`: records in one process, for tests, development and programs that run alone.
+
+`memory://?max_records=10000&evict=finished` sets its bounds. Each opening makes a store of its
+own; engines share records by sharing the store object. Every decision is `semel.core.judge`'s; a
+lock is held around each that may change something, and never while anything else of the application
+runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+from msgspec.structs import replace
+
+from semel.core import judge
+from semel.core.records import (
+    PROCESSING,
+    AdoptRequest,
+    Claim,
+    ClaimRequest,
+    CompleteRequest,
+    CountRequest,
+    Counts,
+    Encoded,
+    FailRequest,
+    ForgetRequest,
+    GetRequest,
+    Identity,
+    Page,
+    PurgeRequest,
+    PutRequest,
+    Record,
+    RenewRequest,
+    Request,
+    ScanRequest,
+    State,
+    StuckRequest,
+    TouchRequest,
+)
+from semel.errors import ConfigError, StoreError, StoreFull
+from semel.stores.base import AsyncStore, Store
+from semel.stores.forking import follow_forks
+from semel.stores.urls import (
+    cursor_after,
+    merge_options,
+    position,
+    refuse_in_url,
+    split_url,
+    whole_number,
+)
+
+__all__ = ["AsyncMemoryStore", "MemoryStore", "open_async_store", "open_store"]
+
+T = TypeVar("T")
+Change = TypeVar(
+    "Change", RenewRequest, CompleteRequest, FailRequest, PutRequest, TouchRequest, AdoptRequest
+)
+
+Clock: TypeAlias = Callable[[], float]
+Decision: TypeAlias = Callable[[Record | None, Change, float], Record | None]
+
+DEFAULT_MAX_RECORDS = 100_000
+
+OPTIONS = frozenset({"max_records", "evict", "clock"})
+
+SWEEP = 2
+"""Due records dropped by each new one: memory shrinks again, and no call pays for it all."""
+
+SLACK = 1000
+"""Entries the agenda may hold beyond twice the records before it is built anew."""
+
+
+def steady_clock() -> Clock:
+    """Seconds since the epoch that never jump: the wall clock once, then the monotonic one."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+def open_store(url: str, *, prefix: str, timeout: float, **options: Any) -> MemoryStore:
+    """Open a store for threads.
+
+    Prefix and timeout have nothing to act on: no other program sees the records, no call waits.
+    """
+    del prefix, timeout
+    return MemoryStore(**_arguments(url, options))
+
+
+def open_async_store(url: str, *, prefix: str, timeout: float, **options: Any) -> AsyncMemoryStore:
+    """Open a store for asyncio; see `open_store`."""
+    del prefix, timeout
+    return AsyncMemoryStore(**_arguments(url, options))
+
+
+def _arguments(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    address, in_url = split_url(url)
+    if address not in {"", "/"}:
+        raise ConfigError(f"memory:// has no address; got {address!r}")
+    refuse_in_url(in_url, clock="a function")
+    return merge_options("memory", in_url, options, OPTIONS)
+
+
+class MemoryStore(Store):
+    """A store for threads.
+
+    Holds at most `max_records`. When it is full, records that have expired go first, and
+    abandoned ones that nobody holds once their ttl has passed too; then, with
+    `evict="finished"`, the record that ended first; else a new key is refused with `StoreFull`
+    before anything runs. Keys that exist are always served.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_records: int = DEFAULT_MAX_RECORDS,
+        evict: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if evict not in {None, "finished"}:
+            raise ConfigError(f'evict must be "finished" or left out, not {evict!r}')
+        self._evict_finished = evict == "finished"
+        self._records = Records(
+            whole_number("max_records", max_records), evicts=self._evict_finished
+        )
+        self._find = self._records.find
+        self._clock = steady_clock() if clock is None else clock
+        self._lock = threading.Lock()
+        follow_forks(self)
+
+    def ask(self, request: Request[T]) -> T:
+        """Answer one request."""
+        return cast("T", self._ANSWERS[type(request)](self, request))
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer each request; a member's refusal is its own."""
+        return [self._own_answer(request) for request in requests]
+
+    def _own_answer(self, request: Request[T]) -> T | StoreError:
+        try:
+            return self.ask(request)
+        except StoreError as refused:
+            return refused
+
+    # --- about one record ----------------------------------------------------------------
+
+    def claim(self, ask: ClaimRequest) -> Claim:
+        """Ask to run the operation."""
+        if self._find(ask.identity) is not None:
+            # A duplicate mostly changes nothing, and then it needs no lock: what is found is a
+            # record as it is at that moment, whole and never changed in place. The clock is read
+            # before: by a later time an attempt that is renewed meanwhile would seem abandoned.
+            now, known = self._clock(), self._find(ask.identity)
+            answer, record = judge.claim(known, ask, now)
+            if record is None:
+                return answer
+        with self._lock:
+            now, stored = self._clock(), self._find(ask.identity)
+            answer, record = judge.claim(stored, ask, now)
+            if record is not None:
+                self._save(record, stored, now, ttl=ask.ttl)
+            return answer
+
+    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
+        """Store the owner's success; straight, for every first execution ends here."""
+        return self._complete(CompleteRequest(identity, owner, result, ttl))
+
+    def _renew(self, ask: RenewRequest) -> bool:
+        return self._change(ask, judge.renew) is not None
+
+    def _complete(self, ask: CompleteRequest) -> bool:
+        with self._lock:  # the same as `_change`, written out
+            now, stored = self._clock(), self._find(ask.identity)
+            record = judge.complete(stored, ask, now)
+            if record is None:
+                return False
+            self._records.place(record)
+            return True
+
+    def _fail(self, ask: FailRequest) -> bool:
+        return self._change(ask, judge.fail) is not None
+
+    def _get(self, ask: GetRequest) -> Record | None:
+        with self._lock:
+            now = self._clock()
+            record = judge.present(self._find(ask.identity), now)
+            return None if record is None else replace(record, now=now)
+
+    def _put(self, ask: PutRequest) -> bool:
+        return self._change(ask, judge.put) is not None
+
+    def _touch(self, ask: TouchRequest) -> bool:
+        return self._change(ask, judge.touch) is not None
+
+    def _forget(self, ask: ForgetRequest) -> bool:
+        with self._lock:
+            known = judge.present(self._find(ask.identity), self._clock()) is not None
+            self._records.drop(ask.identity)
+            return known
+
+    def _adopt(self, ask: AdoptRequest) -> Record | None:
+        return self._change(ask, judge.adopt)
+
+    def close(self) -> None:
+        """Nothing was opened; the records stay as long as the store object does."""
+
+    def _change(self, ask: Change, decide: Decision[Change]) -> Record | None:
+        with self._lock:
+            now, stored = self._clock(), self._find(ask.identity)
+            record = decide(stored, ask, now)
+            if record is not None:
+                self._save(record, stored, now)
+            return record
+
+    def _save(
+        self, record: Record, stored: Record | None, now: float, ttl: float | None = None
+    ) -> None:
+        if stored is None:
+            self._make_room(now)
+        self._records.place(record, ttl)
+
+    def _make_room(self, now: float) -> None:
+        if self._records.has_room(now):
+            return
+        if self._evict_finished and self._records.drop_oldest_finished():
+            return
+        raise StoreFull(
+            f"the memory store holds {self._records.room} records and none may go: "
+            "raise max_records, shorten the ttl, or ask for evict=finished"
+        )
+
+    # --- about many ----------------------------------------------------------------------
+
+    def _scan(self, ask: ScanRequest) -> Page:
+        with self._lock:
+            records = _present(self._records, self._clock())
+            return _page(
+                records,
+                scope=ask.scope,
+                prefix=ask.prefix,
+                state=ask.state,
+                limit=ask.limit,
+                cursor=ask.cursor,
+            )
+
+    def _stuck(self, ask: StuckRequest) -> list[Record]:
+        with self._lock:
+            records = _present(self._records, self._clock())
+            return _stuck_records(records, ask.older_than, ask.limit)
+
+    def _purge(self, ask: PurgeRequest) -> int:
+        with self._lock:
+            removable = _removable(self._records, self._clock(), ask.abandoned_after)
+            gone = [record.identity for record in islice(removable, ask.limit)]
+            for identity in gone:
+                self._records.drop(identity)
+            return len(gone)
+
+    def _counts(self, _: CountRequest) -> Counts:
+        with self._lock:
+            return _counted(_present(self._records, self._clock()))
+
+    # --- forks ---------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Hold the lock across the fork, so that the child's copy is whole."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Let the other threads go on."""
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Go on with a copy that is the child's own."""
+        self._lock = threading.Lock()
+
+    _ANSWERS: ClassVar[dict[type, Callable[..., Any]]] = {
+        ClaimRequest: lambda store, ask: store.claim(ask),  # a subclass may have its own
+        RenewRequest: _renew,
+        CompleteRequest: _complete,
+        FailRequest: _fail,
+        GetRequest: _get,
+        PutRequest: _put,
+        TouchRequest: _touch,
+        ForgetRequest: _forget,
+        AdoptRequest: _adopt,
+        ScanRequest: _scan,
+        StuckRequest: _stuck,
+        PurgeRequest: _purge,
+        CountRequest: _counts,
+    }
+    """Of the class: bound methods would keep a store until the garbage collector runs."""
+
+
+class AsyncMemoryStore(AsyncStore):
+    """A store for asyncio: a `MemoryStore` behind it, which never waits for anything.
+
+    Its lock stays for what changes a record: loops in several threads may share one store.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_records: int = DEFAULT_MAX_RECORDS,
+        evict: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = MemoryStore(max_records=max_records, evict=evict, clock=clock)
+
+    async def ask(self, request: Request[T]) -> T:
+        """Answer one request."""
+        return self._store.ask(request)
+
+    async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer each request; a member's refusal is its own."""
+        return self._store.send(requests)
+
+    async def close(self) -> None:
+        """Nothing was opened; the records stay as long as the store object does."""
+        self._store.close()
+
+
+class Records:
+    """At most `room` records, in any order, with an agenda of when each may go.
+
+        ended           when it expires
+        abandoned       its lease plus the ttl of its claim, unless it is held
+        held, running   never
+
+    It judges no request, reads no clock and takes no lock.
+    """
+
+    def __init__(self, room: int, *, evicts: bool = False) -> None:
+        """`evicts`: it will be asked to drop the oldest that has ended."""
+        self.room = room
+        self._evicts = evicts
+        self._records: dict[Identity, Record] = {}
+        self.find = self._records.get  # no function of ours around it: every verb begins with it
+        """Look a record up as it was stored last, expired or not."""
+        self._ttls: dict[Identity, float] = {}
+        """What the claim of a running record asked for; it counts once the lease has ended."""
+        self._finished: OrderedDict[Identity, None] = OrderedDict()
+        """If it evicts, oldest first. A dict finds its first key slowly once many are gone."""
+        self._due: dict[Identity, float] = {}
+        """The agenda's one valid entry for each record that may go."""
+        self._agenda: list[tuple[float, str, str]] = []
+        """A heap of (due, key, scope). Entries that `_due` does not confirm are stale."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
+
+    def has_room(self, now: float) -> bool:
+        """Whether one more record fits, after a few that may go by now have gone."""
+        if self._agenda and self._agenda[0][0] <= now:
+            self._drop_due(now)
+        return len(self._records) < self.room
+
+    def place(self, record: Record, ttl: float | None = None) -> None:
+        """Store a record; `ttl` comes with a claim."""
+        identity = record.identity
+        self._records[identity] = record
+        running = record.state is PROCESSING
+        if self._evicts:
+            self._finished.pop(identity, None)
+            if not running:
+                self._finished[identity] = None
+        if not running:
+            self._ttls.pop(identity, None)
+            self._schedule(identity, record.expires_at)
+        else:
+            if ttl is not None:
+                self._ttls[identity] = ttl
+            self._schedule(identity, self._first_look_at(record))
+
+    def drop(self, identity: Identity) -> bool:
+        """Remove a record, whatever its state."""
+        if self._records.pop(identity, None) is None:
+            return False
+        self._ttls.pop(identity, None)
+        self._finished.pop(identity, None)
+        self._due.pop(identity, None)
+        return True
+
+    def _drop_due(self, now: float) -> None:
+        dropped = 0
+        while dropped < SWEEP and self._agenda and self._agenda[0][0] <= now:
+            due, key, scope = heapq.heappop(self._agenda)
+            identity = Identity(scope, key)
+            if self._due.get(identity) != due:
+                continue
+            record = self._records[identity]
+            at = self._may_go_at(record)
+            if at is not None and at <= now:
+                self.drop(identity)
+                dropped += 1
+            else:  # renewed, touched or held since it was put on the agenda
+                del self._due[identity]
+                self._schedule(identity, at)
+
+    def drop_oldest_finished(self) -> bool:
+        """Remove the record that ended first; False when none has."""
+        return bool(self._finished) and self.drop(next(iter(self._finished)))
+
+    def _may_go_at(self, record: Record) -> float | None:
+        if record.state is not PROCESSING:
+            return record.expires_at
+        if record.hold or record.lease_until is None:
+            return None
+        return record.lease_until + self._ttls[record.identity]
+
+    def _first_look_at(self, record: Record) -> float | None:
+        """Tell when to see whether a running one may go: before it may.
+
+        It will most likely end, and then go sooner than it may now: with one early look at it,
+        its end needs no place of its own on the agenda.
+        """
+        if record.hold or record.lease_until is None:
+            return None
+        return min(record.lease_until, record.updated_at) + self._ttls[record.identity]
+
+    def _schedule(self, identity: Identity, at: float | None) -> None:
+        planned = self._due.get(identity)
+        if at is None or (planned is not None and planned <= at):
+            # Never, or not before the entry that exists: that one is set right when its time comes.
+            return
+        self._due[identity] = at
+        heapq.heappush(self._agenda, (at, identity.key, identity.scope))
+        if len(self._agenda) > 2 * len(self._records) + SLACK:
+            # Mostly stale (a key forgotten and claimed in a loop): memory must stay bounded.
+            self._agenda = [(due, one.key, one.scope) for one, due in self._due.items()]
+            heapq.heapify(self._agenda)
+
+
+# --- what operators ask -------------------------------------------------------------------
+
+
+def _present(stored: Iterable[Record], now: float) -> Iterator[Record]:
+    """Leave out what has expired; the others as they are now."""
+    for record in stored:
+        if judge.present(record, now) is not None:
+            yield replace(record, now=now)
+
+
+def _page(
+    records: Iterable[Record],
+    *,
+    scope: str | None,
+    prefix: str,
+    state: State | None,
+    limit: int,
+    cursor: str | None,
+) -> Page:
+    """Take the first `limit` records behind the cursor, by key and then scope."""
+    whole_number("limit", limit)
+    after = None if cursor is None else position(cursor)
+    found = heapq.nsmallest(
+        limit + 1,
+        (
+            record
+            for record in records
+            if (scope is None or record.identity.scope == scope)
+            and record.identity.key.startswith(prefix)
+            and (state is None or record.state is state)
+            and (after is None or _place(record) > after)
+        ),
+        key=_place,
+    )
+    shown = tuple(found[:limit])
+    return Page(shown, cursor_after(shown[-1].identity) if len(found) > limit else None)
+
+
+def _stuck_records(records: Iterable[Record], older_than: float, limit: int) -> list[Record]:
+    """Abandoned records whose lease ended at least `older_than` seconds ago, oldest first."""
+    return heapq.nlargest(
+        limit, (record for record in records if _left(record, older_than)), key=_left_for
+    )
+
+
+def _removable(
+    stored: Iterable[Record], now: float, abandoned_after: float | None
+) -> Iterator[Record]:
+    """Expired records and, if asked, those abandoned that long ago which nobody holds."""
+    for record in stored:
+        if judge.present(record, now) is None or (
+            abandoned_after is not None
+            and not record.hold
+            and _left(replace(record, now=now), abandoned_after)
+        ):
+            yield record
+
+
+def _counted(records: Iterable[Record]) -> Counts:
+    """How many there are, by what is known of them."""
+    tally = Counter(
+        "abandoned" if record.abandoned else record.state.name.lower() for record in records
+    )
+    return Counts(**{name: tally[name] for name in Counts.__struct_fields__})
+
+
+def _place(record: Record) -> tuple[str, str]:
+    return record.identity.key, record.identity.scope
+
+
+def _left(record: Record, seconds: float) -> bool:
+    return record.abandoned and _left_for(record) >= seconds
+
+
+def _left_for(record: Record) -> float:
+    return 0.0 if record.lease_until is None else record.now - record.lease_until
