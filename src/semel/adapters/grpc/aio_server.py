@@ -27,7 +27,7 @@ from semel.adapters.grpc.rules import (
     Sent,
     without_marker,
 )
-from semel.adapters.grpc.server import protected
+from semel.adapters.grpc.server import with_behaviour
 from semel.adapters.grpc.storing import code_of
 from semel.adapters.streaming import Background
 from semel.aio import AsyncIdempotency
@@ -163,8 +163,8 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
         rules = self._methods.of_call(handler_call_details, handler)
         if rules is None:
             return handler
-        call = _Protected(self._engine, rules, handler, handler_call_details, self._background)
-        return protected(handler, call.run)
+        call = _ProtectedCall(self._engine, rules, handler, handler_call_details, self._background)
+        return with_behaviour(handler, call.run)
 
     def checking(self, server: Any) -> Any:
         """Return a server to register services on: a stream that needs a key is an error then."""
@@ -177,7 +177,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
             await self._engine.close()
 
 
-class _Protected:
+class _ProtectedCall:
     """The handler of one call, behind its key."""
 
     def __init__(
@@ -202,7 +202,11 @@ class _Protected:
             return begun
         if begun is None and not self._plain:
             return await self._behaviour(received.message, context)
-        outcome = begun if isinstance(begun, Abort) else await self._kept(begun, received, context)
+        outcome = (
+            begun
+            if isinstance(begun, Abort)
+            else await self._run_shielded(begun, received, context)
+        )
         if isinstance(outcome, Abort):
             await context.abort(outcome.code, outcome.details, outcome.trailers)
         return outcome
@@ -226,15 +230,15 @@ class _Protected:
             return rules.rejection(error)
         return call, attempt
 
-    async def _kept(
+    async def _run_shielded(
         self, begun: tuple[Call, Attempt] | None, received: Received, context: Any
     ) -> Any:
         """Run the handler so that nobody can cancel it; a thread could not be cancelled anyway."""
         seen = HandlerContext(context)
         task = self._background.begin(
-            self._unprotected(received.message, seen)
+            self._run_unprotected(received.message, seen)
             if begun is None
-            else self._protected(*begun, received.message, seen)
+            else self._run_protected(*begun, received.message, seen)
         )
         task.add_done_callback(self._background.end)
         try:
@@ -244,13 +248,13 @@ class _Protected:
             self._background.leave(task)
             raise
 
-    async def _unprotected(self, message: Any, seen: HandlerContext) -> Any:
+    async def _run_unprotected(self, message: Any, seen: HandlerContext) -> Any:
         try:
             return await self._call(message, seen)
         except grpc.aio.AbortError:
             return seen.aborted
 
-    async def _protected(
+    async def _run_protected(
         self, call: Call, attempt: Attempt, message: Any, seen: HandlerContext
     ) -> Any:
         """Run the handler and record how it ended; returns its response, or what to abort with."""
@@ -264,9 +268,11 @@ class _Protected:
                 raise
         code, details, trailers = seen.end()
         if code is not grpc.StatusCode.OK:
-            await self._ended(call, attempt, self._rules.stored_failure(code, details, trailers))
+            await self._record_code(
+                call, attempt, self._rules.stored_failure(code, details, trailers)
+            )
             return response if seen.aborted is None else seen.aborted
-        return await self._answered(call, attempt, response, seen)
+        return await self._record_response(call, attempt, response, seen)
 
     def _call(self, message: Any, seen: HandlerContext) -> Coroutine[Any, Any, Any]:
         called: Coroutine[Any, Any, Any] = (
@@ -281,7 +287,7 @@ class _Protected:
             callback()
         return response
 
-    async def _answered(
+    async def _record_response(
         self, call: Call, attempt: Attempt, response: Any, seen: HandlerContext
     ) -> Any:
         trailers = without_marker(seen.trailing_metadata())
@@ -298,7 +304,7 @@ class _Protected:
             return self._rules.rejection(error)
         return response
 
-    async def _ended(self, call: Call, attempt: Attempt, ended: bytes | Undone) -> None:
+    async def _record_code(self, call: Call, attempt: Attempt, ended: bytes | Undone) -> None:
         """Record a code other than OK."""
         if isinstance(ended, Undone):
             await self._runs.failed(call, attempt, ended)

@@ -61,7 +61,8 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         rules = self._methods.of_call(handler_call_details, handler)
         if rules is None:
             return handler
-        return protected(handler, _Protected(self._engine, rules, handler, handler_call_details))
+        call = _ProtectedCall(self._engine, rules, handler, handler_call_details)
+        return with_behaviour(handler, call)
 
     def checking(self, server: Any) -> Any:
         """Return a server to register services on: a stream that needs a key is an error then."""
@@ -73,7 +74,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
             self._engine.close()
 
 
-def protected(handler: Any, behaviour: Callable[..., Any]) -> Any:
+def with_behaviour(handler: Any, behaviour: Callable[..., Any]) -> Any:
     """Put a behaviour in a handler's place: it gets requests with their bytes, may give bytes."""
     deserialize, serialize = handler.request_deserializer, handler.response_serializer
 
@@ -88,7 +89,7 @@ def protected(handler: Any, behaviour: Callable[..., Any]) -> Any:
     return grpc.unary_unary_rpc_method_handler(behaviour, received, sent)
 
 
-class _Protected:
+class _ProtectedCall:
     """The handler of one call, behind its key."""
 
     def __init__(self, engine: Idempotency, rules: MethodRules, handler: Any, details: Any) -> None:
@@ -112,9 +113,9 @@ class _Protected:
             with attempt:
                 response = self._behaviour(received.message, context)
         except BaseException as error:
-            self._raised(call, attempt, error, context)
+            self._record_error(call, attempt, error, context)
             raise
-        return self._answered(call, attempt, response, context)
+        return self._record_response(call, attempt, response, context)
 
     def _begin(
         self, received: Received, context: Any
@@ -134,13 +135,13 @@ class _Protected:
             return rules.rejection(error)
         return call, attempt
 
-    def _answered(self, call: Call, attempt: Attempt, response: Any, context: Any) -> Any:
+    def _record_response(self, call: Call, attempt: Attempt, response: Any, context: Any) -> Any:
         trailers = without_marker(context.trailing_metadata())
         if trailers is not None:
             context.set_trailing_metadata(trailers)
         code = code_of(context.code(), numbers=False)
         if code is not grpc.StatusCode.OK:
-            self._ended(call, attempt, code, context)
+            self._record_code(call, attempt, code, context)
             return response
         ended = self._rules.stored_response(response, self._serialize)
         if isinstance(ended, Undone):
@@ -155,15 +156,19 @@ class _Protected:
             _abort(context, self._rules.rejection(error))
         return response
 
-    def _raised(self, call: Call, attempt: Attempt, error: BaseException, context: Any) -> None:
+    def _record_error(
+        self, call: Call, attempt: Attempt, error: BaseException, context: Any
+    ) -> None:
         code = code_of(context.code(), numbers=False)
         # What `abort` raises says nothing; any other error is the policy's to judge.
         if type(error) is Exception and not error.args and code is not grpc.StatusCode.OK:
-            self._ended(call, attempt, code, context)
+            self._record_code(call, attempt, code, context)
         else:
             self._runs.failed(call, attempt, error)
 
-    def _ended(self, call: Call, attempt: Attempt, code: grpc.StatusCode, context: Any) -> None:
+    def _record_code(
+        self, call: Call, attempt: Attempt, code: grpc.StatusCode, context: Any
+    ) -> None:
         """Record a code other than OK."""
         ended = self._rules.stored_failure(code, context.details(), context.trailing_metadata())
         if isinstance(ended, Undone):
