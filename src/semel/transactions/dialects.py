@@ -17,7 +17,6 @@ from semel.core.records import CompleteRequest, Identity
 from semel.errors import ConfigError, ValueRejected
 from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
-from semel.stores.sql.postgres.schema import Schema
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
@@ -154,12 +153,7 @@ def postgres_records(
     store: PostgresStore | AsyncPostgresStore, table: str | None
 ) -> PostgresRecords:
     """Return the records of a store, or those in another table of the same schema and prefix."""
-    verbs: PostgresVerbs = store._verbs  # type: ignore[assignment]
-    if table is None:
-        return PostgresRecords(verbs, store._schema.table)
-    schema = Schema(table, store._schema._schema, partitions=None, autocreate=False)
-    own = verbs._table
-    return PostgresRecords(PostgresVerbs(schema.table, own.prefix, own.columns), schema.table)
+    return PostgresRecords(store.verbs_on(table))
 
 
 class PostgresRecords:
@@ -168,10 +162,10 @@ class PostgresRecords:
     by_key = True
     rolls_back = False
 
-    def __init__(self, verbs: PostgresVerbs, table: str) -> None:
+    def __init__(self, verbs: PostgresVerbs) -> None:
         self.verbs = verbs
         self.has_lock = False
-        self._hold = f"UPDATE {table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
+        self._hold = f"UPDATE {verbs.table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
         """Bound the wait for locks until it is restored, or the savepoint before is undone.

@@ -48,19 +48,11 @@ def enterable(given: T, kind: type) -> T:
     return given
 
 
-STORES: Final = {
-    "semel.stores.sql.sqlite": "sqlite",
-    "semel.stores.sql.postgres": "postgresql",
-    "semel.stores.sql.mysql": "mysql",
-}
-"""Where the stores of each dialect live."""
-
-
 def records_of(store: object, dialect: str, table: str | None) -> Records:
     """Find the records; `table` names another one than the store's."""
     # In tiers SQL decides. The front learns of a record from the first question after the commit.
-    behind = getattr(store, "_behind", store)
-    kind = _dialect_of(behind)
+    behind = getattr(store, "behind", store)
+    kind = getattr(behind, "dialect", None)
     if kind is None:
         raise ConfigError(
             "idem.transaction() needs an engine whose records are in SQL, and "
@@ -75,14 +67,6 @@ def records_of(store: object, dialect: str, table: str | None) -> Records:
     from semel.transactions.dialects import RECORDS  # noqa: PLC0415 - it knows all databases
 
     return RECORDS[kind](behind, table)
-
-
-def _dialect_of(store: object) -> str | None:
-    for kind in type(store).__mro__:
-        for package, dialect in STORES.items():
-            if f"{kind.__module__}.".startswith(f"{package}."):
-                return dialect
-    return None
 
 
 # --- the steps of a block: generators that yield statements and receive replies -----------

@@ -79,6 +79,8 @@ class SQLiteStore(SQLStore):
     called with every statement) go with a path.
     """
 
+    dialect = "sqlite"
+
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -127,6 +129,7 @@ class AsyncSQLiteStore(AsyncSQLStore):
     The arguments are those of `SQLiteStore`, but for `connection`.
     """
 
+    dialect = "sqlite"
     connection: None = None
 
     def __init__(

@@ -79,6 +79,8 @@ class AsyncMySQLStore(AsyncSQLStore):
     never see each other's records.
     """
 
+    dialect = "mysql"
+
     def __init__(
         self,
         url: str | None = None,

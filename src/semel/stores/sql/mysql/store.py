@@ -76,6 +76,8 @@ class MySQLStore(SQLStore):
     never see each other's records.
     """
 
+    dialect = "mysql"
+
     def __init__(
         self,
         url: str | None = None,

@@ -47,6 +47,7 @@ from semel.stores.sql.postgres.schema import (
     make_schema,
 )
 from semel.stores.sql.postgres.settings import all_options, settings
+from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
 from semel.stores.urls import positive_seconds, switch
@@ -264,6 +265,8 @@ class AsyncPostgresStore(AsyncSingles):
     may share a table and never see each other's records. Times are the server's.
     """
 
+    dialect = "postgresql"
+
     def __init__(
         self,
         url: str | None = None,
@@ -325,6 +328,15 @@ class AsyncPostgresStore(AsyncSingles):
         await self._wakeups.close()
         await self._renewals.close()
         await super().close()
+
+    def verbs_on(self, table: str | None) -> PostgresVerbs:
+        """Return what transactional mode needs: the verbs on the store's table, or on another one.
+
+        The other one is in the same schema.
+        """
+        if table is None:
+            return self._postgres_verbs
+        return self._postgres_verbs.on(self._schema.beside(table))
 
     def create_nothing(self) -> None:
         """From now on, raise ConfigError where a call would create the table."""

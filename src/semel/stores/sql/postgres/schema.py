@@ -71,6 +71,10 @@ class Schema:
         """The name of the table, as it stands in statements."""
         return self._qualified(self._table)
 
+    def beside(self, table: str) -> str:
+        """Name another table of the same schema, as it stands in statements."""
+        return Schema(table, self._schema, partitions=None, autocreate=False).table
+
     def check(self) -> Verb[bool]:
         """Look whether the table is there, in the newest version; newer ones are refused."""
         found = yield from self._found()

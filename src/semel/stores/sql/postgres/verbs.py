@@ -38,6 +38,15 @@ class PostgresVerbs(SwapVerbs):
         super().__init__(PostgresTable(table, prefix, columns))
         self._waiting = waiting
 
+    @property
+    def table(self) -> str:
+        """The name of the table, as it stands in statements."""
+        return self._table.name
+
+    def on(self, table: str) -> PostgresVerbs:
+        """Return the verbs on another table, for the same prefix."""
+        return PostgresVerbs(table, self._table.prefix, self._table.columns)
+
     def digest(self, identity: Identity) -> UUID:
         """Return the primary key of a record."""
         return self._table.digest(identity)
