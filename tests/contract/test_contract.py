@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from contract.versioned_store import Table, VersionedStore
 from engines.facade import Effect
 from semel import Idempotency, RecordUnreadable, ResultUnavailable, StoreUnavailable
 from semel.core.records import Busy, Claimed
+from semel.stores.base import AsyncStore
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, StoreContract
 from semel.testing.contract.given import ANNA, BERT, CARL, KEY, OTHER, ask
@@ -47,6 +49,36 @@ class TestTheReferenceStore(WithFakeClock):
     @pytest.fixture
     def store(self, clock):
         return DictStore(clock)
+
+
+class AsyncDictStore(AsyncStore):
+    """The same for asyncio: with nothing but `send` and `close`, too."""
+
+    unsupported = DictStore.unsupported
+
+    def __init__(self, clock):
+        self._store = DictStore(clock)
+
+    async def send(self, requests):
+        return self._store.send(requests)
+
+    async def close(self):
+        pass
+
+
+class TestAnAsyncStoreOfOnesOwn(WithFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return AsyncDictStore(clock)
+
+
+async def test_a_store_of_ones_own_offers_nothing_beside_answers():
+    clock = time.time
+    for store in (DictStore(), AsyncDictStore(clock)):
+        assert store.watch(KEY) is None
+        assert store.server_of(KEY) is None
+        assert store.path is None
+    assert DictStore().diagnose() == await AsyncDictStore(clock).diagnose() == []
 
 
 class TestTheStoreOnConditionalWrites(WithFakeClock):

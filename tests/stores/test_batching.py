@@ -13,6 +13,7 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
+    GetRequest,
     Identity,
 )
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
@@ -183,6 +184,12 @@ async def test_completes_leave_together_too(batcher, store):
     ]
     assert await asyncio.gather(*answers) == [True] * 3
     assert store.requests == ["a", ["b", "c"]]
+
+
+async def test_other_requests_go_straight_through(batcher, store):
+    requests = [GetRequest(Identity("s", key)) for key in "abc"]
+    assert await asyncio.gather(*map(batcher.ask, requests)) == [True] * 3
+    assert store.requests == ["a", "b", "c"]
 
 
 async def test_a_batch_runs_in_nobodys_context(batcher, store):

@@ -100,7 +100,7 @@ class Batcher:
         self._completes = RequestQueue(ask, send, weight=weight_of_complete, **limits)
         self._ask = ask
 
-    # A coroutine: a queue has to know at once what is under way, so it is told by what is awaited.
+    # A coroutine: a queue counts what is under way, so a call that nobody awaits must not begin.
     async def ask(self, request: records.Request[T]) -> T:
         """Answer one `request`."""
         if isinstance(request, ClaimRequest):

@@ -69,7 +69,7 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
 
 
 MOST_PLACES: Final = 1 << 16
-"""There are no more ports to connect from; who asks for more means "as many as there may be"."""
+"""There are no more ports to connect from; more than that means "as many as possible"."""
 
 
 class Place:

@@ -1,7 +1,7 @@
 """Stores that fail on purpose, on top of real ones.
 
     store = FaultyStore(MemoryStore())
-    store.inject("complete", LoseReply())       # applied, but the caller is told it was not
+    store.inject("complete", LoseReply())       # applied, but the caller gets an error
     ...
     assert store.fired("complete") == 1         # the fault really happened
 

@@ -248,7 +248,7 @@ class Store(ABC):
 
 
 class Watch(Protocol):
-    """Hears of one record's end. It never raises: what cannot be heard is waited for asleep."""
+    """Listens for one record's end. It never raises: without a listener it only sleeps."""
 
     def pause(self, planned: float) -> float:
         """How long to wait at most before the store is asked again, where polling would `planned`.
@@ -258,9 +258,10 @@ class Watch(Protocol):
         ...
 
     def wait(self, seconds: float) -> Ended | None:
-        """Sleep so long, or until the record may have changed; what it became, if that was told.
+        """Sleep for these seconds, or until the record may have changed; returns what it became.
 
-        It also ends when the watch begins to hear, because what happened before that was not heard.
+        None where that is not known. It also ends when the watch begins to listen, because what
+        happened before that was not received.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Redis in front, SQL behind, for asyncio.
 
-This module sends: what the front may answer is not asked of SQL, the rest is, and the front is told
-what SQL answered. `rules` decides all of that. No error of the front reaches a caller, except where
-the front has to confirm.
+This module sends: what the front may answer is not asked of SQL, the rest is, and the front is
+informed of what SQL answered. `rules` decides all of that. No error of the front reaches a caller,
+except where the front has to confirm.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def check_front_url(url: str) -> None:
 def check_behind_url(url: str) -> None:
     """Refuse a store behind that forgets with its process: Redis would outlast what decides.
 
-    A store object in memory is taken. Whoever makes one shares it among the engines of a process,
-    and knows that it is for a test.
+    A store object in memory is accepted: it is for a test, and shared among the engines of a
+    process.
     """
     if url.partition("://")[0] == "memory":
         raise ConfigError(

@@ -125,7 +125,7 @@ UNKNOWN_FENCE: Final = 0
 
 HINTED: Final = 1.0
 """Seconds that a hint lasts. Its owner takes it away when the attempt ends, unless the front is out
-of its reach: then nobody would, and who waits for it would wait for the whole lease."""
+of its reach: then nobody would, and a waiting caller would wait for the whole lease."""
 
 _KINDS: Final = {State.SUCCEEDED: Kind.SUCCEEDED, State.FAILED: Kind.FAILED}
 _STATES: Final = {kind: state for state, kind in _KINDS.items()}
@@ -170,7 +170,7 @@ class Tier:
 
     @contextmanager
     def asking_sql(self, identity: Identity) -> Iterator[None]:
-        """Somebody waits for the record: the front is not asked of it for so long."""
+        """While a caller waits for the record, the front is not asked about it."""
         with self._lock.lock:
             self._waiting[identity] += 1
         try:
@@ -340,7 +340,7 @@ class Tier:
 
 
 def not_confirmed(where: str) -> StoreUnavailable:
-    """What a caller is told whose change the front may not have heard of."""
+    """The error of a caller whose change may not have reached the front."""
     return StoreUnavailable(
         f"{where} did not confirm that this key is forgotten, and may answer with it until "
         "front_ttl has passed; forget it again when the front is back"

@@ -1,9 +1,9 @@
 # Generated from stores/tiered/aio.py by `make generate`: change that file instead.
 """Redis in front, SQL behind, for threads.
 
-This module sends: what the front may answer is not asked of SQL, the rest is, and the front is told
-what SQL answered. `rules` decides all of that. No error of the front reaches a caller, except where
-the front has to confirm.
+This module sends: what the front may answer is not asked of SQL, the rest is, and the front is
+informed of what SQL answered. `rules` decides all of that. No error of the front reaches a caller,
+except where the front has to confirm.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class ScanContract(StoreUnderTest):
 
 
 class RepairContract(StoreUnderTest):
-    """Whoever adopts a record owns it: the attempt that was abandoned comes second everywhere."""
+    """The resolver that adopts a record owns it: the abandoned attempt comes second everywhere."""
 
     @pytest.fixture
     def repairing(self, store: Store | AsyncStore, driven: StoreDriver) -> StoreDriver:

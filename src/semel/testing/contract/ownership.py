@@ -239,7 +239,7 @@ class OwnershipContract(StoreUnderTest):
         assert isinstance(driven.claim(ask(CARL)), Busy)
 
 
-# --- a held record is not given away, whoever asks ----------------------------------------
+# --- a held record is given away to no caller ---------------------------------------------
 
 
 class HoldContract(StoreUnderTest):
