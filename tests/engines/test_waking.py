@@ -362,7 +362,7 @@ def test_an_owner_that_is_not_known_has_no_end_that_could_be_heard():
     )
 
 
-def test_who_hears_asks_seldom_and_who_does_not_as_often_as_planned():
+def test_who_is_notified_asks_seldom_and_who_is_not_as_often_as_planned():
     listener = listening.Listener(None, "there")
     watch = listening.Watch(listener, b"k", lambda message: message)
     assert watch.pause(0.05) == listening.SOON

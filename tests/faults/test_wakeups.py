@@ -276,7 +276,9 @@ def test_a_thread_that_cannot_be_started_is_no_error(redis_url, pauses, monkeypa
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
-def test_a_signal_while_the_thread_starts_leaves_nobody_deaf(redis_url, monkeypatch, begun):
+def test_a_signal_while_the_thread_starts_leaves_nobody_without_notifications(
+    redis_url, monkeypatch, begun
+):
     class Interrupted(threading.Thread):
         def start(self) -> None:
             if begun:
@@ -302,12 +304,12 @@ def test_a_process_that_may_open_no_more_files_listens_again_when_it_may(redis_u
             with store.watch(Identity("default", "k")) as watch:
                 wait_until(lambda: watch.listening is Listening.NO)
 
-        def hears() -> bool:
+        def is_notified() -> bool:
             with store.watch(Identity("default", "k")) as again:
                 time.sleep(0.01)
                 return again.listening is Listening.YES
 
-        wait_until(hears)
+        wait_until(is_notified)
 
 
 # --- not meant for us -------------------------------------------------------------------------
@@ -490,11 +492,11 @@ async def test_after_a_fork_a_store_for_asyncio_listens_anew(request, database):
     await store.close()
 
 
-# --- lines that are slow, or say strange things -------------------------------------------------
+# --- subscribers that are slow, or say strange things -------------------------------------------
 
 
 class SlowSubscriber:
-    """A line that does not open until it may."""
+    """A subscriber that does not open until it may."""
 
     confirms = True
 
@@ -511,25 +513,25 @@ class SlowSubscriber:
         self.closed.set()
 
 
-def test_closing_does_not_wait_for_a_line_that_does_not_open(monkeypatch):
+def test_closing_does_not_wait_for_a_subscriber_that_does_not_open(monkeypatch):
     monkeypatch.setattr(listening, "CLOSING", 0.01)
-    line = SlowSubscriber()
-    listener = listening.Listener(lambda: line, "there")
+    subscriber = SlowSubscriber()
+    listener = listening.Listener(lambda: subscriber, "there")
     with listening.Watch(listener, "k", lambda message: message) as watch:
-        assert line.opening.wait(PATIENCE)
+        assert subscriber.opening.wait(PATIENCE)
         with listening.Watch(listener, "k", lambda message: message):
-            pass  # another one waits for the same line
+            pass  # another one waits for the same subscriber
         listener.close()
-        assert not line.closed.is_set()
-        line.may_open.set()
-        assert line.closed.wait(PATIENCE)
+        assert not subscriber.closed.is_set()
+        subscriber.may_open.set()
+        assert subscriber.closed.wait(PATIENCE)
         watch.wait(SOON)
         assert watch.listening is Listening.NO
         with listening.Watch(listener, "k", lambda message: message) as late:
             assert late.listening is Listening.NO
 
 
-async def test_closing_ends_a_line_for_asyncio_that_does_not_open():
+async def test_closing_ends_a_subscriber_for_asyncio_that_does_not_open():
     opening, closed = asyncio.Event(), asyncio.Event()
 
     class Silent:
@@ -614,12 +616,12 @@ def test_what_tls_has_decrypted_already_is_read_too(redis_url):
             return len(self.left)
 
     with contextlib.closing(open_store(redis_url)) as store:
-        line = RedisSubscriber(store.transport.client.connection_pool, ChannelCommands())
-        line._socket = Pieces()
+        subscriber = RedisSubscriber(store.transport.client.connection_pool, ChannelCommands())
+        subscriber._socket = Pieces()
         account = Subscriptions("there")
         waiter = Waiting(b"k")
         account.add(waiter)
-        line.read(account)
+        subscriber.read(account)
         assert waiter.woken == [b"x"]
 
 

@@ -342,7 +342,7 @@ def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
         store.get_many([good, bad])
 
 
-# --- commands on the wire -----------------------------------------------------------------------
+# --- commands as they are sent -----------------------------------------------------------------
 
 
 def _calls():

@@ -469,7 +469,7 @@ class AsyncTransport(ABC):
         return None
 
     @abstractmethod
-    def connector_of(self, key: bytes) -> tuple[str, Any]:
+    def connector_of(self, _key: bytes) -> tuple[str, Any]:
         """Name the server that has a key, and what connects to it; None = there is no such."""
 
     @abstractmethod
