@@ -302,19 +302,19 @@ def test_one_who_was_appointed_twice_leads_once(path):
 
 def test_an_interrupt_before_the_commit_leaves_nobody_with_an_answer_that_was_undone(path):
     def interrupted(connection, group):
-        drive_group(connection, group)
+        drive_batch(connection, group)
         raise KeyboardInterrupt
 
     store = SQLiteStore(path)
     store.counts()
     session = store._executor._session
-    drive_group, session._drive_group = session._drive_group, interrupted
+    drive_batch, session._drive_batch = session._drive_batch, interrupted
     jobs = [Job([store._verbs.claim(ask(number))]) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
         session.run(jobs, lambda _: None)
     for job in jobs:
         assert [type(outcome) for outcome in job.outcomes] == [StoreUnavailable]
-    session._drive_group = drive_group
+    session._drive_batch = drive_batch
     assert store.counts().processing == 0
     store.close()
 

@@ -85,29 +85,29 @@ class Job:
 # --- which operations of a transaction are carried out by one statement -------------------
 
 
-def in_groups(members: Sequence[Member]) -> Iterator[list[Member]]:
+def in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Put operations of one kind together; those on one record stay in their order."""
     kinds: dict[Callable[..., Any], list[Member]] = {}
     names: set[Identity] = set()
     for member in members:
-        joint = member.operation.joint
-        if joint is None or joint.identity in names:
+        part = member.operation.batch
+        if part is None or part.identity in names:
             for group in kinds.values():
                 yield from _cut(group)
             kinds, names = {}, set()
-        if joint is None:
+        if part is None:
             yield [member]
         else:
-            names.add(joint.identity)
-            kinds.setdefault(joint.together, []).append(member)
+            names.add(part.identity)
+            kinds.setdefault(part.run, []).append(member)
     for group in kinds.values():
         yield from _cut(group)
 
 
-def joined(group: Sequence[Member]) -> Operation[list[Any]]:
+def batch_operation(group: Sequence[Member]) -> Operation[list[Any]]:
     """Make one operation of a group; `ALONE` stands for what it has no answer for."""
-    joints = [joint for member in group if (joint := member.operation.joint) is not None]
-    return Operation(partial(joints[0].together, [joint.ask for joint in joints]), peek=False)
+    parts = [part for member in group if (part := member.operation.batch) is not None]
+    return Operation(partial(parts[0].run, [part.ask for part in parts]), peek=False)
 
 
 def _cut(group: list[Member]) -> Iterator[list[Member]]:
@@ -354,18 +354,18 @@ class Session:
     def _write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
         # Only here: it costs as much as a tenth of a replay, which writes nothing.
         self._guarded(self._source.check_log)
-        together: list[Member] = []
-        lost = self._transact(connection, jobs, together)
+        batch: list[Member] = []
+        lost = self._transact(connection, jobs, batch)
         if lost is not None and is_old_snapshot(lost):
             # A read was left open, by an exception that came between it and its end.
             self._release()
             connection = self._ready()
-            lost = self._transact(connection, jobs, together)
+            lost = self._transact(connection, jobs, batch)
         if lost is None:
             return
-        if primary_code(lost) == sqlite3.SQLITE_FULL and len(together) > 1:
+        if primary_code(lost) == sqlite3.SQLITE_FULL and len(batch) > 1:
             # A large result that does not fit must not refuse the small ones beside it.
-            for member in together:
+            for member in batch:
                 self._transact(connection, (), [member])
         for member in _pending(jobs):
             # The write lock was not to be had: what needs none is answered all the same.
@@ -380,8 +380,8 @@ class Session:
             self._begin(connection)
             # Only now: a caller that gave up while another process held the lock is not served.
             members.extend(_pending([job for job in jobs if job.served or job.serve()]))
-            for group in in_groups(members):
-                self._drive_group(connection, group)
+            for group in in_batches(members):
+                self._drive_batch(connection, group)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             for member in members:
@@ -411,10 +411,10 @@ class Session:
             else:
                 return
 
-    def _drive_group(self, connection: sqlite3.Connection, group: Sequence[Member]) -> None:
+    def _drive_batch(self, connection: sqlite3.Connection, group: Sequence[Member]) -> None:
         outcomes = [ALONE] * len(group)
         if len(group) > 1:
-            shared = Member(joined(group))
+            shared = Member(batch_operation(group))
             try:
                 self._drive(connection, shared, may_write=True)
             except sqlite3.OperationalError as error:

@@ -58,7 +58,7 @@ from semel.stores.sql.rows import (
     to_row,
 )
 from semel.stores.sql.schema import VERSIONS
-from semel.stores.sql.verbs import Joint, Operation, Statement, Verb, operation
+from semel.stores.sql.verbs import BatchPart, Operation, Statement, Verb, operation
 from semel.stores.urls import position, whole_number
 
 
@@ -346,7 +346,7 @@ class SQLiteVerbs:
             peek=True,
             # Without a transaction it is only looked for: a replay needs no write lock.
             look=partial(self.claiming, ask),
-            joint=Joint(ask.identity, ask, self._insert_all) if self._shares else None,
+            batch=BatchPart(ask.identity, ask, self._insert_all) if self._shares else None,
         )
 
     def complete(self, ask: CompleteRequest) -> Operation[bool]:
@@ -355,7 +355,7 @@ class SQLiteVerbs:
         return Operation(
             partial(self._update_first, ask),
             peek=False,
-            joint=Joint(ask.identity, ask, self._update_all) if shares else None,
+            batch=BatchPart(ask.identity, ask, self._update_all) if shares else None,
         )
 
     def renew(self, ask: RenewRequest) -> Operation[bool]:

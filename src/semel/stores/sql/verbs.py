@@ -91,13 +91,13 @@ class Reply(NamedTuple):
 Verb: TypeAlias = Generator[Statement, Reply, T]
 
 
-class Joint(Struct, Generic[T], frozen=True, gc=False):
+class BatchPart(Struct, Generic[T], frozen=True, gc=False):
     """One of many operations that a single statement can carry out."""
 
     identity: Identity
     """Two of the same never share a statement."""
     ask: Any
-    together: Callable[[Sequence[Any]], Verb[list[T | Alone]]]
+    run: Callable[[Sequence[Any]], Verb[list[T | Alone]]]
     """The same for everybody who may share it; it gets what each of them asks."""
 
 
@@ -109,7 +109,7 @@ class Operation(Struct, Generic[T], frozen=True, gc=False):
     """Worth a try without a transaction: it often, or always, ends without writing."""
     look: Callable[[], Verb[T]] | None = None
     """What to try without a transaction, where `start` would begin with a write."""
-    joint: Joint[T] | None = None
+    batch: BatchPart[T] | None = None
     """How it is carried out together with others, where the database gains by that."""
 
 
