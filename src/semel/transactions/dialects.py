@@ -42,15 +42,13 @@ def sqlite_records(store: SQLiteStore | AsyncSQLiteStore, table: str | None) -> 
     )
 
 
-class SQLiteRecords:
+class SQLiteRecords(Records):
     """The records of one table."""
 
-    has_lock = False  # there is one lock for the whole file
-    by_key = False
-    rolls_back = False
+    by_key = False  # there is one lock for the whole file
 
     def __init__(self, table: SQLiteTable, file: str) -> None:
-        self.verbs = SQLiteVerbs(table)
+        super().__init__(SQLiteVerbs(table))
         self._table = table
         self._file = file
 
@@ -156,15 +154,13 @@ def postgres_records(
     return PostgresRecords(store.verbs_on(table))
 
 
-class PostgresRecords:
+class PostgresRecords(Records):
     """The records of one table."""
 
-    by_key = True
-    rolls_back = False
-
     def __init__(self, verbs: PostgresVerbs) -> None:
-        self.verbs = verbs
-        self.has_lock = False
+        super().__init__(verbs)
+        self._digest = verbs.digest
+        self._short_digest = verbs.short_digest
         self._hold = f"UPDATE {verbs.table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
@@ -182,13 +178,13 @@ class PostgresRecords:
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
         """Take the lock of the record; the end of the transaction, or undoing, releases it."""
-        number = int.from_bytes(self.verbs.short_digest(identity)[:8], "big", signed=True)
+        number = int.from_bytes(self._short_digest(identity)[:8], "big", signed=True)
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
         self.has_lock = bool(reply.rows[0][0])
         return self.has_lock
 
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
-        yield Statement(self._hold, (held, self.verbs.digest(identity), owner), writes=True)
+        yield Statement(self._hold, (held, self._digest(identity), owner), writes=True)
 
 
 # --- MySQL and MariaDB --------------------------------------------------------------------
@@ -240,18 +236,14 @@ class _LockingTable(MySQLTable):
         return plain._replace(sql=f"{plain.sql} FOR UPDATE")
 
 
-class MySQLRecords:
+class MySQLRecords(Records):
     """The records of one table."""
 
-    has_lock = False  # the row is the lock
-    by_key = True
-
     def __init__(self, table: _LockingTable, database: str | None) -> None:
-        self.verbs = MySQLVerbs(table)
+        super().__init__(MySQLVerbs(table))
         self._table = table
         self._database = database
         """The store's, if its URL has named it."""
-        self.rolls_back = False
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""

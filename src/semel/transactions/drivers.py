@@ -12,8 +12,10 @@ from semel.errors import ConfigError
 from semel.stores.sql.verbs import Reply, Statement
 from semel.transactions import db_errors
 from semel.transactions.links import (
+    AsyncLink,
     AsyncNested,
     AsyncPlainLink,
+    Link,
     Nested,
     PlainLink,
     Savepoint,
@@ -239,7 +241,7 @@ _DIALECTS = {"mariadb": "mysql"}
 _AUTOCOMMIT = "SQLAlchemy runs this connection in AUTOCOMMIT: give it another isolation level"
 
 
-class SQLAlchemyLink:
+class SQLAlchemyLink(Link):
     """A `Session` or a `Connection`."""
 
     def __init__(self, given: Any) -> None:
@@ -283,7 +285,7 @@ class SQLAlchemyLink:
             self._core.invalidate()
 
 
-class AsyncSQLAlchemyLink:
+class AsyncSQLAlchemyLink(AsyncLink):
     """An `AsyncSession` or an `AsyncConnection`."""
 
     def __init__(self, given: Any) -> None:
@@ -349,7 +351,7 @@ def _dialect(given: Any) -> str:
 # `on_commit` hooks that belonged to it. The statements go to the driver's connection underneath.
 
 
-class DjangoLink:
+class DjangoLink(Link):
     """A database of a Django project."""
 
     def __init__(self, given: Any) -> None:

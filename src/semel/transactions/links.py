@@ -30,88 +30,72 @@ class Nested(Protocol):
         ...
 
 
-class Link(Protocol):
+class Link(ABC):
     """A caller's connection, for threads."""
 
     dialect: str
     """sqlite, postgresql or mysql."""
 
+    @abstractmethod
     def begin(self) -> Nested:
         """Open a savepoint, or raise a ConfigError when no transaction is open."""
-        ...
 
+    @abstractmethod
     def execute(self, statement: Statement) -> Reply:
         """Run one statement, in the caller's transaction."""
-        ...
 
 
 class AsyncNested(Protocol):
     """`Nested`, awaited."""
 
-    async def commit(self) -> object:
-        """Release it."""
-        ...
-
-    async def rollback(self) -> object:
-        """Undo what was done since."""
-        ...
+    async def commit(self) -> object: ...
+    async def rollback(self) -> object: ...
 
 
-class AsyncLink(Protocol):
+class AsyncLink(ABC):
     """`Link`, awaited."""
 
     dialect: str
 
-    async def begin(self) -> AsyncNested:
-        """Open a savepoint."""
-        ...
+    @abstractmethod
+    async def begin(self) -> AsyncNested: ...
 
-    async def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
-        ...
+    @abstractmethod
+    async def execute(self, statement: Statement) -> Reply: ...
 
 
-class Records(Protocol):
+class Records(ABC):
     """The records of a store, as a caller's transaction reaches them."""
 
-    @property
-    def has_lock(self) -> bool:
-        """Whether the record's own lock is held: further waits are for the whole table."""
-        ...
+    has_lock = False
+    """Whether the record's own lock is held: further waits are for the whole table."""
+    by_key = True
+    """Whether a caller that waits, waits for a transaction with the same key."""
+    rolls_back = False
+    """Whether a wait that is too long ends the caller's transaction; known once prepared."""
 
-    @property
-    def by_key(self) -> bool:
-        """Whether a caller that waits, waits for a transaction with the same key."""
-        ...
-
-    @property
-    def rolls_back(self) -> bool:
-        """Whether a wait that is too long ends the caller's transaction; known once prepared."""
-        ...
-
-    @property
-    def verbs(self) -> Dialect:
+    def __init__(self, verbs: Dialect) -> None:
+        self.verbs = verbs
         """The verbs of the store, fit to run inside a transaction."""
-        ...
 
+    @abstractmethod
     def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
         """Reject a connection to another database; bound the wait for locks, return the old bound.
 
         Without `wait` the caller wants to know at once that another one has the record.
         """
-        ...
 
+    @abstractmethod
     def restore(self, before: Any) -> Verb[None]:
         """Bound the wait as before."""
-        ...
 
+    @abstractmethod
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
         """Lock the record; False = another caller has it, and this one does not wait."""
-        ...
 
+    @abstractmethod
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
         """Mark this owner's attempt as held, or as not held."""
-        ...
 
 
 class _Name:
@@ -132,7 +116,6 @@ class Savepoint:
         self._name = _Name()
 
     def open(self) -> None:
-        """Set it."""
         self._link.execute(self._name.opening)
 
     def commit(self) -> None:
@@ -153,7 +136,6 @@ class AsyncSavepoint:
         self._name = _Name()
 
     async def open(self) -> None:
-        """Set it."""
         await self._link.execute(self._name.opening)
 
     async def commit(self) -> None:
@@ -169,7 +151,6 @@ class AsyncSavepoint:
 class _Plain(ABC):
     """A driver's own connection, judged by its state."""
 
-    dialect: str
     way_in: str
     """How a transaction is begun on it, for the error when none is open."""
 
@@ -189,34 +170,24 @@ class _Plain(ABC):
             raise no_transaction(self.way_in)
 
 
-class PlainLink(_Plain):
+class PlainLink(_Plain, Link):
     """A driver's connection for threads."""
 
     def begin(self) -> Nested:
-        """Open a savepoint."""
         self._check()
         savepoint = Savepoint(self)
         savepoint.open()
         return savepoint
 
-    @abstractmethod
-    def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
 
-
-class AsyncPlainLink(_Plain):
+class AsyncPlainLink(_Plain, AsyncLink):
     """A driver's connection for asyncio."""
 
     async def begin(self) -> AsyncNested:
-        """Open a savepoint."""
         self._check()
         savepoint = AsyncSavepoint(self)
         await savepoint.open()
         return savepoint
-
-    @abstractmethod
-    async def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
 
 
 def command(sql: str) -> Statement:

@@ -1,4 +1,4 @@
-"""What is refused before anything runs, and the doors around the block."""
+"""The connections of each driver and framework, what is rejected before anything runs, blocks."""
 
 from __future__ import annotations
 

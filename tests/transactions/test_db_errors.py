@@ -1,4 +1,4 @@
-"""What cannot be meant is refused in words, before a connection is touched."""
+"""Arguments that are rejected before a connection is touched, and what errors of databases mean."""
 
 from __future__ import annotations
 
