@@ -31,7 +31,7 @@ from semel import AsyncIdempotency, Idempotency, Policy, current_attempt, open_s
 from semel.engine.colours import tasks
 from semel.engine.colours.leaders import Leaders
 from semel.errors import IdempotencyError
-from semel.stores.sql.postgres.errors import Deadline
+from semel.stores.sql.errors import Deadline
 
 PACKAGE = str(Path(semel.__file__).parent)
 

@@ -21,8 +21,8 @@ import redis
 from engines.facade import PATIENCE, Driven, Effect, World, never, wait_until
 from semel import ConcurrentRequest, Policy, StoreUnavailable, events, open_async_store, open_store
 from semel.core.records import RenewRequest
-from semel.stores.sql.mysql.errors import Deadline as MySQLDeadline
-from semel.stores.sql.postgres.errors import Deadline as PostgresDeadline
+from semel.stores.sql.mysql.errors import MySQLDeadline
+from semel.stores.sql.postgres.errors import PostgresDeadline
 from servers.mariadb import PASSWORD, mariadb_server
 from servers.postgres import postgres_server
 from servers.redis import redis_server

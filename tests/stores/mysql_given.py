@@ -103,12 +103,12 @@ def waiting_for_a_lock(server):
 def spy_on_repeats(monkeypatch):
     """Collects the codes of the errors after which a statement was sent again."""
     repeated = []
-    pause_after = errors.Deadline.pause_after
+    pause_after = errors.MySQLDeadline.pause_after
 
     def spying(self, error):
         pause = pause_after(self, error)
         repeated.append(code_of(error))
         return pause
 
-    monkeypatch.setattr(errors.Deadline, "pause_after", spying)
+    monkeypatch.setattr(errors.MySQLDeadline, "pause_after", spying)
     return repeated

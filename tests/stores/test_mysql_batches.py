@@ -21,7 +21,7 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import MOST_MEMBERS
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, errors
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
 from semel.stores.sql.mysql.tasks import PreparedStatements
 from semel.stores.sql.mysql.verbs import HEAVY
@@ -556,7 +556,8 @@ async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mys
 
 
 async def test_a_server_that_is_away_is_told_to_each_member(server, mysql_url, monkeypatch):
-    monkeypatch.setattr(errors, "SEARCH_SHARE", 0)  # one try for each who asks, to be counted
+    # One try for each who asks, to be counted.
+    monkeypatch.setattr("semel.stores.sql.errors.SEARCH_SHARE", 0)
     with proxy_to(server.port) as proxy:
         store = AsyncMySQLStore(through(proxy, mysql_url))
         await claim_all(store, asks(["warm 1", "warm 2"]))

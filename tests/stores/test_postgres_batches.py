@@ -22,9 +22,9 @@ from semel.core.records import (
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import ALONE
 from semel.stores.listening import Listening
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.batch import lock_number
-from semel.stores.sql.postgres.errors import Deadline
 from semel.stores.sql.verbs import Reply, Statement
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction

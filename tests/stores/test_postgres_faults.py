@@ -13,8 +13,8 @@ from psycopg_pool import ConnectionPool
 
 from semel.core.records import Busy, Claimed, Finished, PutRequest
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.sql.postgres.errors import Deadline
 from servers.postgres import CAREFUL, postgres_server
 from servers.proxy import proxy_to
 from stores.postgres_given import blocked, blocking, driven, meanwhile, rows, transaction

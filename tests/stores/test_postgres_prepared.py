@@ -13,8 +13,8 @@ import pytest
 
 from semel.core.records import Claimed, Encoded, Finished
 from semel.errors import ConfigError, StoreError
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import PostgresStore, threads
-from semel.stores.sql.postgres.errors import Deadline
 from semel.stores.sql.postgres.psycopg_sessions import OwnPsycopgSession
 from semel.stores.sql.postgres.threads import PreparedSession
 from semel.stores.sql.verbs import Reply, Statement

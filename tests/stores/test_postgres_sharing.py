@@ -14,8 +14,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from semel.core.records import Claimed, Finished, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.sql.postgres.errors import Deadline
 from servers.postgres import pgbouncer, postgres_server
 from stores.postgres_given import blocking, driven, in_threads, migrate, rows, transaction
 from stores.sqlite_helpers import (

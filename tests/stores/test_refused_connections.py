@@ -17,6 +17,7 @@ from semel.stores.redis import clients, retry
 from semel.stores.redis import tasks as redis_tasks
 from semel.stores.redis import threads as redis_threads
 from semel.stores.registry import SEARCH_SHARE
+from semel.stores.sql import errors as sql_errors
 from semel.stores.sql.mysql import errors as mysql_errors
 from semel.stores.sql.mysql import tasks, threads
 from semel.stores.sql.postgres import aio, errors, store
@@ -55,7 +56,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clients, redis_threads, errors, threads, mysql_errors):
+    for module in (clients, redis_threads, sql_errors, errors, threads, mysql_errors):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(retry, "monotonic", clock.monotonic)
     monkeypatch.setattr("redis.retry.sleep", clock.sleep)

@@ -18,11 +18,12 @@ import psycopg
 import pytest
 
 from semel.errors import StoreUnavailable
-from semel.stores.sql.mysql import aio, errors, store, tasks, threads
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.mysql import aio, store, tasks, threads
 from semel.stores.sql.mysql.addresses import parse
-from semel.stores.sql.mysql.errors import Deadline as MySQLDeadline
+from semel.stores.sql.mysql.errors import MySQLDeadline
 from semel.stores.sql.postgres.aio_pool import AsyncOwnPool
-from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.pool import OwnPool
 from semel.stores.sql.postgres.psycopg_sessions import connect_psycopg
 from semel.stores.sql.postgres.settings import settings
@@ -115,7 +116,7 @@ async def test_a_statement_of_a_task_takes_no_longer_than_its_call_may(mysql_url
 
 def test_a_statement_has_what_remains_but_time_enough_to_hear_of_a_lock(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-    monkeypatch.setattr(errors, "time", clock)
+    monkeypatch.setattr("semel.stores.sql.errors.time", clock)
     call = MySQLDeadline("here", 10.0)
     batch = MySQLDeadline("here", 10.0, waits_for_locks=False)
     assert call.statement_time == batch.statement_time == 10.0

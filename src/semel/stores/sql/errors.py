@@ -1,4 +1,4 @@
-"""What answers of a database mean, whichever it is: a locked record, a value it can never take.
+"""What answers of a database mean, whichever it is, and how long a call goes on after them.
 
 The stores and `idem.transaction()` read the list of rejections. The codes are the databases' own,
 so no driver is imported: PostgreSQL's SQLSTATE, MySQL's numbers, the names of SQLite's primary
@@ -7,10 +7,13 @@ result codes.
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Final, TypeVar
 
 from semel.core.records import Busy
 from semel.errors import StoreUnavailable
+from semel.stores.registry import SEARCH_SHARE
 
 T = TypeVar("T")
 
@@ -77,3 +80,38 @@ def rejects_value(code: str | int | None) -> bool:
 def is_too_large(text: str) -> bool:
     """Whether PostgreSQL's words mean the same."""
     return _TOO_LARGE in text
+
+
+_FIRST_PAUSE: Final = 0.002
+_LONGEST_PAUSE: Final = 0.25
+
+
+class Deadline:
+    """The time of one call, and the pauses between its repeats. It never waits."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at = time.monotonic() + seconds
+        self._longest = _FIRST_PAUSE
+        self._search_ends: float | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline, never less than nothing."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def end_of_search(self) -> float:
+        """The moment when a server that was lost is given up, counted from its loss.
+
+        It is looked for, because it may be restarting, but not to the end: while it is down, every
+        caller pays for that.
+        """
+        if self._search_ends is None:
+            self._search_ends = time.monotonic() + self.seconds * SEARCH_SHARE
+        return min(self._search_ends, self.at)
+
+    def next_pause(self) -> float:
+        """Return how long to wait before the next try, longer each time."""
+        longest, self._longest = self._longest, min(2 * self._longest, _LONGEST_PAUSE)
+        return random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again

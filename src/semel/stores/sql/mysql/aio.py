@@ -40,7 +40,7 @@ from semel.stores.sql.mysql import tasks
 from semel.stores.sql.mysql.addresses import Options, set_up, settings
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
-    Deadline,
+    MySQLDeadline,
     code_of,
     is_locked,
     is_lost,
@@ -241,7 +241,7 @@ class Executor:
         await self.pool.close()
 
     def _session(self) -> _Session:
-        deadline = Deadline(
+        deadline = MySQLDeadline(
             self.pool.place, self._timeout, waits_for_locks=self.pool.waits_for_locks
         )
         return _Session(self.pool, deadline)
@@ -266,7 +266,7 @@ class Executor:
 class _Session:
     """A caller's use of one connection, from its first statement to its last."""
 
-    def __init__(self, pool: Pool, deadline: Deadline) -> None:
+    def __init__(self, pool: Pool, deadline: MySQLDeadline) -> None:
         self._pool = pool
         self._lender = pool
         """The pool that the connection goes back to."""
@@ -314,7 +314,7 @@ class _Session:
     async def _take(self) -> tasks.Connection:
         self._lender = self._pool
         try:
-            return await self._pool.take(self._deadline.remaining)
+            return await self._pool.take(self._deadline.left)
         except StoreUnavailable:  # the pool's own word: nothing was opened
             raise
         except Exception:

@@ -8,7 +8,6 @@ This module decides. It never sleeps and touches no connection.
 
 from __future__ import annotations
 
-import random
 import time
 from itertools import chain
 from typing import Any, Final
@@ -22,8 +21,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.errors import RecordLocked, rejects_value
+from semel.stores.sql.errors import Deadline, RecordLocked, rejects_value
 from semel.stores.sql.mysql.addresses import lock_wait
 from semel.stores.sql.mysql.statements import Bulk
 from semel.stores.sql.schema import RESTORE
@@ -212,21 +210,15 @@ MOMENT: Final = 0.05
 _HARDLY_ANY: Final = 0.1
 """The part of its time after which a call is still as good as at its beginning."""
 
-_FIRST_PAUSE: Final = 0.002
-_LONGEST_PAUSE: Final = 0.1
 
-
-class Deadline:
+class MySQLDeadline(Deadline):
     """The time and the repeats of one call, for all statements that it sends."""
 
     def __init__(self, place: str, timeout: float, *, waits_for_locks: bool = True) -> None:
         """`waits_for_locks`: whether a statement that met a lock is sent again."""
-        self.timeout = timeout
-        self._search_ends: float | None = None
+        super().__init__(timeout)
         self._waits_for_locks = waits_for_locks
         self._place = place
-        self._deadline = time.monotonic() + timeout
-        self._pause = _FIRST_PAUSE
         self._reconnected = False
         self._verdict: Exception | None = None
         # The server answers that a record is locked after this time. Who did not wait for that
@@ -234,16 +226,11 @@ class Deadline:
         self._least = min(timeout, (lock_wait(timeout) if waits_for_locks else 1) + 0.5)
 
     @property
-    def remaining(self) -> float:
-        """Seconds that are left."""
-        return max(0.0, self._deadline - time.monotonic())
-
-    @property
     def statement_time(self) -> float:
         """Seconds that the next statement may take: what remains, or the wait for a lock."""
-        left = self.remaining
-        if left > self.timeout * (1 - _HARDLY_ANY):
-            return self.timeout  # the same for most, so that the driver need not be set each time
+        left = self.left
+        if left > self.seconds * (1 - _HARDLY_ANY):
+            return self.seconds  # the same for most, so that the driver need not be set each time
         return max(left, self._least)
 
     def pause_after(self, error: Exception) -> float:
@@ -253,14 +240,13 @@ class Deadline:
         time, unless it is a batch: one locked member must not hold up the others. A statement
         whose connection was lost is repeated once, on a new connection: each of ours may be
         carried out twice, and what breaks two connections would break a third. A server that
-        cannot be reached is looked for, because it may be restarting, but not to the end: while
-        it is down, every caller pays for that.
+        cannot be reached is looked for.
         """
-        if self.remaining > 0:
+        if self.left > 0:
             if self._waits_for_locks and may_repeat(error):
-                return min(self._next_pause(), self.remaining)
-            if is_unreachable(error) and self._searches():
-                return self._next_pause()
+                return min(self.next_pause(), self.left)
+            if is_unreachable(error) and time.monotonic() < self.end_of_search:
+                return self.next_pause()
             if is_lost(error) and not self._reconnected:
                 self._reconnected = True
                 return 0.0
@@ -277,18 +263,6 @@ class Deadline:
                 f"{self._place} cannot take this: {size} bytes, and its max_allowed_packet is "
                 f"{limit}; raise that, or let the policy's max_result_bytes be well below it"
             )
-
-    def _next_pause(self) -> float:
-        # Apart from each other: two that met once should not meet again.
-        pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return pause
-
-    def _searches(self) -> bool:
-        now = time.monotonic()
-        if self._search_ends is None:
-            self._search_ends = now + self.timeout * SEARCH_SHARE
-        return now < self._search_ends
 
     def check(self) -> None:
         """Spare the rest of a batch the wait for a server that did not answer its first part."""

@@ -37,7 +37,7 @@ from semel.stores.sql.mysql import threads
 from semel.stores.sql.mysql.addresses import Options, set_up, settings
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
-    Deadline,
+    MySQLDeadline,
     code_of,
     is_locked,
     is_lost,
@@ -224,7 +224,7 @@ class Executor:
         self.pool.close()
 
     def _session(self) -> _Session:
-        deadline = Deadline(
+        deadline = MySQLDeadline(
             self.pool.place, self._timeout, waits_for_locks=self.pool.waits_for_locks
         )
         return _Session(self.pool, deadline)
@@ -249,7 +249,7 @@ class Executor:
 class _Session:
     """A caller's use of one connection, from its first statement to its last."""
 
-    def __init__(self, pool: Pool, deadline: Deadline) -> None:
+    def __init__(self, pool: Pool, deadline: MySQLDeadline) -> None:
         self._pool = pool
         self._lender = pool
         """The pool that the connection goes back to."""
@@ -297,7 +297,7 @@ class _Session:
     def _take(self) -> threads.Connection:
         self._lender = self._pool
         try:
-            return self._pool.take(self._deadline.remaining)
+            return self._pool.take(self._deadline.left)
         except StoreUnavailable:  # the pool's own word: nothing was opened
             raise
         except Exception:

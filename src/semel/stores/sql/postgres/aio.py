@@ -31,8 +31,8 @@ from semel.stores.sql.postgres.aio_pool import AsyncSession, AsyncSource
 from semel.stores.sql.postgres.batch import BATCH_LIMIT, PostgresBatchVerbs, answers_of
 from semel.stores.sql.postgres.errors import (
     DRIVER_ERRORS,
-    Deadline,
     MigrationLocked,
+    PostgresDeadline,
     TableLocked,
     concerns_all,
     translate,
@@ -84,7 +84,7 @@ class AsyncExecutor:
 
     async def run_one(self, operation: Operation[T]) -> T:
         """Run one operation, and raise its error."""
-        deadline = Deadline(self._timeout)
+        deadline = PostgresDeadline(self._timeout)
         while True:
             try:
                 if not self._prepared:
@@ -112,7 +112,7 @@ class AsyncExecutor:
 
     async def _transaction(self, start: Callable[[], Verb[T]], *, migrates: bool = False) -> T:
         """Run a verb in a transaction, again while there is time and sense in it."""
-        deadline = Deadline(self._timeout)
+        deadline = PostgresDeadline(self._timeout)
         while True:
             try:
                 if not (self._prepared or migrates):
@@ -123,7 +123,7 @@ class AsyncExecutor:
                 pause = await self._pause_after(error, deadline)
             await sleep(pause)
 
-    async def _pause_after(self, error: Exception, deadline: Deadline) -> float:
+    async def _pause_after(self, error: Exception, deadline: PostgresDeadline) -> float:
         """Return how long to wait before the next try, or raise what the error means."""
         pause = deadline.pause_after(error)
         if pause is None:
@@ -131,7 +131,7 @@ class AsyncExecutor:
             raise translate(reason, self._source.place) from reason
         return pause
 
-    async def _explained(self, error: Exception, deadline: Deadline) -> Exception:
+    async def _explained(self, error: Exception, deadline: PostgresDeadline) -> Exception:
         """Find out what is locked: a record runs elsewhere then, a table is an outage."""
         if not isinstance(error, LockNotAvailable):
             return error
@@ -144,7 +144,7 @@ class AsyncExecutor:
             pass
         return error
 
-    async def _prepare(self, deadline: Deadline) -> None:
+    async def _prepare(self, deadline: PostgresDeadline) -> None:
         async with self._source.lend(deadline) as session:
             if not await drive(session, self._schema.check()):
                 await in_transaction(session, self._schema.migrate({}), migrates=True)

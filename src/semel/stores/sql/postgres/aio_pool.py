@@ -22,7 +22,8 @@ from psycopg_pool import AsyncConnectionPool
 from semel.errors import StoreUnavailable
 from semel.stores.forking import follow_forks
 from semel.stores.loops import AsyncPlaces, has_ended, only_loop
-from semel.stores.sql.postgres.errors import BECAME_REPLICA, Deadline
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.postgres.errors import BECAME_REPLICA
 from semel.stores.sql.postgres.psycopg_sessions import (
     AsyncConnection,
     AsyncPsycopgSession,

@@ -6,7 +6,6 @@ than the first line of the server's own words: the rest can hold users' keys and
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from typing import Final
@@ -24,8 +23,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.registry import SEARCH_SHARE
-from semel.stores.sql.errors import RecordLocked, is_too_large, rejects_value
+from semel.stores.sql.errors import Deadline, RecordLocked, is_too_large, rejects_value
 from semel.stores.sql.schema import RESTORE
 
 
@@ -161,14 +159,11 @@ def _first_line(error: Exception) -> str:
 #
 # A deadlock, a serialization failure and a duplicate that was inserted at the same moment undo the
 # whole statement: it is repeated. So is one whose connection was lost, on another connection: every
-# verb is safe to send twice. A server that cannot be reached is looked for, because it may be
-# restarting, but not to the end: while it is down, every caller pays for that.
+# verb is safe to send twice. A server that cannot be reached is looked for.
 
 
 MOST_REPEATS: Final = 12
 """Of what was undone. A lost server is looked for as often as there is time to."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
 UNDONE: Final = (sql.SerializationFailure, sql.DeadlockDetected, sql.UniqueViolation)
 """The statement was undone and may succeed when sent again.
@@ -210,20 +205,13 @@ def concerns_all(error: StoreUnavailable) -> bool:
     ) and not isinstance(error.__cause__, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled))
 
 
-class Deadline:
-    """The time of one call, and its repeats within that."""
+class PostgresDeadline(Deadline):
+    """The time of one call, and what is repeated within that."""
 
     def __init__(self, seconds: float) -> None:
-        self.at = time.monotonic() + seconds
-        self._seconds = seconds
-        self._search_ends: float | None = None
+        super().__init__(seconds)
         self._repeats = 0
         self._first: Exception | None = None
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline, never less than nothing."""
-        return max(0.0, self.at - time.monotonic())
 
     def reason(self, error: Exception) -> Exception:
         """Tell why the call failed: running out of time is only how a repeated one ends."""
@@ -234,17 +222,10 @@ class Deadline:
         if isinstance(error, UNDONE) and self._repeats < MOST_REPEATS:
             end = self.at
         elif is_lost(error):
-            end = self._end_of_search()
+            end = self.end_of_search
         else:
             return None
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._repeats)
-        pause = random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again
         self._repeats += 1
         self._first = self._first or error
+        pause = self.next_pause()
         return pause if time.monotonic() + pause < end else None
-
-    def _end_of_search(self) -> float:
-        """Return the moment when a server that was lost is given up, counted from its loss."""
-        if self._search_ends is None:
-            self._search_ends = time.monotonic() + self._seconds * SEARCH_SHARE
-        return min(self._search_ends, self.at)

@@ -21,7 +21,8 @@ from psycopg_pool import ConnectionPool
 
 from semel.errors import StoreUnavailable
 from semel.stores.forking import Places, follow_forks
-from semel.stores.sql.postgres.errors import BECAME_REPLICA, Deadline
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.postgres.errors import BECAME_REPLICA
 from semel.stores.sql.postgres.psycopg_sessions import (
     Connection,
     PsycopgSession,

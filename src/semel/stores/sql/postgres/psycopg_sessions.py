@@ -24,7 +24,8 @@ from psycopg.waiting import Ready
 
 from semel.core.optional import inside
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.rows import WITH_UTF8, texts_as_bytes
 from semel.stores.sql.verbs import Reply, Statement

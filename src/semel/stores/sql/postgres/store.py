@@ -30,8 +30,8 @@ from semel.stores.sql.postgres import threads
 from semel.stores.sql.postgres.batch import BATCH_LIMIT, PostgresBatchVerbs, answers_of
 from semel.stores.sql.postgres.errors import (
     DRIVER_ERRORS,
-    Deadline,
     MigrationLocked,
+    PostgresDeadline,
     TableLocked,
     concerns_all,
     translate,
@@ -85,7 +85,7 @@ class Executor:
 
     def run_one(self, operation: Operation[T]) -> T:
         """Run one operation, and raise its error."""
-        deadline = Deadline(self._timeout)
+        deadline = PostgresDeadline(self._timeout)
         while True:
             try:
                 if not self._prepared:
@@ -113,7 +113,7 @@ class Executor:
 
     def _transaction(self, start: Callable[[], Verb[T]], *, migrates: bool = False) -> T:
         """Run a verb in a transaction, again while there is time and sense in it."""
-        deadline = Deadline(self._timeout)
+        deadline = PostgresDeadline(self._timeout)
         while True:
             try:
                 if not (self._prepared or migrates):
@@ -124,7 +124,7 @@ class Executor:
                 pause = self._pause_after(error, deadline)
             sleep(pause)
 
-    def _pause_after(self, error: Exception, deadline: Deadline) -> float:
+    def _pause_after(self, error: Exception, deadline: PostgresDeadline) -> float:
         """Return how long to wait before the next try, or raise what the error means."""
         pause = deadline.pause_after(error)
         if pause is None:
@@ -132,7 +132,7 @@ class Executor:
             raise translate(reason, self._source.place) from reason
         return pause
 
-    def _explained(self, error: Exception, deadline: Deadline) -> Exception:
+    def _explained(self, error: Exception, deadline: PostgresDeadline) -> Exception:
         """Find out what is locked: a record runs elsewhere then, a table is an outage."""
         if not isinstance(error, LockNotAvailable):
             return error
@@ -145,7 +145,7 @@ class Executor:
             pass
         return error
 
-    def _prepare(self, deadline: Deadline) -> None:
+    def _prepare(self, deadline: PostgresDeadline) -> None:
         with self._source.lend(deadline) as session:
             if not drive(session, self._schema.check()):
                 in_transaction(session, self._schema.migrate({}), migrates=True)

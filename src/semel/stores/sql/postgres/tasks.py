@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from semel.stores.loops import AsyncPlaces
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.aio_pool import (
     AsyncGivenConnection,
     AsyncGivenPool,
@@ -32,7 +33,7 @@ from semel.stores.sql.postgres.aio_pool import (
     Connect,
     in_turn,
 )
-from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.psycopg_sessions import (
     CONFIGURE,
     AsyncConnection,

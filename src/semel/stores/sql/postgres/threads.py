@@ -24,7 +24,8 @@ from psycopg.adapt import Transformer
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGresult
 
-from semel.stores.sql.postgres.errors import Deadline, TimeIsUp
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.pool import GivenConnection, GivenPool, OwnPool, Pool, Source
 from semel.stores.sql.postgres.psycopg_sessions import (
     BoundedConnection,
