@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
-from semel import AsyncIdempotency, Idempotency, current_attempt
+from semel import AsyncIdempotency, ConfigError, Idempotency, current_attempt
 from semel.adapters._sync.integration import Integration
 from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.engines import LARGE_AT_ONCE
@@ -29,6 +29,12 @@ async def begun(integration):
     exchange = await integration.begin(integration.routing.find("POST", "/"), REQUEST, no_body)
     exchange.enter()
     return exchange
+
+
+def test_an_engine_of_the_other_kind_is_refused():
+    told = "an AsyncIdempotency or a URL is needed, not Idempotency"
+    with Idempotency("memory://") as engine, pytest.raises(ConfigError, match=told):
+        AsyncIntegration(engine, {})
 
 
 def test_an_async_tenant_is_refused_by_an_integration_for_threads(caplog):

@@ -73,8 +73,8 @@ def test_the_postgres_store_names_what_psycopg_has_no_more(imported_anew, monkey
 @pytest.mark.parametrize(
     ("module", "owner", "name"),
     [
-        ("responses", "django.http.response:HttpResponseBase", "_resource_closers"),
-        ("doors", "django.db.transaction:Atomic", "_from_testcase"),
+        ("bodies", "django.http.response:HttpResponseBase", "_resource_closers"),
+        ("atomic", "django.db.transaction:Atomic", "_from_testcase"),
     ],
 )
 def test_the_integration_of_django_names_what_it_has_no_more(
