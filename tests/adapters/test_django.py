@@ -64,8 +64,8 @@ def raising(error):
 
 
 @pytest.fixture(params=["middleware", "decorator"])
-def door(request, sqlite_url):
-    """Serve one view behind each door in turn."""
+def integration(request, sqlite_url):
+    """Serve one view behind each integration in turn."""
 
     def serving(view, **options):
         if request.param == "middleware":
@@ -76,10 +76,10 @@ def door(request, sqlite_url):
     return serving
 
 
-# --- both doors -----------------------------------------------------------------------------------
+# --- both integrations -----------------------------------------------------------------------------------
 
 
-def test_an_answer_is_replayed_with_its_own_headers(door):
+def test_an_answer_is_replayed_with_its_own_headers(integration):
     def pay(request):
         response = HttpResponse("paid", status=201, headers={"X-Number": current_attempt().key})
         response.set_cookie("session", "secret")
@@ -87,7 +87,7 @@ def test_an_answer_is_replayed_with_its_own_headers(door):
         return response
 
     view = Counted(pay)
-    with door(view):
+    with integration(view):
         first, second = post(), post()
     assert (
         (first.status_code, first.content) == (second.status_code, second.content) == (201, b"paid")
@@ -100,26 +100,26 @@ def test_an_answer_is_replayed_with_its_own_headers(door):
     assert view.runs == 1
 
 
-def test_an_answer_without_a_content_type_has_none_again(door):
+def test_an_answer_without_a_content_type_has_none_again(integration):
     def pay(request):
         response = HttpResponse(status=204)
         del response["Content-Type"]
         return response
 
-    with door(pay):
+    with integration(pay):
         assert ["Content-Type" in answer for answer in (post(), post())] == [False, False]
 
 
-def test_a_request_without_a_key_passes(door):
+def test_a_request_without_a_key_passes(integration):
     view = Counted()
-    with door(view):
+    with integration(view):
         post(key=None)
         post(key=None)
         Client().get("/pay/", headers={"Idempotency-Key": "k"})
     assert view.runs == 3
 
 
-def test_the_settings_name_functions_by_their_paths(door):
+def test_the_settings_name_functions_by_their_paths(integration):
     view = Counted(lambda request: HttpResponse(status=404))
     options = {
         "REQUIRED": True,
@@ -127,7 +127,7 @@ def test_the_settings_name_functions_by_their_paths(door):
         "STORED": "web.profiles.deterministic",
         "PAYLOAD": "web.profiles.amount",
     }
-    with door(view, **options):
+    with integration(view, **options):
         assert post(key=None).status_code == 400
         assert post().status_code == 401
         for user in ("ann", "bob", "ann"):
@@ -137,7 +137,7 @@ def test_the_settings_name_functions_by_their_paths(door):
     assert view.runs == 2
 
 
-def test_a_stream_is_replayed_and_its_source_closed(door, sqlite_url):
+def test_a_stream_is_replayed_and_its_source_closed(integration, sqlite_url):
     closed = []
 
     def chunks():
@@ -147,27 +147,27 @@ def test_a_stream_is_replayed_and_its_source_closed(door, sqlite_url):
         finally:
             closed.append(True)
 
-    with door(lambda request: StreamingHttpResponse(chunks())):
+    with integration(lambda request: StreamingHttpResponse(chunks())):
         first, second = post(), post()
         assert first.getvalue() == second.content == b"one, two"
     assert closed == [True]
 
 
-def test_a_file_is_replayed(door):
-    with door(lambda request: FileResponse(io.BytesIO(b"a file"))):
+def test_a_file_is_replayed(integration):
+    with integration(lambda request: FileResponse(io.BytesIO(b"a file"))):
         first, second = post(), post()
         assert first.getvalue() == second.content == b"a file"
         assert first["Content-Type"] == second["Content-Type"]
 
 
-def test_an_answer_beyond_the_cap_reaches_its_first_caller_whole(door):
-    with door(lambda request: HttpResponse("x" * 11), MAX_RESPONSE=10):
+def test_an_answer_beyond_the_cap_reaches_its_first_caller_whole(integration):
+    with integration(lambda request: HttpResponse("x" * 11), MAX_RESPONSE=10):
         first, second = post(), post()
     assert first.content == b"x" * 11
     assert (second.status_code, second.json()["code"]) == (200, "result_omitted")
 
 
-def test_a_stream_beyond_the_cap_is_not_read_ahead(door):
+def test_a_stream_beyond_the_cap_is_not_read_ahead(integration):
     given = []
 
     def chunks():
@@ -175,7 +175,7 @@ def test_a_stream_beyond_the_cap_is_not_read_ahead(door):
             given.append(number)
             yield b"%05d" % number
 
-    with door(lambda request: StreamingHttpResponse(chunks()), MAX_RESPONSE=12):
+    with integration(lambda request: StreamingHttpResponse(chunks()), MAX_RESPONSE=12):
         first = post()
         assert len(given) == 3
         assert first.getvalue() == b"".join(b"%05d" % number for number in range(9))
@@ -188,9 +188,9 @@ def breaking():
     raise OSError("broken")
 
 
-def test_a_stream_that_breaks_after_the_cap_is_broken_not_done(door, sqlite_url):
+def test_a_stream_that_breaks_after_the_cap_is_broken_not_done(integration, sqlite_url):
     view = Counted(lambda request: StreamingHttpResponse(breaking()))
-    with door(view, MAX_RESPONSE=10):
+    with integration(view, MAX_RESPONSE=10):
         for _ in range(2):
             with pytest.raises(OSError, match="broken"):
                 post().getvalue()
@@ -198,7 +198,7 @@ def test_a_stream_that_breaks_after_the_cap_is_broken_not_done(door, sqlite_url)
     assert state(sqlite_url) is State.FAILED
 
 
-def test_a_client_who_leaves_does_not_end_a_stream_beyond_the_cap(door, sqlite_url):
+def test_a_client_who_leaves_does_not_end_a_stream_beyond_the_cap(integration, sqlite_url):
     given = []
 
     def chunks():
@@ -206,7 +206,7 @@ def test_a_client_who_leaves_does_not_end_a_stream_beyond_the_cap(door, sqlite_u
             yield b"%05d" % number
             given.append(number)
 
-    with door(lambda request: StreamingHttpResponse(chunks()), MAX_RESPONSE=12):
+    with integration(lambda request: StreamingHttpResponse(chunks()), MAX_RESPONSE=12):
         answer = post()
         assert state(sqlite_url) is State.PROCESSING
         answer.close()
@@ -228,22 +228,26 @@ async def awaited(request):
 
 
 @pytest.mark.parametrize("view", [plain, awaited])
-def test_an_async_stream_beyond_the_cap_reaches_its_first_caller_whole_on_threads(door, view):
-    with door(view, MAX_RESPONSE=10):
+def test_an_async_stream_beyond_the_cap_reaches_its_first_caller_whole_on_threads(
+    integration, view
+):
+    with integration(view, MAX_RESPONSE=10):
         first = post()
         with pytest.warns(Warning, match="asynchronous iterators"):
             assert b"".join(first) == b"x" * 18
         assert post().json()["code"] == "result_omitted"
 
 
-def test_events_pass_live_and_marked(door, sqlite_url):
+def test_events_pass_live_and_marked(integration, sqlite_url):
     given = []
 
     def events():
         given.append(1)
         yield "data: 1\n\n"
 
-    with door(lambda request: StreamingHttpResponse(events(), content_type="text/event-stream")):
+    with integration(
+        lambda request: StreamingHttpResponse(events(), content_type="text/event-stream")
+    ):
         answer = post()
         assert answer["Idempotent-Unprotected"] == "stream"
         assert given == []
@@ -251,7 +255,7 @@ def test_events_pass_live_and_marked(door, sqlite_url):
     assert state(sqlite_url) is State.FAILED  # free
 
 
-def test_a_stream_that_fails_frees_the_key_and_is_closed(door, sqlite_url):
+def test_a_stream_that_fails_frees_the_key_and_is_closed(integration, sqlite_url):
     closed = []
 
     class Chunks:
@@ -262,15 +266,15 @@ def test_a_stream_that_fails_frees_the_key_and_is_closed(door, sqlite_url):
         def close(self):
             closed.append(True)
 
-    with door(lambda request: StreamingHttpResponse(Chunks())):
+    with integration(lambda request: StreamingHttpResponse(Chunks())):
         assert post().status_code == 500
     assert closed == [True]
     assert state(sqlite_url) is State.FAILED
 
 
-def test_an_exception_frees_the_key(door, sqlite_url):
+def test_an_exception_frees_the_key(integration, sqlite_url):
     view = raising(OSError("broken"))
-    with door(view):
+    with integration(view):
         assert [post().status_code, post().status_code] == [500, 500]
     assert view.runs == 2
     assert state(sqlite_url) is State.FAILED
@@ -280,17 +284,17 @@ def test_an_exception_frees_the_key(door, sqlite_url):
     ("error", "status"),
     [(Http404("none"), 404), (PermissionDenied(), 403), (BadRequest("bad"), 400)],
 )
-def test_an_answer_that_is_raised_frees_the_key_even_under_hold(door, error, status):
+def test_an_answer_that_is_raised_frees_the_key_even_under_hold(integration, error, status):
     view = raising(error)
-    with door(view, POLICY=Policy(abandoned="hold")):
+    with integration(view, POLICY=Policy(abandoned="hold")):
         assert [post().status_code, post().status_code] == [status, status]
     assert view.runs == 2
 
 
 @pytest.mark.parametrize("debug", [True, False])
-def test_an_answer_that_is_raised_is_stored_when_asked_for(door, debug):
+def test_an_answer_that_is_raised_is_stored_when_asked_for(integration, debug):
     view = raising(Http404("no such order"))
-    with door(view, STORED="web.profiles.deterministic", DEBUG=debug, TEMPLATES=TEMPLATES):
+    with integration(view, STORED="web.profiles.deterministic", DEBUG=debug, TEMPLATES=TEMPLATES):
         first, second = post(), post()
     assert (first.status_code, first.content) == (second.status_code, second.content)
     assert first.status_code == 404
@@ -348,35 +352,35 @@ def test_who_was_replaced_gets_no_error_of_its_own(sqlite_url):
     assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
 
-def test_who_was_replaced_gets_no_answer_of_its_own(door, sqlite_url):
+def test_who_was_replaced_gets_no_answer_of_its_own(integration, sqlite_url):
     def forgetting(request):
         with Idempotency(sqlite_url) as other:
             other.forget("k", scope="http")
         return HttpResponse("mine")
 
-    with door(forgetting):
+    with integration(forgetting):
         answer = post()
     assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
 
-def test_a_view_that_gives_no_response_is_an_error_and_frees_the_key(door, sqlite_url):
-    with door(lambda request: None):
+def test_a_view_that_gives_no_response_is_an_error_and_frees_the_key(integration, sqlite_url):
+    with integration(lambda request: None):
         assert post().status_code == 500
     assert state(sqlite_url) is State.FAILED
 
 
-def test_a_template_response_is_replayed(door):
+def test_a_template_response_is_replayed(integration):
     def pay(request):
         template = engines["django"].from_string("number {{ number }}")
         return TemplateResponse(request, template, {"number": 7})
 
-    with door(pay, TEMPLATES=TEMPLATES):
+    with integration(pay, TEMPLATES=TEMPLATES):
         assert [post().content, post().content] == [b"number 7", b"number 7"]
 
 
-def test_the_path_and_the_query_are_compared(door):
+def test_the_path_and_the_query_are_compared(integration):
     view = Counted()
-    with door(view):
+    with integration(view):
         post("/pay/?a=%C3%A9")
         assert post("/pay/?a=%C3%A9")["Idempotent-Replayed"] == "true"
         assert post("/pay/?a=1").status_code == 422
@@ -479,11 +483,11 @@ def test_a_request_that_wsgi_s_middleware_protects_passes(sqlite_url, inside):
     view = idempotent(pay) if inside == "decorator" else pay
     layers = [MIDDLEWARE] if inside == "middleware" else []
     with project(sqlite_url, {"pay": view}, MIDDLEWARE=layers):
-        door = wsgi.IdempotencyMiddleware(get_wsgi_application(), sqlite_url)
-        transport = httpx.WSGITransport(door)
+        integration = wsgi.IdempotencyMiddleware(get_wsgi_application(), sqlite_url)
+        transport = httpx.WSGITransport(integration)
         with httpx.Client(transport=transport, base_url="http://test") as client:
             answers = [client.post("/pay/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
-        door.close()
+        integration.close()
     assert [answer.text for answer in answers] == ["paid", "paid"]
     assert answers[1].headers["Idempotent-Replayed"] == "true"
 
@@ -491,11 +495,13 @@ def test_a_request_that_wsgi_s_middleware_protects_passes(sqlite_url, inside):
 def test_a_method_that_wsgi_s_middleware_protects_is_not_told_of(sqlite_url, caplog):
     logging.disable(logging.NOTSET)
     with project(sqlite_url, {"pay": idempotent(Counted())}):
-        door = wsgi.IdempotencyMiddleware(get_wsgi_application(), sqlite_url, methods=["PUT"])
-        transport = httpx.WSGITransport(door)
+        integration = wsgi.IdempotencyMiddleware(
+            get_wsgi_application(), sqlite_url, methods=["PUT"]
+        )
+        transport = httpx.WSGITransport(integration)
         with httpx.Client(transport=transport, base_url="http://test") as client:
             answers = [client.put("/pay/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
-        door.close()
+        integration.close()
     assert answers[1].headers["Idempotent-Replayed"] == "true"
     assert "without protection" not in caplog.text
 
@@ -570,8 +576,8 @@ def in_chunks(body, length="", *, terminated=True, kind="text/plain"):
 
 
 @pytest.mark.parametrize("length", ["", "6"])
-def test_a_length_beside_chunks_does_not_cut_the_body(door, length):
-    with door(Counted(lambda request: HttpResponse(request.body))):
+def test_a_length_beside_chunks_does_not_cut_the_body(integration, length):
+    with integration(Counted(lambda request: HttpResponse(request.body))):
         first = post(**in_chunks(b"pay 10 to ann", length))
         assert (first.status_code, first.content) == (200, b"pay 10 to ann")
         assert post(**in_chunks(b"pay 10 to ann", length))["Idempotent-Replayed"] == "true"
@@ -579,15 +585,15 @@ def test_a_length_beside_chunks_does_not_cut_the_body(door, length):
         assert (other.status_code, other.json()["code"]) == (422, "payload_mismatch")
 
 
-def test_a_form_in_chunks_is_read_by_the_view(door):
-    with door(Counted(lambda request: JsonResponse(request.POST.dict()))):
+def test_a_form_in_chunks_is_read_by_the_view(integration):
+    with integration(Counted(lambda request: JsonResponse(request.POST.dict()))):
         told = in_chunks(b"to=ann&amount=10", kind="application/x-www-form-urlencoded")
         assert post(**told).json() == {"to": "ann", "amount": "10"}
 
 
-def test_chunks_whose_end_the_server_does_not_tell_are_refused(door, sqlite_url):
+def test_chunks_whose_end_the_server_does_not_tell_are_refused(integration, sqlite_url):
     view = Counted()
-    with door(view):
+    with integration(view):
         for length in ("", "6"):
             answer = post(**in_chunks(b"pay 10 to ann", length, terminated=False))
             assert (answer.status_code, answer.json()["code"]) == (400, "body_incomplete")

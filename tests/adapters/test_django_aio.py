@@ -79,8 +79,8 @@ def quiet():
 
 
 @pytest.fixture(params=["middleware", "decorator"])
-async def door(request, sqlite_url):
-    """Serve one view behind each door in turn."""
+async def integration(request, sqlite_url):
+    """Serve one view behind each integration in turn."""
 
     def serving(view, **options):
         if request.param == "middleware":
@@ -100,10 +100,10 @@ async def served(settings):
             await aclose()
 
 
-# --- both doors -----------------------------------------------------------------------------------
+# --- both integrations -----------------------------------------------------------------------------------
 
 
-async def test_an_answer_is_replayed(door):
+async def test_an_answer_is_replayed(integration):
     runs = []
 
     async def pay(request):
@@ -111,7 +111,7 @@ async def test_an_answer_is_replayed(door):
         await asyncio.sleep(0)
         return HttpResponse("paid", status=201)
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         first, second = await apost("/pay/?a=%C3%A9"), await apost("/pay/?a=%C3%A9")
         assert (await apost("/pay/?a=1")).status_code == 422
     assert (first.content, second.content) == (b"paid", b"paid")
@@ -119,11 +119,11 @@ async def test_an_answer_is_replayed(door):
     assert runs == ["k"]
 
 
-async def test_other_methods_and_requests_without_a_key_pass(door):
+async def test_other_methods_and_requests_without_a_key_pass(integration):
     async def pay(request):
         return JsonResponse({"attempt": current_attempt() is not None})
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         answer = await AsyncClient().get("/pay/", **{"Idempotency-Key": "k"})
         assert answer.json() == (await apost(key=None)).json() == {"attempt": False}
 
@@ -139,38 +139,40 @@ async def body_of(response):
     return b"".join([chunk async for chunk in response])
 
 
-async def test_an_async_stream_is_replayed(door):
+async def test_an_async_stream_is_replayed(integration):
     async def pay(request):
         return StreamingHttpResponse(chunks(3))
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         first, second = await apost(), await apost()
         assert await body_of(first) == second.content == b"000000000100002"
 
 
-async def test_a_plain_stream_is_replayed(door):
+async def test_a_plain_stream_is_replayed(integration):
     async def pay(request):
         return StreamingHttpResponse(iter(["one, ", "two"]))
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         first, second = await apost(), await apost()
         assert await body_of(first) == second.content == b"one, two"
 
 
-async def test_an_async_stream_beyond_the_cap_is_not_read_far_ahead(door):
+async def test_an_async_stream_beyond_the_cap_is_not_read_far_ahead(integration):
     given = []
 
     async def pay(request):
         return StreamingHttpResponse(chunks(9, given))
 
-    async with served(door(pay, MAX_RESPONSE=12)):
+    async with served(integration(pay, MAX_RESPONSE=12)):
         first = await apost()
         assert len(given) <= 4
         assert len(await body_of(first)) == 45
         assert (await apost()).json()["code"] == "result_omitted"
 
 
-async def test_an_async_stream_that_breaks_after_the_cap_is_broken_not_done(door, sqlite_url):
+async def test_an_async_stream_that_breaks_after_the_cap_is_broken_not_done(
+    integration, sqlite_url
+):
     runs = []
 
     async def breaking():
@@ -182,7 +184,7 @@ async def test_an_async_stream_that_breaks_after_the_cap_is_broken_not_done(door
         runs.append(1)
         return StreamingHttpResponse(breaking())
 
-    async with served(door(pay, MAX_RESPONSE=10)):
+    async with served(integration(pay, MAX_RESPONSE=10)):
         for _ in range(2):
             with pytest.raises(OSError, match="broken"):
                 await body_of(await apost())
@@ -190,13 +192,13 @@ async def test_an_async_stream_that_breaks_after_the_cap_is_broken_not_done(door
     assert state(sqlite_url) is State.FAILED
 
 
-async def test_a_client_who_leaves_does_not_end_an_async_stream_beyond_the_cap(door):
+async def test_a_client_who_leaves_does_not_end_an_async_stream_beyond_the_cap(integration):
     given = []
 
     async def pay(request):
         return StreamingHttpResponse(chunks(9, given))
 
-    async with served(door(pay, MAX_RESPONSE=12)):
+    async with served(integration(pay, MAX_RESPONSE=12)):
         answer = await apost()
         assert (await apost()).json()["code"] == "concurrent_request"
         sending = aiter(answer)
@@ -209,11 +211,11 @@ async def test_a_client_who_leaves_does_not_end_an_async_stream_beyond_the_cap(d
     assert len(given) == 9
 
 
-async def test_a_plain_stream_beyond_the_cap_reaches_its_first_caller_whole(door):
+async def test_a_plain_stream_beyond_the_cap_reaches_its_first_caller_whole(integration):
     async def pay(request):
         return StreamingHttpResponse(iter([b"x" * 10] * 3))
 
-    async with served(door(pay, MAX_RESPONSE=12)):
+    async with served(integration(pay, MAX_RESPONSE=12)):
         first = await apost()
         assert await body_of(first) == b"x" * 30
         assert (await apost()).json()["code"] == "result_omitted"
@@ -231,22 +233,22 @@ async def test_a_stream_beyond_the_cap_is_not_put_together():
     assert most < 16 * len(chunk)
 
 
-async def test_a_whole_answer_beyond_the_cap_is_told_as_omitted(door):
+async def test_a_whole_answer_beyond_the_cap_is_told_as_omitted(integration):
     async def pay(request):
         return HttpResponse("x" * 13)
 
-    async with served(door(pay, MAX_RESPONSE=12)):
+    async with served(integration(pay, MAX_RESPONSE=12)):
         assert len((await apost()).content) == 13
         assert (await apost()).json()["code"] == "result_omitted"
 
 
-async def test_events_pass_live_and_marked(door, sqlite_url):
+async def test_events_pass_live_and_marked(integration, sqlite_url):
     given = []
 
     async def pay(request):
         return StreamingHttpResponse(chunks(2, given), content_type="text/event-stream")
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         answer = await apost()
         assert answer["Idempotent-Unprotected"] == "stream"
         assert given == []
@@ -254,7 +256,7 @@ async def test_events_pass_live_and_marked(door, sqlite_url):
     assert state(sqlite_url) is State.FAILED  # free
 
 
-async def test_a_stream_that_fails_frees_the_key_and_is_closed(door, sqlite_url):
+async def test_a_stream_that_fails_frees_the_key_and_is_closed(integration, sqlite_url):
     closed = []
 
     class Chunks:
@@ -268,39 +270,39 @@ async def test_a_stream_that_fails_frees_the_key_and_is_closed(door, sqlite_url)
     async def pay(request):
         return StreamingHttpResponse(Chunks())
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         assert (await apost()).status_code == 500
     assert closed == [True]
     assert state(sqlite_url) is State.FAILED
 
 
-async def test_a_plain_view_may_answer_with_an_async_stream(door):
+async def test_a_plain_view_may_answer_with_an_async_stream(integration):
     def pay(request):
         return StreamingHttpResponse(chunks(3))
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         first, second = await apost(), await apost()
         assert await body_of(first) == second.content == b"000000000100002"
 
 
-async def test_an_exception_frees_the_key(door, sqlite_url):
+async def test_an_exception_frees_the_key(integration, sqlite_url):
     async def pay(request):
         raise OSError("broken")
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         assert (await apost()).status_code == 500
     assert state(sqlite_url) is State.FAILED
 
 
 @pytest.mark.parametrize("stored", ["web.profiles.deterministic", "web.profiles.doubtful"])
-async def test_an_answer_that_is_raised_is_recorded_as_asked_for(door, stored):
+async def test_an_answer_that_is_raised_is_recorded_as_asked_for(integration, stored):
     runs = []
 
     async def pay(request):
         runs.append(1)
         raise Http404("none")
 
-    async with served(door(pay, STORED=stored)):
+    async with served(integration(pay, STORED=stored)):
         first, second = await apost(), await apost()
     assert (first.status_code, first.content) == (second.status_code, second.content)
     kept = stored.endswith("deterministic")
@@ -337,21 +339,21 @@ async def test_who_was_replaced_gets_no_error_of_its_own(sqlite_url):
     assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
 
-async def test_a_template_response_is_replayed(door):
+async def test_a_template_response_is_replayed(integration):
     async def pay(request):
         return TemplateResponse(request, engines["django"].from_string("number {{ n }}"), {"n": 7})
 
-    async with served(door(pay, TEMPLATES=TEMPLATES)):
+    async with served(integration(pay, TEMPLATES=TEMPLATES)):
         assert [(await apost()).content for _ in range(2)] == [b"number 7", b"number 7"]
 
 
-async def test_who_was_replaced_gets_no_answer_of_its_own(door, sqlite_url):
+async def test_who_was_replaced_gets_no_answer_of_its_own(integration, sqlite_url):
     async def pay(request):
         async with AsyncIdempotency(sqlite_url) as other:
             await other.forget("k", scope="http")
         return HttpResponse("mine")
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         answer = await apost()
     assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
 
@@ -405,7 +407,7 @@ def users(tmp_path, monkeypatch):
     ("kind", "option"),
     [("plain", "TENANT"), ("async", "TENANT"), ("plain", "KEY"), ("plain", "PAYLOAD")],
 )
-async def test_one_function_serves_asgi_and_wsgi(door, users, kind, option):
+async def test_one_function_serves_asgi_and_wsgi(integration, users, kind, option):
     function = users[kind]
     options = {
         "TENANT": {"TENANT": function},
@@ -423,7 +425,7 @@ async def test_one_function_serves_asgi_and_wsgi(door, users, kind, option):
         return HttpResponse("paid")
 
     ann = {"headers": {"X-User": "ann"}}
-    async with served(door(pay, **options)):
+    async with served(integration(pay, **options)):
         assert [(await apost(**ann)).content for _ in range(2)] == [b"paid"] * 2
         if option != "PAYLOAD":
             assert (await apost(headers={"X-User": "bob"})).content == b"paid"
@@ -431,14 +433,14 @@ async def test_one_function_serves_asgi_and_wsgi(door, users, kind, option):
     assert served_before == (1 if option == "PAYLOAD" else 2)
 
     def on_threads():
-        with door(pay_on_threads, SCOPE="threads", **options):
+        with integration(pay_on_threads, SCOPE="threads", **options):
             assert [post(**ann).content for _ in range(2)] == [b"paid"] * 2
 
     await asyncio.to_thread(on_threads)
     assert len(runs) == served_before + 1
 
     def awaited_on_threads():
-        with door(pay, SCOPE="awaited", **options):
+        with integration(pay, SCOPE="awaited", **options):
             assert [post(**ann).content for _ in range(2)] == [b"paid"] * 2
 
     await asyncio.to_thread(awaited_on_threads)
@@ -512,11 +514,11 @@ async def test_a_request_that_asgi_s_middleware_protects_passes(sqlite_url, insi
     view = idempotent(pay) if inside == "decorator" else pay
     layers = [MIDDLEWARE] if inside == "middleware" else []
     async with served(project(sqlite_url, {"pay": view}, MIDDLEWARE=layers)):
-        door = asgi.IdempotencyMiddleware(get_asgi_application(), sqlite_url)
-        transport = httpx.ASGITransport(door)
+        integration = asgi.IdempotencyMiddleware(get_asgi_application(), sqlite_url)
+        transport = httpx.ASGITransport(integration)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             answers = [await client.post("/pay/", headers={"Idempotency-Key": "k"}) for _ in "12"]
-        await door._integration.close()
+        await integration._integration.close()
     assert [answer.text for answer in answers] == ["paid", "paid"]
     assert answers[1].headers["Idempotent-Replayed"] == "true"
 
@@ -602,7 +604,7 @@ def test_a_request_goes_the_same_way_on_threads_and_on_asyncio(name):
 # --- clients who go away --------------------------------------------------------------------------
 
 
-async def test_a_request_that_is_cancelled_is_waited_for_and_saved(door, sqlite_url):
+async def test_a_request_that_is_cancelled_is_waited_for_and_saved(integration, sqlite_url):
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     async def pay(request):
@@ -610,7 +612,7 @@ async def test_a_request_that_is_cancelled_is_waited_for_and_saved(door, sqlite_
         await go_on.wait()
         return HttpResponse("paid")
 
-    async with served(door(pay)):
+    async with served(integration(pay)):
         task = asyncio.create_task(apost())
         await asyncio.wait_for(entered.wait(), PATIENCE)
         task.cancel()
@@ -641,7 +643,7 @@ async def test_a_cancelled_request_that_fails_frees_its_key(sqlite_url, error):
     assert state(sqlite_url) is State.FAILED
 
 
-async def test_a_client_who_leaves_as_its_answer_grows_too_large_ends_nothing(door):
+async def test_a_client_who_leaves_as_its_answer_grows_too_large_ends_nothing(integration):
     runs, entered, go_on = [], asyncio.Event(), asyncio.Event()
 
     async def growing():
@@ -654,7 +656,7 @@ async def test_a_client_who_leaves_as_its_answer_grows_too_large_ends_nothing(do
         runs.append(1)
         return StreamingHttpResponse(growing())
 
-    async with served(door(pay, MAX_RESPONSE=12)):
+    async with served(integration(pay, MAX_RESPONSE=12)):
         task = asyncio.create_task(apost())
         await asyncio.wait_for(entered.wait(), PATIENCE)
         go_on.set()
@@ -714,7 +716,9 @@ def uncollected():
 @needs("django", "5.0", "before, it does not listen for the end of a connection")
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("stopped", ["http.response.start", "http.response.body"])
-async def test_what_a_stream_needs_is_closed_after_it_when_its_client_has_gone(door, stopped):
+async def test_what_a_stream_needs_is_closed_after_it_when_its_client_has_gone(
+    integration, stopped
+):
     told = []
 
     async def pay(request):
@@ -722,7 +726,7 @@ async def test_what_a_stream_needs_is_closed_after_it_when_its_client_has_gone(d
         request._files = MultiValueDict({"upload": [Rows(told)]})  # closed with the request
         return StreamingHttpResponse(Rows(told))
 
-    async with served(door(pay, MAX_RESPONSE=10)):
+    async with served(integration(pay, MAX_RESPONSE=10)):
         await sent_until(stopped)
         async with asyncio.timeout(PATIENCE):
             while (answer := await apost()).json()["code"] != "result_omitted":
@@ -736,7 +740,7 @@ async def test_what_a_stream_needs_is_closed_after_it_when_its_client_has_gone(d
 
 @pytest.fixture(params=["middleware", "decorator"])
 async def threaded(request, sqlite_url):
-    """Serve one view behind each door in turn, on a thread or around one."""
+    """Serve one view behind each integration in turn, on a thread or around one."""
 
     def serving(view, **options):
         if request.param == "middleware":

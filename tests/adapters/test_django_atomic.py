@@ -324,10 +324,10 @@ def test_records_in_another_place_are_refused_before_anything_runs(shop):
 
 
 def through_wsgi(outer_url, **options):
-    door = wsgi.IdempotencyMiddleware(get_wsgi_application(), outer_url, **options)
-    with httpx.Client(transport=httpx.WSGITransport(door), base_url="http://test") as client:
+    integration = wsgi.IdempotencyMiddleware(get_wsgi_application(), outer_url, **options)
+    with httpx.Client(transport=httpx.WSGITransport(integration), base_url="http://test") as client:
         yield lambda key="k": client.post("/pay/", headers={"Idempotency-Key": key})
-    door.close()
+    integration.close()
 
 
 def through_django(outer_url, **options):
@@ -339,11 +339,11 @@ def through_django(outer_url, **options):
 
 def through_asgi(outer_url, **options):
     async def sent(key):
-        door = asgi.IdempotencyMiddleware(get_asgi_application(), outer_url, **options)
-        transport = httpx.ASGITransport(door)
+        integration = asgi.IdempotencyMiddleware(get_asgi_application(), outer_url, **options)
+        transport = httpx.ASGITransport(integration)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             answer = await client.post("/pay/", headers={"Idempotency-Key": key})
-        await door._integration.close()
+        await integration._integration.close()
         return answer
 
     yield lambda key="k": asyncio.run(sent(key))

@@ -112,15 +112,15 @@ def test_a_record_is_saved_after_the_commit_and_not_before(any_shop):
     assert any_shop.state() is State.SUCCEEDED
 
 
-@pytest.mark.parametrize("door", ["decorator", "middleware"])
+@pytest.mark.parametrize("integration", ["decorator", "middleware"])
 @pytest.mark.fault(52)
-def test_a_commit_that_fails_leaves_no_record_of_a_success(any_shop, door):
+def test_a_commit_that_fails_leaves_no_record_of_a_success(any_shop, integration):
     def pay(request):
         any_shop.order(999 if any_shop.runs == 0 else "NULL")  # no such parent: told at the commit
         return HttpResponse("paid", status=201)
 
-    layers = [MIDDLEWARE] if door == "middleware" else []
-    view = pay if door == "middleware" else idempotent(pay)
+    layers = [MIDDLEWARE] if integration == "middleware" else []
+    view = pay if integration == "middleware" else idempotent(pay)
     with any_shop.serving(view, MIDDLEWARE=layers):
         assert post().status_code == 500
         assert any_shop.state() is State.FAILED
@@ -571,12 +571,14 @@ def test_in_a_testcase_a_view_is_replayed_as_ever(shop, in_testcase, atomic_requ
     assert shop.orders() == 0
 
 
-@pytest.mark.parametrize("door", ["decorator", "middleware"])
-def test_in_a_testcase_on_one_file_a_view_is_refused_at_once(one_file, in_testcase, door, caplog):
+@pytest.mark.parametrize("integration", ["decorator", "middleware"])
+def test_in_a_testcase_on_one_file_a_view_is_refused_at_once(
+    one_file, in_testcase, integration, caplog
+):
     logging.disable(logging.NOTSET)
     one_file.connection.settings_dict["ATOMIC_REQUESTS"] = False
-    layers = [MIDDLEWARE] if door == "middleware" else []
-    view = paying(one_file) if door == "middleware" else idempotent(paying(one_file))
+    layers = [MIDDLEWARE] if integration == "middleware" else []
+    view = paying(one_file) if integration == "middleware" else idempotent(paying(one_file))
 
     def test():
         one_file.order()

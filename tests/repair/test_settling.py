@@ -14,8 +14,8 @@ from semel.repair import Failed, Overtaken, Resolved, Succeeded, Unknown, settle
 
 
 def decide(workshop, key, resolution, **options):
-    door = settle if workshop.world.name == "threads" else settle_async
-    return workshop.do(door, workshop.engine.engine, key, resolution, scope="orders", **options)
+    function = settle if workshop.world.name == "threads" else settle_async
+    return workshop.do(function, workshop.engine.engine, key, resolution, scope="orders", **options)
 
 
 def test_a_person_says_that_it_succeeded(workshop):
