@@ -155,6 +155,29 @@ def test_stopping_ends_the_looking_after_what_people_have_to_decide():
     made.close()
 
 
+async def test_stopping_ends_the_looking_of_a_task_too():
+    store = AsyncFaultyStore(AsyncMemoryStore())
+    identities = [Identity("orders", str(number)) for number in range(5)]
+    for identity in identities:
+        await store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, hold=True))
+        await store.renew(identity, OWNER, 0.0)
+    made = AsyncReconciler(store, {}, older_than=0)
+    assert (await made.run_once()).waiting == 5
+    asked, get = [], store.get
+
+    async def got(identity):
+        asked.append(identity)
+        await made.stop()
+        return await get(identity)
+
+    for identity in identities:
+        await store.forget(identity)
+    store.get = got
+    await made.run_once()
+    assert len(asked) == 1
+    await made.close()
+
+
 def test_a_reconciler_warns_once_where_nobody_says_how_long_outcomes_are_kept(caplog):
     store = open_store("memory://")
     abandoned(store, 3)

@@ -21,6 +21,7 @@ from semel import (
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.events import ResultOmitted, StoreFailed
 from semel.repair import (
+    AsyncReconciler,
     Failed,
     GaveUp,
     Overtaken,
@@ -31,6 +32,7 @@ from semel.repair import (
     Unknown,
     Unresolved,
 )
+from semel.stores.memory import AsyncMemoryStore
 from semel.testing import Refuse
 
 
@@ -459,9 +461,17 @@ def test_an_async_resolver_needs_the_async_reconciler():
         Reconciler(open_store("memory://"), {"orders": resolve})
 
 
-def test_a_store_must_be_able_to_give_records_away(memory_workshop):
+def test_a_store_must_be_able_to_give_records_away():
     with pytest.raises(ConfigError, match="DictStore cannot list and adopt"):
         Reconciler(DictStore(), {})
+
+
+def test_a_store_for_asyncio_must_be_able_to_give_records_away_too():
+    class Unlisted(AsyncMemoryStore):
+        unsupported = DictStore.unsupported
+
+    with pytest.raises(ConfigError, match="Unlisted cannot list and adopt"):
+        AsyncReconciler(Unlisted(), {})
 
 
 @pytest.mark.parametrize(

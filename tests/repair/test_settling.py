@@ -8,7 +8,15 @@ import pytest
 
 from engines.facade import World, never
 from repair.conftest import Workshop
-from semel import ConfigError, Idempotency, InvalidKey, PayloadMismatch, Policy, PreviousFailure
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    Idempotency,
+    InvalidKey,
+    PayloadMismatch,
+    Policy,
+    PreviousFailure,
+)
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.repair import Failed, Overtaken, Resolved, Succeeded, Unknown, settle, settle_async
 
@@ -153,3 +161,9 @@ def test_what_decides_nothing_is_refused_before_the_record_is_touched(undecided)
         with pytest.raises(ConfigError, match="a person decides"):
             settle(idem, "k", undecided)
         assert idem.peek("k").owner == before.owner
+
+
+async def test_what_decides_nothing_is_rejected_awaited_too():
+    async with AsyncIdempotency("memory://") as idem:
+        with pytest.raises(ConfigError, match="a person decides"):
+            await settle_async(idem, "k", Unknown("?"))
