@@ -32,7 +32,7 @@ def test_a_loop_that_goes_on_in_another_thread_is_still_the_engines_own():
     assert answers == ["done", "done"]
 
 
-def test_a_loop_that_went_to_another_thread_leaves_no_home_for_the_next_one_in_its_place():
+def test_a_loop_that_went_to_another_thread_is_not_taken_for_the_next_one_in_its_place():
     loop = asyncio.new_event_loop()
     engine = AsyncIdempotency("memory://")
 
@@ -61,7 +61,7 @@ async def test_a_loop_that_does_not_tell_its_thread_is_known_all_the_same(monkey
     assert guard.loop is asyncio.get_running_loop()
 
 
-async def test_a_home_may_be_found_though_nobody_has_to_be_told():
+async def test_a_loop_is_known_though_nothing_waits_for_it():
     guard = LoopGuard()
     guard.check()
     assert guard.loop is asyncio.get_running_loop()
