@@ -41,7 +41,8 @@ from semel.cli.opening import (
     opened,
 )
 from semel.core.codec import omitted
-from semel.core.keys import OwnerIds, new_key
+from semel.core.keys import new_key
+from semel.core.leases import OwnerIds
 from semel.core.records import Identity, Record, ScanRequest, State
 from semel.core.settings import Settings
 from semel.errors import ConfigError, StoreError, StoreRefused

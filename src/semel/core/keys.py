@@ -1,8 +1,8 @@
-"""Which keys are acceptable, and how keys and owner ids are made: from keys, arguments, templates.
+"""Which keys are acceptable, and how keys are made: from keys, arguments, templates.
 
 The rules and the derivations are pure: the same input gives the same answer for ever, because a
-key that is derived differently after an upgrade is a second execution. Only the two makers,
-`KeyGenerator` and `OwnerIds`, read the clock and the system's randomness.
+key that is derived differently after an upgrade is a second execution. Only `KeyGenerator` reads
+the clock and the system's randomness.
 An error never repeats the key: it may be a secret, and it may be a megabyte long.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from semel.core.fingerprint import fingerprint
-from semel.core.records import OWNER_BYTES, Identity
+from semel.core.records import Identity
 from semel.errors import ConfigError, InvalidKey
 
 MAX_KEY_LENGTH = 255
@@ -212,35 +212,6 @@ def new_key(app: str | None = None) -> str:
 
 
 # --- owner ids ---------------------------------------------------------------------------
-
-_IDS_PER_BLOCK = 341
-"""About 4 KiB of randomness at once: one system call for 341 attempts instead of one for each."""
-
-
-class OwnerIds:
-    """Hands out the random ids that name attempts; safe for threads without a lock."""
-
-    __slots__ = ("_ids",)
-
-    def __init__(self) -> None:
-        self._ids: list[bytes] = []
-
-    def next(self) -> bytes:
-        """Return an id that nobody else has."""
-        try:
-            # list.pop is atomic, with and without the GIL: no id is ever given twice.
-            return self._ids.pop()
-        except IndexError:
-            block = os.urandom(_IDS_PER_BLOCK * OWNER_BYTES)
-            fresh = [block[at : at + OWNER_BYTES] for at in range(0, len(block), OWNER_BYTES)]
-            mine = fresh.pop()
-            # Threads that refill together each made a block of their own; one of them is lost.
-            self._ids = fresh
-            return mine
-
-    def reset(self) -> None:
-        """Drop the ids made so far: after a fork the parent gives out the same ones."""
-        self._ids = []
 
 
 # --- keys from the arguments of a call ---------------------------------------------------

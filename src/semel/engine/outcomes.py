@@ -28,8 +28,7 @@ from semel.core.decide import (
     verdict,
     waited_too_long,
 )
-from semel.core.keys import OwnerIds
-from semel.core.leases import DANGER, Lease, Leases
+from semel.core.leases import DANGER, Lease, Leases, OwnerIds
 from semel.core.policy import Rules
 from semel.core.records import (
     OMITTED,
@@ -501,6 +500,21 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
 
 
 # --- rules of a call that is under way -----------------------------------------------------
+
+
+def claim_request(call: Call, owner: bytes) -> ClaimRequest:
+    """Make the claim of a call for a new owner."""
+    rules = call.rules
+    return ClaimRequest(
+        call.identity,
+        owner,
+        call.fingerprint,
+        rules.lease,
+        rules.ttl,
+        rules.hold,
+        rules.replace,
+        rules.max_attempts,
+    )
 
 
 def came_late(request: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:

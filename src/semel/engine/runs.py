@@ -44,6 +44,7 @@ from semel.engine.outcomes import (
     SaveBackoff,
     as_first_told,
     came_late,
+    claim_request,
     outcome_in_message,
     pauses,
     remind,
@@ -214,7 +215,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
 
     async def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
-        request = call.claim_request(self.owners.next())
+        request = claim_request(call, self.owners.next())
         before = cancellations(self.loop_guard)
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.

@@ -71,20 +71,6 @@ class Call(Struct, eq=False, weakref=True):
     shared_as: tuple[Identity, bytes | None, int] | None = None
     """Calls of a process with the same value share one execution; None = this one shares none."""
 
-    def claim_request(self, owner: bytes) -> ClaimRequest:
-        """Make the claim of this call for a new owner."""
-        rules = self.rules
-        return ClaimRequest(
-            self.identity,
-            owner,
-            self.fingerprint,
-            rules.lease,
-            rules.ttl,
-            rules.hold,
-            rules.replace,
-            rules.max_attempts,
-        )
-
 
 class WaitingCalls:
     """Counts the calls of an engine that wait for another one, and bounds how many may.

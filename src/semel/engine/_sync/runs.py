@@ -42,6 +42,7 @@ from semel.engine.outcomes import (
     SaveBackoff,
     as_first_told,
     came_late,
+    claim_request,
     outcome_in_message,
     pauses,
     remind,
@@ -205,7 +206,7 @@ class Runs(Outcomes[Store]):
 
     def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
-        request = call.claim_request(self.owners.next())
+        request = claim_request(call, self.owners.next())
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
         self.leases.claiming[request.owner] = get_ident(), ref(call)

@@ -19,6 +19,7 @@ from semel.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine._sync.runs import Runs
+from semel.engine.outcomes import claim_request
 from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
@@ -130,7 +131,7 @@ class TransactionContext(Generic[Result]):
     def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
         """Claim the record, or learn what is known of it; waits for another's commit."""
         runs, call = self._runs, self._call
-        request = call.claim_request(runs.owners.next())
+        request = claim_request(call, runs.owners.next())
         answer = self._ask(request)
         self._drive(self._records.restore(self._bound))
         self._bound = UNSET
