@@ -25,7 +25,7 @@ from semel.stores.sql.mysql.errors import MySQLDeadline
 from semel.stores.sql.postgres.aio_pool import AsyncOwnPool
 from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.pool import OwnPool
-from semel.stores.sql.postgres.psycopg_sessions import connect_psycopg
+from semel.stores.sql.postgres.psycopg_sessions import async_connect
 from semel.stores.sql.postgres.settings import settings
 from semel.stores.sql.postgres.tasks import connect_asyncpg
 from semel.stores.sql.postgres.threads import connect_prepared
@@ -63,7 +63,7 @@ def test_a_thread_connects_to_postgres_no_longer_than_its_call_may_take(silent_p
         pool.take(Deadline(MOMENT))
 
 
-@pytest.mark.parametrize("connect", [connect_psycopg, connect_asyncpg])
+@pytest.mark.parametrize("connect", [async_connect, connect_asyncpg])
 async def test_a_task_connects_to_postgres_no_longer_than_its_call_may_take(connect, silent_port):
     url = f"postgresql://semel@127.0.0.1:{silent_port}/semel"
     pool = AsyncOwnPool(settings(url, {}, TIMEOUT), connect)

@@ -44,9 +44,9 @@ def portions(
         yield portion
 
 
-def each_its_own(told: Mapping[Identity, T], asks: Iterable[Request]) -> list[T | Alone]:
-    """Give each member its answer; who has none has to be asked for again, alone."""
-    return [told.get(ask.identity, ALONE) for ask in asks]
+def each_its_own(answers: Mapping[Identity, T], asks: Iterable[Request]) -> list[T | Alone]:
+    """Return the answer of each member; one that has none must be asked for again, alone."""
+    return [answers.get(ask.identity, ALONE) for ask in asks]
 
 
 def left_open(asks: Sequence[T], answers: Sequence[object]) -> list[T]:

@@ -318,8 +318,8 @@ class AsyncPostgresStore(AsyncSingles):
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""
-        told = await self._batches.send(requests)
-        return filled_in(told, await super().send(left_open(requests, told)))
+        answers = await self._batches.send(requests)
+        return filled_in(answers, await super().send(left_open(requests, answers)))
 
     async def close(self) -> None:
         """Release what this store opened itself."""

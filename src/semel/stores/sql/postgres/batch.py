@@ -50,7 +50,7 @@ from semel.stores.sql.verbs import OwnColumns, Verb, operation, record_of
 
 
 class Seen(enum.IntEnum):
-    """What `claim_many` tells of a member; of one that was changed meanwhile, it tells nothing."""
+    """What a batch of claims says of a member; it says nothing of one that changed meanwhile."""
 
     FOUND = 0
     WRITTEN = 1
@@ -206,12 +206,12 @@ class PostgresBatchVerbs(PostgresVerbs):
             leases=[ask.lease for ask in ordered.values()],
             holds=[ask.hold for ask in ordered.values()],
         )
-        # Of a member that was inserted by another one while the statement ran, no row tells.
+        # A member that another caller inserted while the statement ran has no row.
         answers = {(ask := ordered[row[1]]).identity: self._answer(ask, row) for row in reply.rows}
         return each_its_own(answers, asks)
 
-    def _answer(self, ask: ClaimRequest, told: Row) -> Claim | StoreError | Alone:
-        seen, digest, waited_for, *row = told
+    def _answer(self, ask: ClaimRequest, found: Row) -> Claim | StoreError | Alone:
+        seen, digest, waited_for, *row = found
         if seen == Seen.WRITTEN:
             return Claimed(1, row[-1])
         if seen == Seen.LOCKED:

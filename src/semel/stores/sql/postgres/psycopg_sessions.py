@@ -89,7 +89,6 @@ class BoundedConnection(psycopg.Connection[Any]):
         return _bounded(super()._connect_gen(conninfo, **options), _connecting)
 
     def wait(self, gen: PQGen[V], *args: Any, **options: Any) -> V:
-        """See the base class."""
         return super().wait(_bounded(gen, self), *args, **options)
 
 
@@ -100,7 +99,6 @@ class AsyncBoundedConnection(psycopg.AsyncConnection[Any]):
     idle_since = float("inf")
 
     async def wait(self, gen: PQGen[V], *args: Any, **options: Any) -> V:
-        """See the base class."""
         return await super().wait(_bounded(gen, self), *args, **options)
 
 
@@ -170,11 +168,9 @@ class PsycopgSession:
         self._connection = connection
 
     def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
         return execute(self._connection, statement)
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """Open a transaction; it ends with the block."""
         return self._connection.transaction()
 
 
@@ -186,7 +182,6 @@ class OwnPsycopgSession(_OwnConnection, PsycopgSession):
         self.bounded: BoundedConnection = connection
 
     def close(self) -> None:
-        """Close it."""
         self.bounded.close()
 
 
@@ -197,11 +192,9 @@ class AsyncPsycopgSession:
         self._connection = connection
 
     async def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
         return await async_execute(self._connection, statement)
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Open a transaction; it ends with the block."""
         return self._connection.transaction()
 
 
@@ -213,7 +206,6 @@ class OwnAsyncPsycopgSession(_OwnConnection, AsyncPsycopgSession):
         self.bounded: AsyncBoundedConnection = connection
 
     async def close(self) -> None:
-        """Close it."""
         await self.bounded.close()
 
 
@@ -237,14 +229,14 @@ def connect(settings: Settings, deadline: Deadline) -> OwnPsycopgSession:
 
 
 def execute(connection: Connection, statement: Statement) -> Reply:
-    """Run one statement."""
+    """Run one statement, by a cursor."""
     with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
         rows = [] if cursor.description is None else cursor.fetchall()
         return Reply(rows, cursor.rowcount)
 
 
-async def connect_psycopg(settings: Settings, deadline: Deadline) -> OwnAsyncPsycopgSession:
+async def async_connect(settings: Settings, deadline: Deadline) -> OwnAsyncPsycopgSession:
     """Open a connection, with settings of our own."""
     try:
         async with asyncio.timeout(deadline.left):
@@ -267,7 +259,7 @@ async def connect_psycopg(settings: Settings, deadline: Deadline) -> OwnAsyncPsy
 
 
 async def async_execute(connection: AsyncConnection, statement: Statement) -> Reply:
-    """Run one statement."""
+    """Run one statement, by a cursor."""
     async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
         rows = [] if cursor.description is None else await cursor.fetchall()

@@ -1,7 +1,7 @@
 """Makes sure that the table is there, in the version this program knows.
 
 The verbs are generators, as everywhere. `check` looks; `migrate` must run in a transaction: an
-advisory lock lets one program after the other in, and whoever comes second finds the work done.
+advisory lock lets one program after the other in, and the second one finds the work done.
 """
 
 from __future__ import annotations

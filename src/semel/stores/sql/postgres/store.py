@@ -306,8 +306,8 @@ class PostgresStore(Singles):
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests of one kind in one statement, as far as that goes."""
-        told = self._batches.send(requests)
-        return filled_in(told, super().send(left_open(requests, told)))
+        answers = self._batches.send(requests)
+        return filled_in(answers, super().send(left_open(requests, answers)))
 
     def close(self) -> None:
         """Release what this store opened itself."""

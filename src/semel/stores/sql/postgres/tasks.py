@@ -37,8 +37,8 @@ from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.psycopg_sessions import (
     CONFIGURE,
     AsyncConnection,
+    async_connect,
     check_process,
-    connect_psycopg,
     limits,
     open_transaction,
 )
@@ -100,13 +100,11 @@ class AsyncpgSession:
         self._connection = connection
 
     async def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
         with psycopgs_errors():
             return await execute(self._connection, statement)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Open a transaction; it ends with the block."""
         with psycopgs_errors():
             transaction = self._connection.transaction()
             await transaction.start()
@@ -322,7 +320,7 @@ def sources(
     if own is not None:
         # asyncpg wants values of the very type of their column: for semel's that is no question.
         quick = asyncpg_understands(own) and not columns
-        connect: Connect = connect_asyncpg if quick else connect_psycopg
+        connect: Connect = connect_asyncpg if quick else async_connect
         calls = AsyncOwnPool(own, connect)
         return calls, AsyncOwnPool(own.for_renewals(), connect, spare=calls)
     source: AsyncSource

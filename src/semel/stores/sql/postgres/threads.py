@@ -87,7 +87,6 @@ class PreparedSession(OwnPsycopgSession):
         self._either = _polling(self._pgconn.socket, select.POLLIN | select.POLLOUT)
 
     def execute(self, statement: Statement) -> Reply:
-        """Run one statement."""
         parameters = statement.parameters
         writing = _writing(*map(type, parameters))
         if writing is None:
