@@ -121,7 +121,11 @@ class AsyncTieredStore(AsyncStore):
         return self._ask_both(request)
 
     async def _ask_both(self, request: Request[T]) -> T:
-        answer = (await self._answer([request], self._ask_behind))[0]
+        (look,) = await self._front.look([self._tier.question(request)])
+        known = self._tier.answer(request, look)
+        if known is not None:
+            return cast("T", known)
+        (answer,) = await self._ask_sql([request], [look], self._ask_behind)
         if isinstance(answer, StoreError):
             raise answer
         return answer
@@ -134,33 +138,39 @@ class AsyncTieredStore(AsyncStore):
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer each: one round trip to the front, one to SQL for what is left."""
-        return await self._answer(requests, self.behind.send)
+        found = await self._front.look([self._tier.question(request) for request in requests])
+        answers: list[Any] = list(map(self._tier.answer, requests, found))
+        left = [place for place, answer in enumerate(answers) if answer is None]
+        if left:
+            asked = [requests[place] for place in left], [found[place] for place in left]
+            of_sql = await self._ask_sql(*asked, self.behind.send)
+            for place, answer in zip(left, of_sql, strict=True):
+                answers[place] = answer
+        return answers
 
-    async def _answer(
+    async def _ask_sql(
         self,
         requests: Sequence[Request[T]],
-        ask_sql: Callable[[Sequence[Request[T]]], Awaitable[list[T | StoreError]]],
+        found: Sequence[Look | None],
+        ask: Callable[[Sequence[Request[T]]], Awaitable[list[T | StoreError]]],
     ) -> list[T | StoreError]:
         tier = self._tier
-        found = await self._front.look([tier.question(request) for request in requests])
-        known = list(map(tier.answer, requests, found))
-        left = [place for place, answer in enumerate(known) if answer is None]
-        asked = [tier.sending(requests[place], found[place]) for place in left]
+        asked = list(map(tier.sending, requests, found))
         marks = [mark for each in asked for mark in tier.to_confirm(each)]
         if marks:
             await self._front.confirm(marks)
         sent = monotonic()
-        answers = await ask_sql([requests[place] for place in left]) if left else []
+        answers = await ask(requests)
         if marks:
             await self._front.confirm(marks)
         answered = list(zip(asked, answers, strict=True))
-        told = [call for each, answer in answered for call in tier.told(each, answer, sent)]
-        await self._front.tell(told)
+        await self._front.tell(
+            [call for each, answer in answered for call in tier.told(each, answer, sent)]
+        )
         wanted = [each for each, answer in answered if tier.wants_copy(each, answer)]
         if wanted:
             await self._copy(wanted)
-        of_sql = dict(zip(left, answers, strict=True))
-        return [of_sql.get(place, cast("T", answer)) for place, answer in enumerate(known)]
+        return answers
 
     async def _copy(self, wanted: Sequence[Asked]) -> None:
         sent = monotonic()

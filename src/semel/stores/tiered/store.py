@@ -122,7 +122,11 @@ class TieredStore(Store):
         return self._ask_both(request)
 
     def _ask_both(self, request: Request[T]) -> T:
-        answer = self._answer([request], self._ask_behind)[0]
+        (look,) = self._front.look([self._tier.question(request)])
+        known = self._tier.answer(request, look)
+        if known is not None:
+            return cast("T", known)
+        (answer,) = self._ask_sql([request], [look], self._ask_behind)
         if isinstance(answer, StoreError):
             raise answer
         return answer
@@ -135,33 +139,39 @@ class TieredStore(Store):
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer each: one round trip to the front, one to SQL for what is left."""
-        return self._answer(requests, self.behind.send)
+        found = self._front.look([self._tier.question(request) for request in requests])
+        answers: list[Any] = list(map(self._tier.answer, requests, found))
+        left = [place for place, answer in enumerate(answers) if answer is None]
+        if left:
+            asked = [requests[place] for place in left], [found[place] for place in left]
+            of_sql = self._ask_sql(*asked, self.behind.send)
+            for place, answer in zip(left, of_sql, strict=True):
+                answers[place] = answer
+        return answers
 
-    def _answer(
+    def _ask_sql(
         self,
         requests: Sequence[Request[T]],
-        ask_sql: Callable[[Sequence[Request[T]]], list[T | StoreError]],
+        found: Sequence[Look | None],
+        ask: Callable[[Sequence[Request[T]]], list[T | StoreError]],
     ) -> list[T | StoreError]:
         tier = self._tier
-        found = self._front.look([tier.question(request) for request in requests])
-        known = list(map(tier.answer, requests, found))
-        left = [place for place, answer in enumerate(known) if answer is None]
-        asked = [tier.sending(requests[place], found[place]) for place in left]
+        asked = list(map(tier.sending, requests, found))
         marks = [mark for each in asked for mark in tier.to_confirm(each)]
         if marks:
             self._front.confirm(marks)
         sent = monotonic()
-        answers = ask_sql([requests[place] for place in left]) if left else []
+        answers = ask(requests)
         if marks:
             self._front.confirm(marks)
         answered = list(zip(asked, answers, strict=True))
-        told = [call for each, answer in answered for call in tier.told(each, answer, sent)]
-        self._front.tell(told)
+        self._front.tell(
+            [call for each, answer in answered for call in tier.told(each, answer, sent)]
+        )
         wanted = [each for each, answer in answered if tier.wants_copy(each, answer)]
         if wanted:
             self._copy(wanted)
-        of_sql = dict(zip(left, answers, strict=True))
-        return [of_sql.get(place, cast("T", answer)) for place, answer in enumerate(known)]
+        return answers
 
     def _copy(self, wanted: Sequence[Asked]) -> None:
         sent = monotonic()
