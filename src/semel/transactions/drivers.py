@@ -87,14 +87,14 @@ class _PsycopgStatus:
     def __init__(self, connection: Any) -> None:
         from psycopg.pq import TransactionStatus  # noqa: PLC0415 - see above
 
-        from semel.stores.sql.postgres.psycopg_sessions import check_answers  # noqa: PLC0415
+        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415
 
         super().__init__(getattr(connection, "connection", connection))  # type: ignore[call-arg]
         self._open = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
-        self._check_answers = check_answers
+        self._sessions = psycopg_sessions
 
     def in_transaction(self) -> bool:
-        self._check_answers(self._connection)
+        self._sessions.check_answers(self._connection)
         return self._connection.info.transaction_status in self._open
 
 
@@ -105,9 +105,8 @@ class PsycopgLink(_PsycopgStatus, PlainLink):
     way_in = "use `with connection.transaction():` around it"
 
     def execute(self, statement: Statement) -> Reply:
-        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415 - see above
-
-        return psycopg_sessions.execute(self._connection, statement)
+        reply: Reply = self._sessions.execute(self._connection, statement)
+        return reply
 
 
 class AsyncPsycopgLink(_PsycopgStatus, AsyncPlainLink):
@@ -117,9 +116,8 @@ class AsyncPsycopgLink(_PsycopgStatus, AsyncPlainLink):
     way_in = "use `async with connection.transaction():` around it"
 
     async def execute(self, statement: Statement) -> Reply:
-        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415 - see above
-
-        return await psycopg_sessions.async_execute(self._connection, statement)
+        reply: Reply = await self._sessions.async_execute(self._connection, statement)
+        return reply
 
 
 class AsyncpgLink(AsyncPlainLink):
