@@ -413,7 +413,7 @@ def test_the_cause_and_the_traceback_of_an_error_are_kept(memory_world):
     shown = "".join(traceback.format_exception(raised.value))
     assert raised.value.__cause__ is cause
     assert shown.count("ConfigError: no table") == 1
-    assert "testing/faulty.py" in shown, "where it was raised"
+    assert "testing/faults.py" in shown, "where it was raised"
 
 
 def test_an_error_raised_while_another_is_handled_says_so():

@@ -293,10 +293,10 @@ async def test_so_is_that_of_a_task(end):
 def test_a_thread_struck_while_it_begins_to_listen_leaves_the_listener(redis_url, monkeypatch):
     store = open_store(redis_url)
     watch = store.watch(Identity("default", "k"))
-    strike_once(monkeypatch, watch._ear, "enter")
+    strike_once(monkeypatch, watch._listener, "add")
     with pytest.raises(TimeLimit), watch:
         never()
-    assert not watch._ear.rooms
+    assert not watch._listener.subscriptions
     store.close()
 
 
