@@ -220,7 +220,8 @@ def is_only_for_tasks(node: ast.stmt, omitted: Container[str]) -> bool:
         case ast.AsyncFunctionDef(name=name) | ast.FunctionDef(name=name) if name in omitted:
             return True
         case ast.If(test=part) | ast.Assign(targets=[part]) | ast.AnnAssign(target=part):
-            if any(getattr(each, "attr", None) in omitted for each in ast.walk(part)):
+            attributes = (each.attr for each in ast.walk(part) if isinstance(each, ast.Attribute))
+            if any(name in omitted for name in attributes):
                 return True
     match node:
         case ast.Expr(value=value) | ast.Assign(value=value):

@@ -253,7 +253,10 @@ class AsyncSingles(AsyncSQLStore):
 
     _executor: AsyncExecutor
 
-    def _run(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
+    # Handed on, not awaited: one coroutine less in every call.
+    def _run(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, operation: Operation[T]
+    ) -> Coroutine[Any, Any, T]:
         return self._executor.run_one(operation)
 
 
@@ -312,7 +315,9 @@ class AsyncPostgresStore(AsyncSingles):
         """Listen for the end of the record's running attempt."""
         return self._wakeups.watch(self._postgres_verbs.digest(identity))
 
-    def ask(self, request: Request[T]) -> Coroutine[Any, Any, T]:
+    def ask(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: Request[T]
+    ) -> Coroutine[Any, Any, T]:
         """Answer one request; claims, and completes, together with those of the same time."""
         return super().ask(request) if self._batcher is None else self._batcher.ask(request)
 

@@ -250,7 +250,10 @@ class Singles(SQLStore):
 
     _executor: Executor
 
-    def _run(self, operation: Operation[T]) -> T:
+    # Handed on, not awaited: one coroutine less in every call.
+    def _run(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, operation: Operation[T]
+    ) -> T:
         return self._executor.run_one(operation)
 
 
