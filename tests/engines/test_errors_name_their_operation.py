@@ -314,18 +314,6 @@ def test_one_of_many_marks_that_is_rejected_is_named(memory_world):
     assert str(shared) == "rejected"
 
 
-@pytest.mark.parametrize("method", ["get_result_many", "set_many"])
-def test_marks_on_a_store_without_batches_name_the_one_that_failed(memory_world, method):
-    idem = memory_world.engine()
-    for verb in ("get_many", "put_many", "forget_many"):
-        delattr(idem.store, verb)
-    verb = "get" if method == "get_result_many" else "put"
-    broken(idem, StoreUnavailable("away"), verb)
-    with pytest.raises(StoreUnavailable) as raised:
-        memory_world.kind.finish(getattr(idem.engine.marks, method), [KEY, "another"], scope=SCOPE)
-    assert str(raised.value) == f"away {SAID}"
-
-
 def test_clearing_names_the_mark_that_could_not_be_removed(memory_world):
     idem = memory_world.engine()
     memory_world.kind.finish(idem.engine.marks.set, KEY, scope=SCOPE)
