@@ -36,7 +36,7 @@ from semel.http.messages import (
     form_bytes,
     without_boundary,
 )
-from semel.http.options import DoorOptions, MiddlewareOptions, PathOptions, chosen
+from semel.http.options import IntegrationOptions, MiddlewareOptions, PathOptions, chosen
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, is_event_stream
 from semel.sync import Idempotency
@@ -76,7 +76,7 @@ class Idempotent:
     """
 
     def __init__(
-        self, idempotency: Idempotency | str | None = None, **options: Unpack[DoorOptions]
+        self, idempotency: Idempotency | str | None = None, **options: Unpack[IntegrationOptions]
     ) -> None:
         self._options: dict[str, Any] = {**options}
         _check(self._options)
@@ -89,7 +89,7 @@ class Idempotent:
     @overload
     def __call__(self, view: F, /) -> F: ...
     @overload
-    def __call__(self, **options: Unpack[DoorOptions]) -> Callable[[F], F]: ...
+    def __call__(self, **options: Unpack[IntegrationOptions]) -> Callable[[F], F]: ...
     def __call__(self, view: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Any takes all of them
         """Decorate a view; the route's own decorator goes above this one."""
         _check({**self._options, **options})
@@ -115,7 +115,7 @@ class Idempotent:
             options = {
                 name: value
                 for name, value in options.items()
-                if name in DoorOptions.__annotations__
+                if name in IntegrationOptions.__annotations__
             }
         elif paths:
             raise ConfigError(

@@ -10,13 +10,13 @@ Nothing here waits, reads a socket or touches a store; the integrations in `seme
 
 from semel.http.keys import KeyMissing, parse_key
 from semel.http.messages import Answer, Headers, Request
-from semel.http.options import DoorOptions, Route
+from semel.http.options import IntegrationOptions, Route
 from semel.http.problems import ProblemResponse, problem_response
 
 __all__ = [
     "Answer",
-    "DoorOptions",
     "Headers",
+    "IntegrationOptions",
     "KeyMissing",
     "ProblemResponse",
     "Request",

@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NEVER_INTERCEPTED: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 
-class DoorOptions(TypedDict, total=False):
+class IntegrationOptions(TypedDict, total=False):
     """Every option, by name; what is left out has its default (see `Choices`)."""
 
     header: str | None
@@ -65,7 +65,7 @@ class PathOptions(TypedDict, total=False):
     routes: Sequence[Route]
 
 
-class MiddlewareOptions(DoorOptions, PathOptions, total=False):
+class MiddlewareOptions(IntegrationOptions, PathOptions, total=False):
     """Options of every integration, and which paths it takes."""
 
 
@@ -131,7 +131,7 @@ class Choices:
 
 def chosen(options: Mapping[str, Any]) -> Choices:
     """Check options that are given by name."""
-    return Choices(**known_options(options, DoorOptions.__annotations__))
+    return Choices(**known_options(options, IntegrationOptions.__annotations__))
 
 
 class Route:
@@ -143,7 +143,7 @@ class Route:
     def __init__(self, pattern: PathPattern, **options: Any) -> None:
         path_matcher(pattern)  # raises ConfigError if the pattern is invalid
         self.pattern = pattern
-        self.options = known_options(options, DoorOptions.__annotations__)
+        self.options = known_options(options, IntegrationOptions.__annotations__)
 
 
 def path_matcher(pattern: PathPattern) -> Callable[[str], object]:

@@ -41,7 +41,7 @@ from semel.http.messages import (
 from semel.http.options import (
     CHANGING,
     Choices,
-    DoorOptions,
+    IntegrationOptions,
     PathPattern,
     Route,
     chosen,
@@ -351,7 +351,9 @@ class Routing:
         key_pattern: Pattern[str] | None = None,
         **options: Any,
     ) -> None:
-        known_options(options, (*DoorOptions.__annotations__, "include", "exclude", "routes"))
+        known_options(
+            options, (*IntegrationOptions.__annotations__, "include", "exclude", "routes")
+        )
         self._unmatched: dict[str, Matcher] = {}
         """Patterns of `include` that matched nothing so far, while the first requests are watched.
 

@@ -24,7 +24,7 @@ from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.optional import have
 from semel.errors import ConfigError
-from semel.http.options import DoorOptions, chosen
+from semel.http.options import IntegrationOptions, chosen
 from semel.http.rules import RouteRules
 from semel.sync import Idempotency
 
@@ -34,7 +34,7 @@ EXEMPT: Final = "semel_exempt"
 """The attribute by which the middleware knows a view that it has nothing to do with."""
 
 
-class ViewOptions(DoorOptions, total=False):
+class ViewOptions(IntegrationOptions, total=False):
     """Options of every integration, and of transactional mode."""
 
     atomic: str | bool

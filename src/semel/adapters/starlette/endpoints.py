@@ -48,7 +48,7 @@ from semel.adapters.starlette.running import Invocation, Protection, protected
 from semel.adapters.streaming import Background
 from semel.aio import AsyncIdempotency
 from semel.errors import ConfigError
-from semel.http.options import DoorOptions
+from semel.http.options import IntegrationOptions
 from semel.http.rules import RouteRules
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency
@@ -66,7 +66,7 @@ _NOT_CALLED_BY_STARLETTE: Final = (
 )
 
 
-class EndpointOptions(DoorOptions, total=False):
+class EndpointOptions(IntegrationOptions, total=False):
     """Options of every integration, and of endpoints that share a transaction with their record."""
 
     session: SessionOption | None

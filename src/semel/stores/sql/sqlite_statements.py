@@ -525,7 +525,7 @@ class SQLiteVerbs:
 
     def _update_all(self, asks: Sequence[CompleteRequest]) -> Verb[list[bool | Alone]]:
         reply = yield self._table.complete_many(asks)
-        # Who has been updated is told so again, alone.
+        # An owner whose update was made gets that answer again, alone.
         return [True if reply.changed == len(asks) else ALONE] * len(asks)
 
 

@@ -10,7 +10,7 @@ This module decides. It never waits, reads a clock, or touches the front or the 
 It is not asked at all for a caller that holds or replaces, for an owner that asks again, and while
 somebody here waits for the record to end: SQL tells that, and the front may not know it yet.
 
-    SQL said         the front is told
+    SQL said         sent to the front
     Claimed          nothing; a mark, if something older may be there
     Busy             a hint that ends with the lease, and after `HINTED` at the latest
     Finished         a copy of the record, which is read for the purpose
@@ -236,7 +236,7 @@ class Tier:
                 return [self._forgotten(identity)]
         return []
 
-    # --- what the front is told ----------------------------------------------------------
+    # --- what is sent to the front ----------------------------------------------------------
 
     def told(self, asked: Asked, answer: object, sent: float) -> list[Command[bool]]:
         """What to tell the front of SQL's answer to what was sent at `sent`."""
