@@ -129,7 +129,7 @@ def test_another_payload_is_a_mismatch_while_the_first_runs_and_after(world):
 def test_a_waiter_that_nothing_wakes_up_finds_the_result_by_asking(world, monkeypatch):
     owner, waiter = world.engine(), world.engine()
     for engine in (owner, waiter):
-        monkeypatch.delattr(engine.store, "watch", raising=False)  # nobody can be woken
+        monkeypatch.setattr(engine.store, "watch", lambda _: None)  # nobody can be woken
     effect = Effect().held()
     running = owner.start("k", effect)
     effect.wait_started()
