@@ -409,14 +409,14 @@ def pools_of(idem: Idempotency) -> list[Any]:
     if hasattr(store, "_postgres"):
         return [store._postgres._source, store._renewals._source]
     batches = store._batches
-    return [each._pool for each in (store._mysql, batches._batches, batches._renewals)]
+    return [each.pool for each in (store._mysql, batches._batches, batches._renewals)]
 
 
 def check_every_place_is_free(idem: Idempotency) -> None:
     check_nothing_is_left(idem)
     for pool in pools_of(idem):
-        seats = pool._seats
-        wait_until(lambda seats=seats: seats._free.qsize() == seats._places)
+        slots = pool._slots
+        wait_until(lambda slots=slots: slots._free.qsize() == slots._places)
 
 
 def take_all(pool: Any) -> None:
@@ -442,9 +442,7 @@ def test_struck_at_any_line_a_call_keeps_no_connection(request, database, kind, 
         strike_everywhere(idem, scenario, kind, ("line",), check_every_place_is_free)
         calls, *_ = pools_of(idem)
         take_all(calls)
-        idle = sum(
-            len(getattr(pool, "_idle", getattr(pool, "_free", ()))) for pool in pools_of(idem)
-        )
+        idle = sum(len(pool._idle) for pool in pools_of(idem))
         wait_until(lambda: server.sessions() <= idle)
         assert server.sessions() >= MOST_CONNECTIONS
     wait_until(lambda: server.sessions() == 0)

@@ -366,7 +366,7 @@ class Pool:
 
     def _fresh(self) -> None:
         self._loop: AbstractEventLoop | None = None
-        self._free = AsyncPlaces(self._size)
+        self._slots = AsyncPlaces(self._size)
         self._lent: WeakKeyDictionary[tasks.Connection, Any] = WeakKeyDictionary()
         """The place of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[tasks.Connection] = deque()
@@ -378,7 +378,7 @@ class Pool:
         self._loop = only_loop(self._loop, self.place)
         end = monotonic() + seconds
         try:
-            place = await self._free.get(timeout=seconds)
+            place = await self._slots.get(timeout=seconds)
         except Empty:
             raise StoreUnavailable(
                 f"all {self._size} connections to {self.place} are in use; nothing was done"
@@ -388,7 +388,7 @@ class Pool:
                 self._connect, self._settings, end - monotonic()
             )
         except BaseException:
-            self._free.give(place)
+            self._slots.give(place)
             raise
         self._lent[connection] = place
         return connection
@@ -396,12 +396,12 @@ class Pool:
     async def take_open(self) -> tasks.Connection | None:
         """Return a connection that is open and that nobody uses, if there is one."""
         with suppress(Empty):
-            place = await self._free.get(block=False)
+            place = await self._slots.get(block=False)
             connection = self._last()
             if connection is not None:
                 self._lent[connection] = place
                 return connection
-            self._free.give(place)
+            self._slots.give(place)
         return None
 
     def give_back(self, connection: tasks.Connection) -> None:
@@ -410,13 +410,13 @@ class Pool:
         self._idle.append(connection)
         if self._closed:  # looked at last, so that a `close` meanwhile is not missed
             self.close_idle()
-        self._free.give(place)
+        self._slots.give(place)
 
     def drop(self, connection: tasks.Connection) -> None:
         """Take back a connection that nobody can use any more."""
         place = self._lent.pop(connection, None)
         tasks.close(connection)
-        self._free.give(place)
+        self._slots.give(place)
 
     def close_idle(self) -> None:
         """Close what nobody uses; the next callers open connections anew."""

@@ -348,7 +348,7 @@ class Pool:
         follow_forks(self)
 
     def _fresh(self) -> None:
-        self._free = Places(self._size)
+        self._slots = Places(self._size)
         self._lent: WeakKeyDictionary[threads.Connection, Any] = WeakKeyDictionary()
         """The place of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[threads.Connection] = deque()
@@ -359,7 +359,7 @@ class Pool:
             raise StoreUnavailable(f"the store on {self.place} is closed")
         end = monotonic() + seconds
         try:
-            place = self._free.get(timeout=seconds)
+            place = self._slots.get(timeout=seconds)
         except Empty:
             raise StoreUnavailable(
                 f"all {self._size} connections to {self.place} are in use; nothing was done"
@@ -369,7 +369,7 @@ class Pool:
                 self._connect, self._settings, end - monotonic()
             )
         except BaseException:
-            self._free.give(place)
+            self._slots.give(place)
             raise
         self._lent[connection] = place
         return connection
@@ -377,12 +377,12 @@ class Pool:
     def take_open(self) -> threads.Connection | None:
         """Return a connection that is open and that nobody uses, if there is one."""
         with suppress(Empty):
-            place = self._free.get(block=False)
+            place = self._slots.get(block=False)
             connection = self._last()
             if connection is not None:
                 self._lent[connection] = place
                 return connection
-            self._free.give(place)
+            self._slots.give(place)
         return None
 
     def give_back(self, connection: threads.Connection) -> None:
@@ -391,13 +391,13 @@ class Pool:
         self._idle.append(connection)
         if self._closed:  # looked at last, so that a `close` meanwhile is not missed
             self.close_idle()
-        self._free.give(place)
+        self._slots.give(place)
 
     def drop(self, connection: threads.Connection) -> None:
         """Take back a connection that nobody can use any more."""
         place = self._lent.pop(connection, None)
         threads.close(connection)
-        self._free.give(place)
+        self._slots.give(place)
 
     def close_idle(self) -> None:
         """Close what nobody uses; the next callers open connections anew."""

@@ -58,7 +58,7 @@ class AsyncOwnSession(AsyncSession, Protocol):
     """A connection that belongs to our own pool."""
 
     idle_since: float
-    seat: object
+    slot: object
     """Its place in the pool while it is lent: a session that is lost takes none along."""
 
     def end_waits_at(self, deadline: float) -> None:
@@ -120,8 +120,8 @@ class AsyncOwnPool:
 
     def _start(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seats = AsyncPlaces(self._settings.max_size)
-        self._free: deque[AsyncOwnSession] = deque()
+        self._slots = AsyncPlaces(self._settings.max_size)
+        self._idle: deque[AsyncOwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
     def lend(self, deadline: Deadline) -> AsyncLoan:
@@ -134,7 +134,7 @@ class AsyncOwnPool:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         self._loop = only_loop(self._loop, self.place)
         try:
-            seat = await self._seats.get(timeout=deadline.left)
+            slot = await self._slots.get(timeout=deadline.left)
         except Empty:
             raise StoreUnavailable(
                 f"all {self._settings.max_size} connections to {self.place} stayed in use; nothing "
@@ -143,16 +143,16 @@ class AsyncOwnPool:
         try:
             session = await self._take() or await self._connect(self._settings, deadline)
         except BaseException:
-            self._seats.give(seat)
+            self._slots.give(slot)
             raise
-        session.seat = seat
+        session.slot = slot
         session.end_waits_at(deadline.at)
         return session
 
     async def take_open(self, deadline: Deadline) -> AsyncOwnSession | None:
         """Take a connection out, if one is open that nobody uses."""
         try:
-            seat = await self._seats.get(block=False)
+            slot = await self._slots.get(block=False)
         except Empty:
             return None
         session = None
@@ -160,29 +160,29 @@ class AsyncOwnPool:
             session = await self._take()
         finally:
             if session is None:
-                self._seats.give(seat)
+                self._slots.give(slot)
             else:
-                session.seat = seat
+                session.slot = slot
                 session.end_waits_at(deadline.at)
         return session
 
     async def give_back(self, session: AsyncOwnSession) -> None:
         """Keep a connection for the next call, if it can serve one."""
-        seat, session.seat = session.seat, None
+        slot, session.slot = session.slot, None
         try:
             if self._closed or not session.idle:
                 await session.close()
                 return
             session.idle_since = time.monotonic()
-            self._free.append(session)
+            self._idle.append(session)
             with suppress(IndexError):
                 oldest = session.idle_since - MOST_IDLE
-                while len(self._free) > self._settings.min_size and (
-                    self._free[0].idle_since < oldest
+                while len(self._idle) > self._settings.min_size and (
+                    self._idle[0].idle_since < oldest
                 ):
-                    await self._free.popleft().close()
+                    await self._idle.popleft().close()
         finally:
-            self._seats.give(seat)
+            self._slots.give(slot)
 
     async def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
@@ -190,14 +190,14 @@ class AsyncOwnPool:
         self._closed = True
         with suppress(IndexError):
             while True:
-                session = self._free.pop()
+                session = self._idle.pop()
                 with suppress(RuntimeError):  # gone already, with an event loop that has ended
                     await session.close()
 
     async def _take(self) -> AsyncOwnSession | None:
         with suppress(IndexError):  # none is left, or another caller was faster
             while True:
-                session = self._free.pop()
+                session = self._idle.pop()
                 if time.monotonic() - session.idle_since < MOMENT or not session.dead:
                     return session
                 await session.close()
@@ -211,7 +211,7 @@ class AsyncOwnPool:
 
     def after_fork_in_child(self) -> None:
         """Start with no connection: these sockets are the parent's."""
-        leave_alone(self._free)
+        leave_alone(self._idle)
         self._start()
 
 

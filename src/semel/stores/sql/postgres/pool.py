@@ -57,7 +57,7 @@ class OwnSession(Session, Protocol):
     """A connection that belongs to our own pool."""
 
     idle_since: float
-    seat: object
+    slot: object
     """Its place in the pool while it is lent: a session that is lost takes none along."""
 
     def end_waits_at(self, deadline: float) -> None:
@@ -116,8 +116,8 @@ class OwnPool:
         follow_forks(self)
 
     def _start(self) -> None:
-        self._seats = Places(self._settings.max_size)
-        self._free: deque[OwnSession] = deque()
+        self._slots = Places(self._settings.max_size)
+        self._idle: deque[OwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
     def lend(self, deadline: Deadline) -> Loan:
@@ -129,7 +129,7 @@ class OwnPool:
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         try:
-            seat = self._seats.get(timeout=deadline.left)
+            slot = self._slots.get(timeout=deadline.left)
         except Empty:
             raise StoreUnavailable(
                 f"all {self._settings.max_size} connections to {self.place} stayed in use; nothing "
@@ -138,16 +138,16 @@ class OwnPool:
         try:
             session = self._take() or self._connect(self._settings, deadline)
         except BaseException:
-            self._seats.give(seat)
+            self._slots.give(slot)
             raise
-        session.seat = seat
+        session.slot = slot
         session.end_waits_at(deadline.at)
         return session
 
     def take_open(self, deadline: Deadline) -> OwnSession | None:
         """Take a connection out, if one is open that nobody uses."""
         try:
-            seat = self._seats.get(block=False)
+            slot = self._slots.get(block=False)
         except Empty:
             return None
         session = None
@@ -155,43 +155,43 @@ class OwnPool:
             session = self._take()
         finally:
             if session is None:
-                self._seats.give(seat)
+                self._slots.give(slot)
             else:
-                session.seat = seat
+                session.slot = slot
                 session.end_waits_at(deadline.at)
         return session
 
     def give_back(self, session: OwnSession) -> None:
         """Keep a connection for the next call, if it can serve one."""
-        seat, session.seat = session.seat, None
+        slot, session.slot = session.slot, None
         try:
             if self._closed or not session.idle:
                 session.close()
                 return
             session.idle_since = time.monotonic()
-            self._free.append(session)
+            self._idle.append(session)
             with suppress(IndexError):
                 oldest = session.idle_since - MOST_IDLE
-                while len(self._free) > self._settings.min_size and (
-                    self._free[0].idle_since < oldest
+                while len(self._idle) > self._settings.min_size and (
+                    self._idle[0].idle_since < oldest
                 ):
-                    self._free.popleft().close()
+                    self._idle.popleft().close()
         finally:
-            self._seats.give(seat)
+            self._slots.give(slot)
 
     def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
         self._closed = True
         with suppress(IndexError):
             while True:
-                session = self._free.pop()
+                session = self._idle.pop()
                 with suppress(RuntimeError):  # gone already, with an event loop that has ended
                     session.close()
 
     def _take(self) -> OwnSession | None:
         with suppress(IndexError):  # none is left, or another caller was faster
             while True:
-                session = self._free.pop()
+                session = self._idle.pop()
                 if time.monotonic() - session.idle_since < MOMENT or not session.dead:
                     return session
                 session.close()
@@ -205,7 +205,7 @@ class OwnPool:
 
     def after_fork_in_child(self) -> None:
         """Start with no connection: these sockets are the parent's."""
-        leave_alone(self._free)
+        leave_alone(self._idle)
         self._start()
 
 

@@ -142,7 +142,7 @@ class _OwnConnection:
 
     bounded: Any
     idle_since = float("inf")
-    seat: object = None
+    slot: object = None
     """Its place in the pool while it is lent: a session that is lost takes none along."""
 
     def end_waits_at(self, deadline: float) -> None:

@@ -123,7 +123,7 @@ class OwnAsyncpgSession(AsyncpgSession):
     """One that we opened."""
 
     idle_since = float("inf")
-    seat: object = None
+    slot: object = None
     _deadline = float("inf")
     _timed_out = False
 
