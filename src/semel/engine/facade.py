@@ -358,12 +358,7 @@ class AsyncIdempotency:
         for left in range(retries, -1, -1):
             try:
                 async with inside.enterable(begin(), AbstractAsyncContextManager) as connection:
-                    context: AsyncTransactionContext[T] = AsyncTransactionContext(
-                        self.internals, call, connection, None
-                    )
-                    async with context as attempt:
-                        if not attempt.replayed:
-                            attempt.result = await finished(fn(connection), call.identity)
+                    attempt = await self._run_inside(call, connection, fn)
             except Exception as error:
                 if not db_errors.must_retry(error):
                     raise
@@ -374,6 +369,18 @@ class AsyncIdempotency:
             await sleep(next(waits))
         wrong = ConfigError(f"retries must be 0 or more, not {retries}")
         raise about(wrong, call.identity)
+
+    async def _run_inside(
+        self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
+    ) -> Attempt[T]:
+        context: AsyncTransactionContext[T] = AsyncTransactionContext(
+            self.internals, call, connection, None
+        )
+        async with context as attempt:
+            if attempt.replayed:
+                return attempt
+            attempt.result = await finished(fn(connection), call.identity)
+        return attempt
 
     @property
     def marks(self) -> AsyncMarks:

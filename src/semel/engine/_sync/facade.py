@@ -357,12 +357,7 @@ class Idempotency:
         for left in range(retries, -1, -1):
             try:
                 with inside.enterable(begin(), AbstractContextManager) as connection:
-                    context: TransactionContext[T] = TransactionContext(
-                        self.internals, call, connection, None
-                    )
-                    with context as attempt:
-                        if not attempt.replayed:
-                            attempt.result = finished(fn(connection), call.identity)
+                    attempt = self._run_inside(call, connection, fn)
             except Exception as error:
                 if not db_errors.must_retry(error):
                     raise
@@ -373,6 +368,14 @@ class Idempotency:
             sleep(next(waits))
         wrong = ConfigError(f"retries must be 0 or more, not {retries}")
         raise about(wrong, call.identity)
+
+    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt[T]:
+        context: TransactionContext[T] = TransactionContext(self.internals, call, connection, None)
+        with context as attempt:
+            if attempt.replayed:
+                return attempt
+            attempt.result = finished(fn(connection), call.identity)
+        return attempt
 
     @property
     def marks(self) -> Marks:

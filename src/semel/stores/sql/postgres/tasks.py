@@ -136,12 +136,13 @@ class OwnAsyncpgSession(AsyncpgSession):
         left = max(0.0, self._deadline - time.monotonic())
         alarm = asyncio.get_running_loop().call_later(left, self._cut)
         try:
-            return _reply(await _sent(self._connection, statement))
+            try:
+                return _reply(await _sent(self._connection, statement))
+            except _DRIVER_ERRORS as error:
+                raise _as_psycopg(error) from error
         except Exception as error:
             if self._timed_out:  # whatever asyncpg makes of it
                 raise TimeIsUp("the server has not answered") from error
-            if isinstance(error, _DRIVER_ERRORS):
-                raise _as_psycopg(error) from error
             raise
         except asyncio.CancelledError:
             self._connection.terminate()  # an answer may still come: it would meet a stranger
