@@ -147,6 +147,15 @@ UNWRAPPED = {("engine/runs.py", "finished")}
 """Functions that only tasks need around an argument, by file."""
 
 
+PROSE = {
+    tokenize.STRING,
+    tokenize.COMMENT,
+    # What stands between the brackets of an f-string, which is one string before Python 3.12.
+    getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+}
+"""Tokens that hold words for people."""
+
+
 class Edit(NamedTuple):
     """What to write instead of a part of the text."""
 
@@ -202,8 +211,8 @@ def edits_of_words(source: Source) -> Iterator[Edit]:
             yield Edit(start, end + 1)
         elif token.type == tokenize.NAME:
             yield Edit(start, end, renamed(token.string))
-        elif token.type in {tokenize.STRING, tokenize.COMMENT}:
-            yield Edit(start, end, renamed_text(token.string))
+        elif token.type in PROSE:
+            yield Edit(start, end, renamed_text(source.text[start:end]))
 
 
 def called(node: ast.AST) -> str | None:

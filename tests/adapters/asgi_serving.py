@@ -40,7 +40,13 @@ async def served(
             yield client
     finally:
         over.set()
-        await running
+        # From Python 3.12 on, Hypercorn waits without an end for an application that left frames of
+        # HTTP/2 unread, with semel and without.
+        await asyncio.wait([running], timeout=10)
+        if not running.done():
+            running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
 
 class _Uvicorn(uvicorn.Server):

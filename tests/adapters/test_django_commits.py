@@ -602,6 +602,7 @@ async def test_an_async_view_in_a_testcase_on_one_file_is_refused_at_once(one_fi
         async with AsyncIdempotency(one_file.records) as idem:
             with project("memory://", {"pay": Idempotent(idem)(pay)}):
                 assert (await apost()).json()["code"] == "idempotency_error"
+    connections[one_file.alias].close()  # each task has connections of its own
 
 
 def test_records_behind_a_tier_in_the_same_file_are_found(one_file, tmp_path, monkeypatch):
