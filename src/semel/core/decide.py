@@ -1,6 +1,7 @@
 """What an engine does with a store's answer, and with the end of a function.
 
-This module decides. It never waits, reads a clock or touches a store.
+This module decides. It never waits, reads a clock or touches a store. Which answer a claim gets is
+judged in `semel.core.judge`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 This module judges. It takes the record as it is and the time as an argument, and returns the
 answer with the record as it should become. It never waits, reads a clock or touches a store.
-The Redis scripts follow the same law in Lua; one contract suite and one model hold them together.
+The Redis scripts (`stores/redis/lua`) follow the same law in Lua; one contract suite proves both.
+What an engine then does with the answer is in `semel.core.decide`.
 
-`claim` judges in this order, and the first line that fits is the answer:
+`claim` judges in this order, and the first line that fits is the answer. Another payload is a
+mismatch (strict), or replaces the old one (loose: the policy says mismatch="replace"):
 
     own        PROCESSING by this very owner           -> Claimed again, lease refreshed
     ended      this owner's attempt has ended          -> Finished, never a new claim

@@ -1,6 +1,7 @@
 """What of an answer is stored, and what a replay is made of.
 
-2xx is stored by default, everything else runs again; `stored=` adds statuses, or decides by a
+`decide` says what becomes of a key after an answer. 2xx is stored by default; a 5xx is a failure,
+for the policy to judge; everything else runs again. `stored=` adds statuses, or decides by a
 function (`StoredRule`). Never stored, whatever a function says: answers about the client rather
 than the operation (`NEVER`), and header lines that are secret, that belong to one connection, or
 that the layers around us write anew (`_FORBIDDEN`).

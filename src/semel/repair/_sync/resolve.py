@@ -1,8 +1,9 @@
 # Generated from repair/resolve.py by `make generate`: change that file instead.
 """Decides what became of one record: adopt it, write the outcome, report the decision.
 
-The first one to decide becomes the record's owner: of a revived owner and a resolver, or of two
-resolvers, one wins and the other is rejected. `settle` is for a person who decides by hand.
+Stuck records are found by `reconcile`, which decides through this module; `settle` is for a person
+who decides by hand. The resolver that decides first becomes the record's owner; another resolver,
+or the old owner if it comes back, is rejected.
 """
 
 from __future__ import annotations

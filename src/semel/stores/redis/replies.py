@@ -24,8 +24,8 @@ outcome is packed here, and the scripts never look inside it.
     ...    data         when ended: to the end
 
 Numbers are big-endian. `expires_at` is the key's own time to live. Why so tight: a finished record
-of 100 bytes with its fingerprint is 155 bytes, which is the most that fits Redis's allocation
-class of 160; one byte more per field would cost 32 bytes per record.
+with a result of 100 bytes and its fingerprint has 155 bytes, which is the most that fits Redis's
+allocation class of 160; one byte more per field would cost 32 bytes per record.
 """
 
 from __future__ import annotations

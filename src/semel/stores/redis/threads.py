@@ -409,6 +409,7 @@ class ServerTransport(Transport):
         if self._owned:
             for client in clients_of(self.client):
                 client.close()
+                client.connection_pool.disconnect()  # which 5.0.0 leaves open
 
     def connector_of(self, _key: bytes) -> tuple[str, Any]:
         """There is one."""

@@ -1,6 +1,7 @@
-"""PostgreSQL for many members at once: arrays in, one row out for each, one commit.
+"""Batches on PostgreSQL: the statements for many claims, completes or renewals in one commit.
 
-This module writes SQL and judges rows. It runs nothing. Each statement does what is done most
+This module writes SQL and judges rows. It runs nothing. A member is one request of a batch: arrays
+go in, one row comes out for each. Each statement does what is done most
 often, for all members it can do that for: insert a new record, end a running attempt, extend a
 lease. A member that it leaves open is `ALONE`: it is asked for by the verb for one member, which
 knows every case. The members must be different identities.
