@@ -47,7 +47,7 @@ def tell(pgconn: PGconn, subscriptions: Subscriptions[Any]) -> None:
 
 
 def read_outcome(message: bytes) -> Ended | None:
-    """What a wake-up tells of the record; None when the store has to be asked."""
+    """Return the outcome that a wake-up carries; None if the store has to be asked."""
     try:
         fields: Any = _outcomes.decode(message)
     except msgspec.MsgspecError:
