@@ -398,7 +398,7 @@ async def test_an_async_client_that_decodes_replies_does_no_harm(server):
 
 async def test_a_client_of_the_other_kind_is_named(server):
     with (
-        server.client() as client,
+        redis.Redis(port=server.port) as client,
         pytest.raises(ConfigError, match=r"AsyncRedisStore takes .*got a redis.client.Redis"),
     ):
         AsyncRedisStore(client)
