@@ -22,13 +22,14 @@ from semel import ConfigError
 from semel.guards import (
     AlreadyApplied,
     Applied,
+    Condition,
     Conflict,
     StateGuard,
     VersionGuard,
+    _as_mysql,
     transition,
     update_if_version,
 )
-from semel.guards.databases import Condition, _as_mysql
 
 TABLE = """
 CREATE TABLE accounts (
