@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import MetaData, NullPool, create_engine, inspect
 
 from semel import ConfigError, Idempotency
-from semel.contrib.django import operations
-from semel.contrib.django.operations import statements
+from semel.contrib.django import migrations
+from semel.contrib.django.migrations import statements
 from semel.stores.sql.postgres.schema import LOCK
 from semel.stores.sql.sqlalchemy_tables import add_tables, version_row
 from servers.redis import wait_until
@@ -146,12 +146,12 @@ def test_the_django_migration_brings_an_older_table_up_to_date(place, monkeypatc
         )
         for version in (1, 2)
     }
-    monkeypatch.setattr(operations, "statements", lambda _, version: change_of[version])
+    monkeypatch.setattr(migrations, "statements", lambda _, version: change_of[version])
     assert works(url)
     with django_on(dialect, url) as (alias, _):
         for version in (1, 2, 2):
             with connections[alias].schema_editor(atomic=True) as editor:
-                operations.RecordsVersion(version).database_forwards("semel", editor, None, None)
+                migrations.RecordsVersion(version).database_forwards("semel", editor, None, None)
     columns = str(described(dialect, url)["idempotent_record"])
     assert "of_version_2" in columns
     assert "of_version_1" not in columns
@@ -214,7 +214,7 @@ def test_no_store_writes_between_the_look_of_a_django_migration_and_its_step(tmp
     with connect() as ours, connect() as other:
         for _ in range(2):  # with and without the table of versions
             ours.execute("BEGIN")
-            for statement in operations._turn("sqlite"):
+            for statement in migrations._turn("sqlite"):
                 ours.execute(statement)
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations
 
-from semel.contrib.django.operations import RecordsVersion
+from semel.contrib.django.migrations import RecordsVersion
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django ships no types
