@@ -46,10 +46,10 @@ def imported_anew():
 @pytest.mark.parametrize(
     ("module", "owner", "name"),
     [
-        ("semel.adapters.fastapi.endpoints", "fastapi.routing", "serialize_response"),
-        ("semel.adapters.fastapi.endpoints", "fastapi.utils", "is_body_allowed_for_status_code"),
-        ("semel.adapters.starlette.running", "starlette._utils", "is_async_callable"),
-        ("semel.adapters.fastapi.endpoints", "fastapi.dependencies.utils", "get_typed_signature"),
+        ("semel.adapters.fastapi", "fastapi.routing", "serialize_response"),
+        ("semel.adapters.fastapi", "fastapi.utils", "is_body_allowed_for_status_code"),
+        ("semel.adapters.starlette", "starlette._utils", "is_async_callable"),
+        ("semel.adapters.fastapi", "fastapi.dependencies.utils", "get_typed_signature"),
     ],
 )
 def test_an_integration_names_what_its_framework_has_no_more(

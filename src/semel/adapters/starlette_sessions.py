@@ -37,11 +37,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.adapters.check_decorators import claimed_outside, owners_around
-from semel.adapters.starlette.endpoints import Endpoint, is_of_kind, plain_annotation
-from semel.adapters.starlette.running import (
+from semel.adapters.starlette import (
     Body,
+    Endpoint,
     Invocation,
     Protection,
+    is_of_kind,
+    plain_annotation,
     read,
     response_of_answer,
     shield,
