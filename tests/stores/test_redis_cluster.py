@@ -18,9 +18,18 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
 from semel.stores.redis.commands import KeyLayout
 from semel.stores.redis.listing import _Cursor
-from semel.stores.redis.redis_py import close_client
+from semel.stores.redis.redis_py import socket_of, take_connection
 from servers.redis import RedisServer, errors_answered, free_port, redis_cluster, wait_until
-from stores.redis_given import IDENTITY, RESULT, ask, finish, new_owner, opened, opened_async
+from stores.redis_given import (
+    IDENTITY,
+    RESULT,
+    ask,
+    close_client,
+    finish,
+    new_owner,
+    opened,
+    opened_async,
+)
 
 NASTY = [
     "{}",
@@ -436,6 +445,17 @@ async def test_a_caller_that_leaves_does_not_take_the_map_from_the_others(cluste
         assert isinstance(await staying, Claimed)
         with pytest.raises(asyncio.CancelledError):
             await leaving
+
+
+def test_closing_a_store_closes_what_is_idle_in_the_pools_of_its_nodes(cluster):
+    with opened(cluster.url) as store:
+        store.claim(ask())
+        client = store.transport.client
+        pool = client.get_redis_connection(client.get_primaries()[0]).connection_pool
+        idle = take_connection(pool)
+        pool.release(idle)
+        assert socket_of(idle) is not None
+    assert socket_of(idle) is None
 
 
 async def test_closing_a_store_that_waits_for_its_first_map_ends_its_callers(silent_port):

@@ -14,10 +14,19 @@ import redis
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, commands
-from semel.stores.redis.redis_py import close_client, take_connection
+from semel.stores.redis.redis_py import take_connection
 from servers.proxy import proxy_to
 from servers.redis import free_port, redis_server, wait_until
-from stores.redis_given import IDENTITY, RESULT, ask, finish, new_owner, opened, opened_async
+from stores.redis_given import (
+    IDENTITY,
+    RESULT,
+    ask,
+    close_client,
+    finish,
+    new_owner,
+    opened,
+    opened_async,
+)
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import semel.stores.redis as package
 from semel.core.records import Busy, Claimed, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
-from semel.stores.redis.redis_py import close_client
+from semel.stores.redis.redis_py import socket_of, take_connection
 from semel.stores.urls import tls_error
 from servers.proxy import answering_for
 from servers.redis import Certificates, redis_sentinel, redis_server, wait_until
-from stores.redis_given import IDENTITY, RESULT, ask, finish, opened, opened_async
+from stores.redis_given import IDENTITY, RESULT, ask, close_client, finish, opened, opened_async
 
 # --- TLS ------------------------------------------------------------------------------------
 
@@ -426,6 +426,26 @@ def test_closing_a_store_closes_the_sentinel_connections_too(sentinel):
         of_store = connections() - before
         assert of_store
     wait_until(lambda: not connections() & of_store, "the connections to be closed")
+
+
+def test_closing_a_store_closes_what_is_idle_in_the_pool_of_the_primary(sentinel):
+    with opened(sentinel.url) as store:
+        pool = store.transport.client.connection_pool
+        idle = take_connection(pool)
+        pool.release(idle)
+        assert socket_of(idle) is not None
+    assert socket_of(idle) is None
+
+
+async def test_closing_an_async_store_closes_what_is_idle_in_the_pool_of_the_primary(sentinel):
+    """Such a connection stays behind when a store is closed while it opens its second one."""
+    async with opened_async(sentinel.url) as store:
+        await store.claim(ask())
+        pool = store.transport.client.connection_pool
+        idle = await take_connection(pool)
+        await pool.release(idle)
+        assert idle.is_connected
+    assert not idle.is_connected
 
 
 async def test_an_async_store_tells_what_its_server_puts_at_risk(redis_url):

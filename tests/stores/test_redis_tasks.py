@@ -17,11 +17,11 @@ from semel.core.records import Claimed, Identity
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, commands, open_async_store, open_store
 from semel.stores.redis.commands import Command, pack
-from semel.stores.redis.redis_py import close_client, take_connection
+from semel.stores.redis.redis_py import take_connection
 from semel.stores.redis.tasks import HANDFUL, Connection, Slot, _pass_outcome
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
-from stores.redis_given import IDENTITY, ask, opened, opened_async
+from stores.redis_given import IDENTITY, ask, close_client, opened, opened_async
 
 PING = pack(("PING",))
 PATIENCE = 10.0

@@ -157,11 +157,15 @@ def opener(
             return lambda: driver.client(retry=once, **settings.place, **settings.both)
 
 
-def clients_of(client: Any) -> list[Any]:
-    """The client itself, and those of the sentinels behind it: all that must be closed."""
-    pool = getattr(client, "connection_pool", None)
+def pools_of(client: Any) -> list[Any]:
+    """The pool of a client, and those of the sentinels behind it: all that must be closed.
+
+    Pools, because 5.0.0 leaves some of them open when it closes their client.
+    """
+    pool = client.connection_pool
     manager = getattr(pool, "sentinel_manager", None)
-    return [client] if manager is None else [client, *manager.sentinels]
+    sentinels = () if manager is None else manager.sentinels
+    return [pool, *(sentinel.connection_pool for sentinel in sentinels)]
 
 
 def server_name(client: Any) -> str:

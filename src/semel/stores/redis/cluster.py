@@ -28,7 +28,6 @@ from semel.stores.redis.clients import new_node
 from semel.stores.redis.commands import pack, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import (
-    close_nodes,
     give_back_to_node,
     read_map,
     read_map_async,
@@ -227,9 +226,9 @@ class ClusterTransport(_Map, Transport):
         for connections in tuple(self._connections_of.values()):
             connections.close()
         for node in self._newcomers.values():
-            self.client.get_redis_connection(node).close()
+            self._pool(node).disconnect()
         if self._owned and self._client is not None:
-            self._client.close()
+            self._client.disconnect_connection_pools()  # which close() of 5.0.0 leaves open
 
 
 # --- asyncio ---------------------------------------------------------------------------------
@@ -361,11 +360,12 @@ class AsyncClusterTransport(_Map, AsyncTransport):
             self._first_map.cancel()
             await asyncio.wait((self._first_map,))
         await super()._close()
+        nodes = list(self._newcomers.values())
         if self._owned:
-            # The client would not: it does not know that there is a map.
-            await close_nodes(self.client.nodes_manager, ("nodes_cache", "startup_nodes"))
-        for node in self._newcomers.values():
-            await node.disconnect()
+            # The client would not close them: it does not know that there is a map.
+            manager = self.client.nodes_manager
+            nodes += [*manager.nodes_cache.values(), *manager.startup_nodes.values()]
+        await asyncio.gather(*(node.disconnect() for node in nodes))
 
 
 async def _first_to_answer(nodes: dict[str, ClusterNode]) -> dict[str, ClusterNode]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final
@@ -100,14 +100,10 @@ def take_over(connection: Any, protocol: asyncio.Protocol) -> tuple[asyncio.Tran
     return transport, stream
 
 
-async def close_client(client: Any) -> None:
-    """Close a client for asyncio, or a part of one, that is ours."""
-    await _closing(client)()
-
-
-def _closing(client: Any) -> Any:
-    # 5.0.0 calls it close, which is deprecated from 5.0.1 on.
-    return getattr(client, "aclose", None) or client.close
+async def close_pool(pool: Any) -> None:
+    """Close a pool for asyncio, and all its connections."""
+    close = getattr(pool, "aclose", None) or pool.disconnect  # from 5.0.1 on
+    await close()
 
 
 def pool_is_empty(error: object) -> bool:
@@ -208,9 +204,3 @@ def give_back_to_node(node: Any, connection: Any) -> None:
         _free_connections(node).append(connection)  # as its own commands do
     else:
         release(connection)
-
-
-async def close_nodes(manager: Any, which: Iterable[str]) -> None:
-    """Close the connections of a cluster's nodes, for asyncio."""
-    for name in which:
-        await _closing(manager)(name)

@@ -31,11 +31,11 @@ from redis.exceptions import TimeoutError as TimedOut
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.loops import has_ended, only_loop
-from semel.stores.redis.clients import clients_of
+from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import (
-    close_client,
+    close_pool,
     primary_address,
     reply_error,
     take_connection,
@@ -460,9 +460,6 @@ class AsyncTransport(ABC):
     async def _close(self) -> None:
         for connections in self._all_connections():
             await connections.close()
-        if self._owned:
-            for client in clients_of(self.client):
-                await close_client(client)
 
     def server_of(self, _key: bytes) -> str | None:
         """Name the server that has a key; None = there is only one."""
@@ -608,6 +605,9 @@ class AsyncServerTransport(AsyncTransport):
         for check in self._checks:
             check.cancel()
         await super()._close()
+        if self._owned:
+            for pool in pools_of(self.client):
+                await close_pool(pool)
 
     def connector_of(self, _key: bytes) -> tuple[str, Any]:
         """There is one."""

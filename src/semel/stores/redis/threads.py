@@ -30,7 +30,7 @@ from redis.exceptions import ResponseError
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.forking import Place, Places
-from semel.stores.redis.clients import clients_of
+from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import known_error, parser_of, primary_address, take_connection
@@ -407,9 +407,8 @@ class ServerTransport(Transport):
         self._closed = True
         self._connections.close()
         if self._owned:
-            for client in clients_of(self.client):
-                client.close()
-                client.connection_pool.disconnect()  # which 5.0.0 leaves open
+            for pool in pools_of(self.client):
+                pool.disconnect()
 
     def connector_of(self, _key: bytes) -> tuple[str, Any]:
         """There is one."""
