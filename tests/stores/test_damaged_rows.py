@@ -11,7 +11,7 @@ import pymysql
 import pytest
 
 from semel import Idempotency, open_async_store, open_store
-from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.records import Claimed, ClaimRequest, Encoded, Identity
 from semel.errors import RecordUnreadable
 from semel.testing import StoreDriver
 
@@ -19,6 +19,12 @@ RESULT = Encoded("json", b"1")
 KEYS = [Identity("orders", key) for key in "abcde"]
 BAD = KEYS[2]
 PAGES = {10: ["abde"], 3: ["ab", "de"], 1: ["a", "b", "", "d", "e"]}
+EXPIRED = {
+    "sqlite": "expire_at = 1",
+    "postgresql": "expire_at = now() - interval '1 hour'",
+    "mysql": "expire_at = UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
+}
+FAR_AHEAD = 1 << 53
 DAMAGES = {"status = 7": "row is damaged", "format = 9": "newer version"}
 
 
@@ -61,6 +67,10 @@ def run(url: str, sql: str) -> None:
 
 def spoil(url: str, damage: str) -> None:
     run(url, f"UPDATE idempotent_record SET {damage} WHERE idem_key = '{BAD.key}'")  # noqa: S608 - ours
+
+
+def expire(url: str) -> None:
+    spoil(url, EXPIRED[urlsplit(url).scheme])
 
 
 def fill(store) -> None:
@@ -112,6 +122,36 @@ def test_many_are_forgotten_with_it(store, url, damage):
     fill(store)
     spoil(url, damage)
     assert store.forget_many(KEYS) == [True] * len(KEYS)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["alone", "in a batch"])
+def test_once_expired_it_counts_as_absent(store, url, damage, many):
+    fill(store)
+    spoil(url, f"{damage}, fence = {FAR_AHEAD}")
+    expire(url)
+    assert store.get(BAD) is None
+    assert not store.complete(BAD, (2).to_bytes(12), RESULT, 600)
+    requests = [ClaimRequest(key, b"again".ljust(12), None, 600.0, 600.0) for key in KEYS[2:4]]
+    claim = store.claim_many(requests)[0] if many else store.claim(requests[0])
+    assert claim == Claimed(1, FAR_AHEAD + 1)
+    assert store.get(BAD).owner == b"again".ljust(12)
+
+
+def test_once_expired_it_may_be_marked(store, url, damage):
+    fill(store)
+    spoil(url, damage)
+    expire(url)
+    assert store.put(BAD, RESULT, 600, owner=b"again".ljust(12))
+    assert store.get(BAD).outcome == RESULT
+
+
+def test_once_expired_it_is_forgotten_as_nothing_and_is_gone(store, url, damage):
+    fill(store)
+    spoil(url, damage)
+    expire(url)
+    assert not store.forget(BAD)
+    spoil(url, "status = 1, format = 1, expire_at = NULL")
+    assert store.get(BAD) is None
 
 
 def test_an_engine_lists_the_others(url):

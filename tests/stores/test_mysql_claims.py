@@ -24,6 +24,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.sql.mysql import MySQLStore, threads, verbs
 from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.mysql.verbs import MySQLVerbs
+from semel.stores.sql.verbs import Statement
 from servers.proxy import proxy_to
 from stores.mysql_given import (
     DEADLOCK,
@@ -175,8 +176,7 @@ def test_a_purge_commits_a_few_rows_at_a_time(store, monkeypatch):
 def test_a_record_that_never_stands_still_is_given_up(store, monkeypatch):
     store.claim(ask(lease=0.001))
     time.sleep(0.01)
-    swap = TABLE.swap(*[store.get(IDENTITY)] * 2, {})._replace(parameters=())
-    nothing = swap._replace(sql="UPDATE idempotent_record SET number = number WHERE 1 = 0")
+    nothing = Statement("UPDATE idempotent_record SET number = number WHERE 1 = 0", (), writes=True)
     monkeypatch.setattr(type(TABLE), "swap", lambda *_: nothing)
     for call in (
         lambda: store.claim(ask()),

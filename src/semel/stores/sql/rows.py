@@ -41,6 +41,10 @@ COLUMNS: Final = (
     "format",
 )
 
+_KEY, _SCOPE, _EXPIRES_AT, _FENCE = map(
+    COLUMNS.index, ("idem_key", "biz_type", "expire_at", "fence")
+)
+
 Row: TypeAlias = tuple[Any, ...]
 
 RUNNING: Final = int(State.PROCESSING)
@@ -82,8 +86,34 @@ def to_record(row: Row, now: float) -> Record:
     """Read a row back, as seen at `now`."""
     try:
         return _read(row, now)
-    except (TypeError, ValueError, msgspec.MsgspecError) as broken:
+    except (TypeError, ValueError, msgspec.MsgspecError, RecordUnreadable) as broken:
+        if _has_expired(row, now):
+            return _remains(row, now)
+        if isinstance(broken, RecordUnreadable):
+            raise
         raise RecordUnreadable(f"its row is damaged ({broken})") from broken
+
+
+def _has_expired(row: Row, now: float) -> bool:
+    expires_at = row[_EXPIRES_AT]
+    return isinstance(expires_at, int) and seconds(expires_at) <= now
+
+
+def _remains(row: Row, now: float) -> Record:
+    """Read of an expired row what still counts: it is absent, and fences go on from its own."""
+    expires_at, fence = seconds(row[_EXPIRES_AT]), row[_FENCE]
+    return Record(
+        identity=identity_of(row),
+        state=State.FAILED,
+        owner=b"",
+        number=0,
+        fence=fence if isinstance(fence, int) else 0,
+        hold=False,
+        created_at=expires_at,
+        updated_at=expires_at,
+        now=now,
+        expires_at=expires_at,
+    )
 
 
 def _read(row: Row, now: float) -> Record:
@@ -162,8 +192,6 @@ def stamp_or_none(moment: float | None) -> int | None:
 
 log = logging.getLogger(__name__)
 
-_KEY, _SCOPE = COLUMNS.index("idem_key"), COLUMNS.index("biz_type")
-
 
 def listed(rows: Iterable[Row]) -> list[Record]:
     """Read rows that end with the store's time; those that cannot be read are left out.
@@ -176,7 +204,7 @@ def listed(rows: Iterable[Row]) -> list[Record]:
         try:
             records.append(to_record(tuple(columns), seconds(now)))
         except RecordUnreadable as unreadable:
-            identity = _identity(columns)
+            identity = identity_of(columns)
             log.warning(
                 "left out of the listing: %s (scope %s, key_digest %s)",
                 unreadable,
@@ -190,10 +218,11 @@ def page_of(rows: Sequence[Row], limit: int) -> Page:
     """Make a page; the row after `limit`, if there is one, tells that more pages follow."""
     shown = rows[:limit]
     more = len(rows) > limit
-    return Page(tuple(listed(shown)), cursor_after(_identity(shown[-1])) if more else None)
+    return Page(tuple(listed(shown)), cursor_after(identity_of(shown[-1])) if more else None)
 
 
-def _identity(row: Sequence[object]) -> Identity:
+def identity_of(row: Sequence[object]) -> Identity:
+    """Read whose row it is, whatever else is wrong with it."""
     return Identity(str(row[_SCOPE]), str(row[_KEY]))
 
 

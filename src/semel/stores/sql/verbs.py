@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial, wraps
+from operator import itemgetter
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -177,8 +178,12 @@ class SwapTable(Protocol):
         """Insert the mark unless there is a row; either way, read what is there."""
         ...
 
-    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
-        """Write `record` over the row, if it is still the one that was read as `stored`."""
+    def swap(self, row: Row, record: Record, own: Mapping[str, Any]) -> Statement:
+        """Write `record` over the row, if it is still the one that was read.
+
+        A claim has a fence of its own, and what changes during it (renewed, ended, touched) shows
+        in the others of `COMPARED`.
+        """
         ...
 
     def filled(self, ask: ClaimRequest) -> dict[str, Any]:
@@ -205,8 +210,8 @@ class SwapTable(Protocol):
         """Keep a finished record for `ttl` from now."""
         ...
 
-    def delete(self, identity: Identity) -> Statement:
-        """Remove the record; an expired one is absent already and left to the purge."""
+    def delete(self, identity: Identity, *, expired: bool) -> Statement:
+        """Remove the record, if it has expired, or if it has not."""
         ...
 
 
@@ -215,6 +220,12 @@ ROUNDS: Final = 20
 
 
 _OWNER, _NUMBER, _FENCE = map(COLUMNS.index, ("owner", "number", "fence"))
+
+COMPARED: Final = ("fence", "status", "lease_until", "expire_at")
+"""The columns that tell whether a row is still the one that was read: as they were read, because a
+time that became a float and back may be another one (after the year 2242)."""
+
+compared_of: Final = itemgetter(*map(COLUMNS.index, COMPARED))
 
 
 class SwapVerbs:
@@ -235,7 +246,7 @@ class SwapVerbs:
                 answer, record = judge.claim(stored, ask, stored.now)
                 if record is not None:
                     own = {} if stored.owner == ask.owner else self._table.filled(ask)
-                    write: Statement | None = self._table.swap(stored, record, own)
+                    write: Statement | None = self._table.swap(row, record, own)
                 else:
                     write = self._note_of_waiter(ask, answer, row)
                 if write is None or (yield write).changed:
@@ -264,7 +275,7 @@ class SwapVerbs:
                 if record is None or record is stored:
                     return record is not None
                 own = self._table.filled_by_mark(ask)
-                if (yield self._table.swap(stored, record, own)).changed:
+                if (yield self._table.swap(row, record, own)).changed:
                     return True
         raise self._restless(ask.identity)
 
@@ -272,11 +283,12 @@ class SwapVerbs:
     def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
         """Give an abandoned attempt to a resolver."""
         for _ in range(ROUNDS):
-            stored = yield from self._read(ask.identity)
-            record = None if stored is None else judge.adopt(stored, ask, stored.now)
-            if stored is None or record is None:
+            rows = (yield self._table.read(ask.identity)).rows
+            if not rows:
                 return None
-            if (yield self._table.swap(stored, record, {})).changed:
+            stored = record_of(rows[0], ask.identity)
+            record = judge.adopt(stored, ask, stored.now)
+            if record is None or (yield self._table.swap(rows[0], record, {})).changed:
                 return record
         raise self._restless(ask.identity)
 
@@ -316,9 +328,11 @@ class SwapVerbs:
 
     @operation(peek=False)
     def forget(self, ask: ForgetRequest) -> Verb[bool]:
-        """Remove the record, whatever its state."""
-        reply = yield self._table.delete(ask.identity)
-        return reply.changed > 0
+        """Remove the record, whatever its state, and even if it cannot be read."""
+        if (yield self._table.delete(ask.identity, expired=False)).changed:
+            return True
+        yield self._table.delete(ask.identity, expired=True)  # absent already, for the caller
+        return False
 
     def _read(self, identity: Identity) -> Verb[Record | None]:
         reply = yield self._table.read(identity)

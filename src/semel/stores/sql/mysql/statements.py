@@ -26,12 +26,13 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import ConfigError
-from semel.stores.sql.rows import COLUMNS, FORMAT, stamp, to_row
+from semel.stores.sql.rows import COLUMNS, FORMAT, Row, stamp, to_row
 from semel.stores.sql.schema import VERSIONS, checked_name
 from semel.stores.sql.verbs import (
     OwnColumns,
     Reply,
     Statement,
+    compared_of,
     own_values,
     own_values_of_mark,
 )
@@ -132,15 +133,9 @@ class MySQLTable:
     def _names(self, identity: Identity) -> tuple[object, ...]:
         return (self.digest(identity), self.prefix, identity.key, identity.scope)
 
-    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
-        """Write `record` over the row, if it is still the one that was read as `stored`.
-
-        A claim has a fence of its own, and what changes during it (renewed, ended, touched)
-        shows in the other three columns.
-        """
+    def swap(self, row: Row, record: Record, own: Mapping[str, Any]) -> Statement:
+        """Write `record` over the row, if it is still the one that was read."""
         values: dict[str, object] = dict(zip(COLUMNS, to_row(record), strict=True))
-        was: dict[str, object] = dict(zip(COLUMNS, to_row(stored), strict=True))
-        same = ("fence", "status", "lease_until", "expire_at")
         more = "".join(f", {quoted(name)} = %s" for name in own)
         return Statement(
             f"UPDATE {self.quoted} SET {_SWAP}{more} "  # noqa: S608 - checked above
@@ -150,7 +145,7 @@ class MySQLTable:
                 *(values[name] for name in _SWAPPED),
                 *own.values(),
                 self.digest(record.identity),
-                *(was[name] for name in same),
+                *compared_of(row),
             ),
             writes=True,
         )
@@ -201,11 +196,11 @@ class MySQLTable:
             writes=True,
         )
 
-    def delete(self, identity: Identity) -> Statement:
-        """Remove the record; an expired one is absent already and left to the purge."""
+    def delete(self, identity: Identity, *, expired: bool) -> Statement:
+        """Remove the record, if it has expired, or if it has not."""
+        condition = f"(expire_at <= {NOW}) IS {'TRUE' if expired else 'NOT TRUE'}"  # or it is NULL
         return Statement(
-            f"DELETE FROM {self.quoted} WHERE digest = %s "  # noqa: S608 - checked above
-            f"AND (expire_at IS NULL OR expire_at > {NOW})",
+            f"DELETE FROM {self.quoted} WHERE digest = %s AND {condition}",  # noqa: S608 - checked above
             (self.digest(identity),),
             writes=True,
         )

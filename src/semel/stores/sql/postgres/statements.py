@@ -33,8 +33,15 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import ValueRejected
-from semel.stores.sql.rows import COLUMNS, FORMAT, to_row
-from semel.stores.sql.verbs import OwnColumns, Statement, own_values, own_values_of_mark
+from semel.stores.sql.rows import COLUMNS, FORMAT, Row, to_row
+from semel.stores.sql.verbs import (
+    COMPARED,
+    OwnColumns,
+    Statement,
+    compared_of,
+    own_values,
+    own_values_of_mark,
+)
 
 # --- fragments: values, times, conditions -----------------------------------------------------
 
@@ -141,7 +148,7 @@ _SUCCESS: Final = {
     "keep_fingerprint": True,
     "ran": True,
 }
-_COMPARED: Final = ("fence", "status", "lease_until", "expire_at")
+_WAS: Final = tuple(f"was_{name}" for name in COMPARED)
 
 
 class PostgresTable:
@@ -184,12 +191,11 @@ class PostgresTable:
         values |= {f"own_{name}": value for name, value in own.items()}
         return (self.statements.insert if own else self.statements.insert_plain).fill(values)
 
-    def swap(self, stored: Record, record: Record, own: Mapping[str, Any]) -> Statement:
-        """Write `record` over the row, if it is still the one that was read as `stored`."""
-        was = dict(zip(COLUMNS, to_row(stored), strict=True))
+    def swap(self, row: Row, record: Record, own: Mapping[str, Any]) -> Statement:
+        """Write `record` over the row, if it is still the one that was read."""
         values = self.named(record.identity) | dict(zip(COLUMNS, to_row(record), strict=True))
         values["superseded"] = list(record.superseded)  # an array here
-        values |= {f"was_{name}": was[name] for name in _COMPARED}
+        values |= zip(_WAS, compared_of(row), strict=True)
         values |= {f"own_{name}": value for name, value in own.items()}
         return (self.statements.swap if own else self.statements.swap_plain).fill(values)
 
@@ -240,9 +246,10 @@ class PostgresTable:
         """Keep a finished record for `ttl` from now."""
         return self.statements.touch(**self.named(ask.identity), ttl=ask.ttl)
 
-    def delete(self, identity: Identity) -> Statement:
-        """Remove the record; an expired one is absent already and left to the purge."""
-        return self.statements.forget(**self.named(identity))
+    def delete(self, identity: Identity, *, expired: bool) -> Statement:
+        """Remove the record, if it has expired, or if it has not."""
+        delete = self.statements.forget_expired if expired else self.statements.forget
+        return delete(**self.named(identity))
 
     def named(self, identity: Identity) -> dict[str, Any]:
         """Return the values that every statement about one record has."""
@@ -298,6 +305,10 @@ class Statements:
         )
         self.forget = Query(
             f"DELETE FROM {table} AS r WHERE {THIS} AND NOT {GONE} RETURNING {WAKE}",  # noqa: S608
+            writes=True,
+        )
+        self.forget_expired = Query(
+            f"DELETE FROM {table} AS r WHERE {THIS} AND {GONE}",  # noqa: S608
             writes=True,
         )
         self.page = Query(_page(table), writes=False)
@@ -364,11 +375,7 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 def _swap(table: str, columns: Sequence[str]) -> str:
-    """Write a record over the row, if it is still the one that was read.
-
-    A claim has a fence of its own, and what changes during it (renewed, ended, touched) shows in
-    the other three columns.
-    """
+    """Write a record over the row, if it is still the one that was read."""
     values = {name: f":{name}::{kind}" for name, kind in _WRITTEN.items()}
     values |= {name: moment(name) for name in TIMES}
     changes = ", ".join(f"{name} = {value}" for name, value in values.items())
