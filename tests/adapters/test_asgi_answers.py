@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, PlainTextResponse, StreamingRespon
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
 from semel import AsyncIdempotency
 from semel.adapters.asgi import IdempotencyMiddleware, Protected
-from semel.core.records import Identity, State
+from semel.core.records import CompleteRequest, Identity, State
 
 
 @pytest.fixture
@@ -389,11 +389,12 @@ async def test_who_looks_for_the_client_again_and_again_leaves_nothing_behind(en
 @pytest.mark.parametrize("kind", [b"text/plain", b"text/event-stream"])
 async def test_an_answer_that_a_layer_inside_gives_up_on_is_saved_all_the_same(engine, kind):
     """The effect is done: what is sent in its place frees no key."""
-    slow, complete = asyncio.Event(), engine.internals.store.complete
+    slow, ask = asyncio.Event(), engine.internals.store.ask
 
-    async def completing(*given):
-        await slow.wait()
-        return await complete(*given)
+    async def completing(request):
+        if isinstance(request, CompleteRequest):
+            await slow.wait()
+        return await ask(request)
 
     async def answer(scope, receive, send):
         try:
@@ -407,7 +408,7 @@ async def test_an_answer_that_a_layer_inside_gives_up_on_is_saved_all_the_same(e
 
     app = By(answer)
     middleware = IdempotencyMiddleware(app, engine)
-    engine.internals.store.complete = completing
+    engine.internals.store.ask = completing
     first = Server(middleware)
     assert await first.run() == b"late"
     assert first.sent[0]["status"] == 504

@@ -21,6 +21,7 @@ from semel import (
     StoreUnavailable,
     events,
 )
+from semel.core.records import CompleteRequest
 from semel.testing import Refuse
 
 
@@ -235,7 +236,7 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
 ):
     idem = Idempotency(sqlite_url)
     closed = closings(idem.internals.store, monkeypatch)
-    complete = idem.internals.store.complete
+    ask = idem.internals.store.ask
 
     def terminate():
         before = signal.signal(signal.SIGTERM, lambda *_: idem.close())
@@ -246,9 +247,10 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
         assert idem.internals.closed
         assert closed == []
 
-    def terminated_complete(*args):
-        terminate()
-        return complete(*args)
+    def terminated_complete(request):
+        if isinstance(request, CompleteRequest):
+            terminate()
+        return ask(request)
 
     def work():
         if during == "function":
@@ -256,7 +258,7 @@ def test_a_signal_handler_may_close_the_engine_of_the_call_it_interrupts(
         return "paid"
 
     if during == "complete":
-        monkeypatch.setattr(idem.internals.store, "complete", terminated_complete)
+        monkeypatch.setattr(idem.internals.store, "ask", terminated_complete)
     assert idem.execute("k", work) == "paid"
     wait_until(lambda: closed == [1])
     with Idempotency(sqlite_url) as again:
@@ -353,10 +355,10 @@ def test_a_signal_handler_may_close_the_engine_whose_claim_it_interrupts(
 ):
     idem = Idempotency(sqlite_url)
     closed = closings(idem.internals.store, monkeypatch)
-    claim = idem.internals.store.claim
+    ask = idem.internals.store.ask
 
     def terminate():
-        monkeypatch.setattr(idem.internals.store, "claim", claim)
+        monkeypatch.setattr(idem.internals.store, "ask", ask)
         before = signal.signal(signal.SIGTERM, lambda *_: idem.close(timeout=0))
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -365,15 +367,15 @@ def test_a_signal_handler_may_close_the_engine_whose_claim_it_interrupts(
         assert idem.internals._closing.is_alive()
         assert closed == [], "it waits for the claim"
 
-    def terminated_claim(ask):
+    def terminated_claim(request):
         if when == "before":
             terminate()
-            return claim(ask)
-        answer = claim(ask)
+            return ask(request)
+        answer = ask(request)
         terminate()
         return answer
 
-    monkeypatch.setattr(idem.internals.store, "claim", terminated_claim)
+    monkeypatch.setattr(idem.internals.store, "ask", terminated_claim)
     with pytest.raises(StoreUnavailable, match="this engine was closed"):
         idem.execute("k", never, policy=Policy(lease=60))
     idem.internals._closing.join(PATIENCE)

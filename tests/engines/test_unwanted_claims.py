@@ -246,9 +246,9 @@ def test_closing_asks_a_store_that_is_away_once_and_not_for_every_result(impatie
 
 def test_a_call_left_behind_by_a_loop_ends_quietly():
     class Slow(AsyncMemoryStore):
-        async def claim(self, ask):
+        async def ask(self, request):
             await asyncio.sleep(60)
-            return await super().claim(ask)
+            return await super().ask(request)
 
     async def begin():
         async def runs() -> None:

@@ -78,7 +78,10 @@ class AsyncMarks:
     ) -> bool:
         """Mark as done with `value` as its result; False when it is done or running already."""
         request = self._put(key, value, ttl, scope)
-        return await self._put_one(request)
+        try:
+            return await self._store.ask(request)
+        except IdempotencyError as error:
+            raise_about(error, request.identity)
 
     async def get_result(
         self,
@@ -206,14 +209,6 @@ class AsyncMarks:
             return await self._store.get(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
-
-    async def _put_one(self, request: PutRequest) -> bool:
-        try:
-            return await self._store.put(
-                request.identity, request.result, request.ttl, owner=request.owner
-            )
-        except IdempotencyError as error:
-            raise_about(error, request.identity)
 
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)

@@ -166,9 +166,7 @@ class AsyncRenewer:
     async def _save_late(self, lease: Lease, request: CompleteRequest) -> bool:
         """Try once more to save a result; False = the store is still not to be reached."""
         try:
-            saved = await self._store.complete(
-                request.identity, request.owner, request.result, request.ttl
-            )
+            saved = await self._store.ask(request)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
             smaller = self._events.without_value(lease, request.result, error)
             if smaller is not None:
@@ -187,7 +185,7 @@ class AsyncRenewer:
         """Give back a claim that nobody wants any more, if it was given; False = no answer."""
         # Asking again shows it; a first command that comes late is refused: its owner has ended.
         try:
-            answer = await self._store.claim(unwanted(request))
+            answer = await self._store.ask(unwanted(request))
             if isinstance(answer, Claimed):
                 await self._store.fail(
                     request.identity,

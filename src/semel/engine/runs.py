@@ -21,7 +21,7 @@ from semel.attempts import Attempt, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide
 from semel.core.leases import RENEWALS_PER_LEASE, Lease
-from semel.core.records import Claimed, Encoded, Finished
+from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine.colours.leaders import LATE, NoTimer
 from semel.engine.colours.tasks import (
@@ -227,7 +227,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
         while True:
             sent = monotonic()
             try:
-                answer = await self.store.claim(request)
+                answer = await self.store.ask(request)
                 raise_if_cancelled(before)
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
@@ -289,8 +289,8 @@ class AsyncRuns(Outcomes[AsyncStore]):
             lease.ending = True
             result = kept.encoded
             try:
-                saved = await self.store.complete(
-                    call.identity, lease.owner, result, call.rules.ttl
+                saved = await self.store.ask(
+                    CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
                 )
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 await self._save(call, attempt, lease, result, error)
@@ -400,8 +400,8 @@ class AsyncRuns(Outcomes[AsyncStore]):
                     return
                 await sleep(pause)
             try:
-                saved = await self.store.complete(
-                    call.identity, lease.owner, result, call.rules.ttl
+                saved = await self.store.ask(
+                    CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
                 )
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
                 error = again

@@ -27,7 +27,6 @@ from semel.core.records import (
     CompleteRequest,
     CountRequest,
     Counts,
-    Encoded,
     FailRequest,
     ForgetRequest,
     GetRequest,
@@ -148,8 +147,7 @@ class MemoryStore(Store):
 
     # --- about one record ----------------------------------------------------------------
 
-    def claim(self, ask: ClaimRequest) -> Claim:
-        """Ask to run the operation."""
+    def _claim(self, ask: ClaimRequest) -> Claim:
         if self._find(ask.identity) is not None:
             # A duplicate mostly changes nothing, and then it needs no lock: what is found is a
             # record as it is at that moment, whole and never changed in place. The clock is read
@@ -164,10 +162,6 @@ class MemoryStore(Store):
             if record is not None:
                 self._save(record, stored, now, ttl=ask.ttl)
             return answer
-
-    def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the owner's success; straight, for every first execution ends here."""
-        return self._complete(CompleteRequest(identity, owner, result, ttl))
 
     def _renew(self, ask: RenewRequest) -> bool:
         return self._change(ask, judge.renew) is not None
@@ -279,7 +273,7 @@ class MemoryStore(Store):
         self._lock = threading.Lock()
 
     _ANSWERS: ClassVar[dict[type, Callable[..., Any]]] = {
-        ClaimRequest: lambda store, ask: store.claim(ask),  # a subclass may have its own
+        ClaimRequest: _claim,
         RenewRequest: _renew,
         CompleteRequest: _complete,
         FailRequest: _fail,

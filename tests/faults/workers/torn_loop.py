@@ -14,6 +14,7 @@ import sys
 from common import effect, tell
 
 from semel import AsyncIdempotency, Policy, open_async_store
+from semel.core.records import CompleteRequest
 from semel.testing import AsyncFaultyStore
 
 ORDERS = json.loads(sys.argv[1])
@@ -26,9 +27,11 @@ class StuckSaves(AsyncFaultyStore):
         super().__init__(store)
         self.saving = asyncio.Event()
 
-    async def complete(self, *_):
-        self.saving.set()
-        await asyncio.Event().wait()
+    async def ask(self, request):
+        if isinstance(request, CompleteRequest):
+            self.saving.set()
+            await asyncio.Event().wait()
+        return await super().ask(request)
 
 
 async def main() -> None:

@@ -79,7 +79,10 @@ class Marks:
     ) -> bool:
         """Mark as done with `value` as its result; False when it is done or running already."""
         request = self._put(key, value, ttl, scope)
-        return self._put_one(request)
+        try:
+            return self._store.ask(request)
+        except IdempotencyError as error:
+            raise_about(error, request.identity)
 
     def get_result(
         self,
@@ -204,14 +207,6 @@ class Marks:
             return self._store.get(identity)
         except IdempotencyError as error:
             raise_about(error, identity)
-
-    def _put_one(self, request: PutRequest) -> bool:
-        try:
-            return self._store.put(
-                request.identity, request.result, request.ttl, owner=request.owner
-            )
-        except IdempotencyError as error:
-            raise_about(error, request.identity)
 
     def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)

@@ -167,9 +167,7 @@ class Renewer:
     def _save_late(self, lease: Lease, request: CompleteRequest) -> bool:
         """Try once more to save a result; False = the store is still not to be reached."""
         try:
-            saved = self._store.complete(
-                request.identity, request.owner, request.result, request.ttl
-            )
+            saved = self._store.ask(request)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next tick
             smaller = self._events.without_value(lease, request.result, error)
             if smaller is not None:
@@ -188,7 +186,7 @@ class Renewer:
         """Give back a claim that nobody wants any more, if it was given; False = no answer."""
         # Asking again shows it; a first command that comes late is refused: its owner has ended.
         try:
-            answer = self._store.claim(unwanted(request))
+            answer = self._store.ask(unwanted(request))
             if isinstance(answer, Claimed):
                 self._store.fail(
                     request.identity,

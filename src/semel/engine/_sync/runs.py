@@ -22,7 +22,7 @@ from semel.attempts import Attempt, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide
 from semel.core.leases import RENEWALS_PER_LEASE, Lease
-from semel.core.records import Claimed, Encoded, Finished
+from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine._sync.renewing import Renewer
 from semel.engine.colours.leaders import LATE, NoTimer
@@ -217,7 +217,7 @@ class Runs(Outcomes[Store]):
         while True:
             sent = monotonic()
             try:
-                answer = self.store.claim(request)
+                answer = self.store.ask(request)
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
@@ -277,7 +277,9 @@ class Runs(Outcomes[Store]):
             lease.ending = True
             result = kept.encoded
             try:
-                saved = self.store.complete(call.identity, lease.owner, result, call.rules.ttl)
+                saved = self.store.ask(
+                    CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
+                )
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 self._save(call, attempt, lease, result, error)
             else:
@@ -383,7 +385,9 @@ class Runs(Outcomes[Store]):
                     return
                 sleep(pause)
             try:
-                saved = self.store.complete(call.identity, lease.owner, result, call.rules.ttl)
+                saved = self.store.ask(
+                    CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
+                )
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
                 error = again
             else:

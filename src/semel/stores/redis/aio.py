@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
 
-from semel.core.records import Claim, ClaimRequest, Identity, RenewRequest, Request
+from semel.core.records import ClaimRequest, Identity, RenewRequest, Request
 from semel.errors import StoreError
 from semel.stores.base import AsyncStore
 from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.redis.clients import cluster_name, server_name, wrong_client
 from semel.stores.redis.cluster import AsyncClusterTransport
 from semel.stores.redis.commands import (
+    Command,
     Commands,
     KeyLayout,
     is_urgent,
@@ -60,12 +61,12 @@ class AsyncRedisStore(AsyncStore):
     def __repr__(self) -> str:
         return f"<AsyncRedisStore {self.transport.where} prefix={self.keys.prefix!r}>"
 
-    def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
-        """Ask to run the operation; the answer says who may, and what is known."""
-        return self.transport.ask(self._commands.claim(ask))
-
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
+        if type(request) is ClaimRequest:  # the shortest way: it has no value, and is never urgent
+            claim: Command[Any] = self._commands.claim(request)
+            answer: Awaitable[T] = self.transport.ask(claim)
+            return answer
         if may_be_too_large(request):
             return self._ask_for_limits(request)
         command = self._commands.command(request)

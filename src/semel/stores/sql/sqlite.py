@@ -18,9 +18,9 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from semel.core.records import Claim, ClaimRequest, CompleteRequest, Encoded, Identity
+from semel.core.records import PurgeRequest, Request
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql import sqlite_statements as schema
@@ -36,6 +36,8 @@ from semel.stores.sql.verbs import Operation
 from semel.stores.urls import merge_options, positive_seconds, refuse_in_url, split_url
 
 Trace = Callable[[str], object]
+
+T = TypeVar("T")
 
 FileId: TypeAlias = tuple[int, int]
 """The device and the number of a file: what it is, whatever its name."""
@@ -149,23 +151,16 @@ class AsyncSQLiteStore(AsyncSQLStore):
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
         upkeep = Writer(Session(source.for_upkeep()), timeout)
         super().__init__(verbs, writer, upkeep)
-        self._submit = writer.submit
+        self._submit, self._submit_upkeep = writer.submit, upkeep.submit
         for of_this_store in (writer, upkeep):
             # Dropped without being closed, it would keep a thread and two files for a while.
             weakref.finalize(self, of_this_store.drop).atexit = False
 
-    # The verbs of every call go straight to the writer: each coroutine on the way takes time.
-
-    async def claim(self, ask: ClaimRequest) -> Claim:
-        """Ask to run the operation."""
-        answer: Claim = answers_or_error(await self._submit((self._verbs.claim(ask),)))[0]
-        return answer
-
-    async def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
-        """Store the owner's success."""
-        ask = CompleteRequest(identity, owner, result, ttl)
-        stored: bool = answers_or_error(await self._submit((self._verbs.complete(ask),)))[0]
-        return stored
+    async def ask(self, request: Request[T]) -> T:
+        """Answer one request, straight from a writer: each coroutine on the way takes time."""
+        submit = self._submit_upkeep if isinstance(request, PurgeRequest) else self._submit
+        operation = self._operations[type(request)](request)
+        return cast("T", answers_or_error(await submit((operation,)))[0])
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
