@@ -121,9 +121,9 @@ def _semel_records(url: str, records: int) -> None:
     with closing(store):
         for identities in _identities(records):
             asks = [ClaimRequest(i, os.urandom(12), os.urandom(16), 30, TTL) for i in identities]
-            store.claim_many(asks)
+            store.send(asks)
             done = [CompleteRequest(ask.identity, ask.owner, STORED, TTL) for ask in asks]
-            if not all(answer is True for answer in store.complete_many(done)):
+            if not all(answer is True for answer in store.send(done)):
                 raise AssertionError("a record was not completed")
 
 

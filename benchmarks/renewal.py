@@ -101,13 +101,13 @@ async def _renewing(effort: Effort) -> Section:
 def _watch_chunks(store: Any) -> list[int]:
     """Note the size of each batch of renewals."""
     chunks: list[int] = []
-    renew_many = store.renew_many
+    send = store.send
 
     async def watched(asks: Sequence[Any]) -> Any:
         chunks.append(len(asks))
-        return await renew_many(asks)
+        return await send(asks)
 
-    store.renew_many = watched
+    store.send = watched
     return chunks
 
 

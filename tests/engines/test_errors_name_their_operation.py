@@ -298,7 +298,6 @@ def test_one_of_many_marks_that_is_rejected_is_named(memory_world):
     idem = memory_world.engine()
     shared = StoreUnavailable("rejected")
     answers = [True, shared]
-    verb = "put_many"
 
     def half(asks):
         assert len(asks) == len(answers)
@@ -307,7 +306,7 @@ def test_one_of_many_marks_that_is_rejected_is_named(memory_world):
     async def half_async(asks):
         return half(asks)
 
-    setattr(idem.store, verb, half if memory_world.name == "threads" else half_async)
+    idem.store.send = half if memory_world.name == "threads" else half_async
     with pytest.raises(StoreUnavailable) as raised:
         memory_world.kind.finish(idem.engine.marks.set_many, ["other", KEY], scope=SCOPE)
     assert str(raised.value) == f"rejected {SAID}"

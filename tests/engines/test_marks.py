@@ -292,7 +292,9 @@ def test_each_key_has_its_own_answer(memory):
     assert memory.set_result_many({"c": 1, "d": [2]}) == {"c": False, "d": True}
     assert memory.get_result_many(["a", "b", "d", "e"]) == {"a": None, "b": 0, "d": [2]}
     assert memory.delete_many(["a", "a", "e"]) == {"a": True, "e": False}
+    memory.calls()
     assert memory.check_many([]) == memory.set_many([]) == memory.delete_many([]) == {}
+    assert memory.calls() == []
 
 
 def test_a_bad_key_among_many_stops_all_of_them(memory):
@@ -312,7 +314,7 @@ def test_a_store_that_fails_for_one_member_is_told(memory):
         return [True, refused]
 
     threads = memory.driven.engine.internals.setup.asynchronous is False
-    memory.driven.store.put_many = partly if threads else partly_async
+    memory.driven.store.send = partly if threads else partly_async
     with pytest.raises(StoreUnavailable, match="one of them failed"):
         memory.set_many(["a", "b"])
 

@@ -21,6 +21,7 @@ from semel import (
     events,
     testing,
 )
+from semel.core import leases
 from semel.core.records import State
 from semel.stores.memory import AsyncMemoryStore
 from semel.testing import Delay, Refuse
@@ -139,6 +140,29 @@ def test_one_failed_renewal_is_not_the_others(memory_world):
     for effect in effects.values():
         effect.release()
     assert [call.result(PATIENCE) for call in calls] == ["unlucky", "lucky"]
+
+
+def test_nothing_is_sent_for_leases_that_ended_while_others_were_renewed(memory_world, monkeypatch):
+    monkeypatch.setattr(leases, "CHUNK", 1)
+    engine = memory_world.engine(policy=Policy(lease=3.0, failure="unknown"))
+    renewing, go_on = threading.Event(), threading.Event()
+    engine.store.before["renew_many"] = lambda: renewing.set() or go_on.wait(PATIENCE)
+    effects = {"first": Effect().held(), "second": Effect(raising=ValueError()).held()}
+    calls = {}
+    for key, effect in effects.items():
+        calls[key] = engine.start(key, effect)
+        effect.wait_started()
+    assert renewing.wait(PATIENCE)
+    effects["second"].release()
+    with pytest.raises(ValueError):
+        calls["second"].result(PATIENCE)
+    go_on.set()
+    wait_until(lambda: engine.commands("renew_many") >= 2)
+    effects["first"].release()
+    assert calls["first"].result(PATIENCE) == "done"
+    renewed = [call.requests for call in engine.store.calls if call.verb == "renew_many"]
+    assert {tuple(ask.identity.key for ask in requests) for requests in renewed} == {("first",)}
+    assert engine.commands("send") == 0, "nothing was sent for no lease"
 
 
 def test_an_error_that_no_store_should_raise_at_a_renewal_is_one_failed_renewal(memory_world):
@@ -263,10 +287,8 @@ class Renewal:
     def __init__(self, engine):
         self.on_its_way, self.go_on = threading.Event(), threading.Event()
         engine.store.before["renew_many"] = self._hold
-        renew_many = engine.store.renew_many
-        engine.store.renew_many = lambda asks: renew_many(
-            [replace(ask, lease=600.0) for ask in asks]
-        )
+        send = engine.store.send
+        engine.store.send = lambda asks: send([replace(ask, lease=600.0) for ask in asks])
 
     def _hold(self):
         self.on_its_way.set()

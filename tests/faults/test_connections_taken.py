@@ -135,7 +135,7 @@ def test_a_renewal_waits_for_the_only_connection_while_a_call_uses_it(kind, serv
             saving = threads.submit(ask_store, store.complete, *saved)
             wait_until(crowded.waiting)
             renewal = RenewRequest(identity("k"), OWNER, 60.0)
-            renewing = threads.submit(ask_store, store.renew_many, [renewal])
+            renewing = threads.submit(ask_store, store.send, [renewal])
             wait_until(lambda: refused or renewing.done())
             assert not renewing.done()
             holder.rollback()
@@ -151,7 +151,7 @@ def test_without_any_open_connection_a_renewal_fails_and_says_why(kind, server):
     with server() as crowded, World(kind, crowded.url) as world, crowded.full():
         store = opened(crowded.url, timeout=1)
         renewal = RenewRequest(identity("k"), OWNER, 60.0)
-        [answer] = world.kind.finish(store.renew_many, [renewal])
+        [answer] = world.kind.finish(store.send, [renewal])
         assert isinstance(answer, StoreUnavailable)
         assert "no connection left" in str(answer)
         world.kind.finish(store.close)

@@ -265,7 +265,7 @@ def test_postgres_is_not_sent_a_gigabyte(postgres_url, opened):
             store.complete(large, owner, gigabyte, 600.0)
         with pytest.raises(ValueRejected, match="at most"):
             store.put(Identity("s", "mark"), gigabyte, 600.0, owner=owner)
-        stored, rejected = store.complete_many(
+        stored, rejected = store.send(
             [
                 CompleteRequest(small, owner, Encoded("bytes", b"1"), 600.0),
                 CompleteRequest(large, owner, gigabyte, 600.0),

@@ -61,9 +61,9 @@ def test_a_full_store_refuses_a_new_key_and_serves_the_others(small):
 
 
 def test_in_a_batch_only_the_member_without_room_is_refused(small):
-    claims = small.claim_many([ask(1), ask(2), ask(3), ask(1, b"b")])
+    claims = small.send([ask(1), ask(2), ask(3), ask(1, b"b")])
     assert [type(claim) for claim in claims] == [Claimed, Claimed, StoreFull, Busy]
-    puts = small.put_many([PutRequest(identity(4), b"b", RESULT, 60.0)])
+    puts = small.send([PutRequest(identity(4), b"b", RESULT, 60.0)])
     assert [type(put) for put in puts] == [StoreFull]
 
 

@@ -160,11 +160,11 @@ def test_a_batch_is_one_commit(server, mysql_url, kind):
         return int(count)
 
     with driven(kind, mysql_url) as store:
-        store.claim_many(asks(["warm"]))
+        store.send(asks(["warm"]))
         requests = asks(range(20))
         before = commits()
-        store.claim_many(requests)
-        store.complete_many(completes(requests))
+        store.send(requests)
+        store.send(completes(requests))
         assert commits() - before < len(requests)
 
 
@@ -173,7 +173,7 @@ def test_a_batch_finds_its_rows_by_their_digests_in_a_small_table_and_in_a_large
 ):
     store = MySQLStore(mysql_url)
     for count in (3, 500):
-        store.claim_many(asks(f"{count}-{number}" for number in range(count)))
+        store.send(asks(f"{count}-{number}" for number in range(count)))
         ordered = {TABLE.digest(each.identity): each for each in asks(range(3))}
         some = dict(zip(ordered, completes(ordered.values()), strict=True))
         statement = BatchStatements(TABLE).complete(some)
@@ -188,9 +188,9 @@ def test_a_batch_finds_its_rows_by_their_digests_in_a_small_table_and_in_a_large
 def test_more_members_than_a_batch_takes_are_cut_into_several(mysql_url, kind, more):
     with driven(kind, mysql_url) as store:
         requests = asks(range(2 * MOST_MEMBERS + more))
-        assert all(isinstance(claim, Claimed) for claim in store.claim_many(requests))
-        assert store.renew_many(renewals(requests)) == [True] * len(requests)
-        assert store.complete_many(completes(requests)) == [True] * len(requests)
+        assert all(isinstance(claim, Claimed) for claim in store.send(requests))
+        assert store.send(renewals(requests)) == [True] * len(requests)
+        assert store.send(completes(requests)) == [True] * len(requests)
 
 
 # --- each member its own answer -------------------------------------------------------------
@@ -220,7 +220,7 @@ async def test_claims_in_a_batch_meet_every_state_of_a_record(store, server, mys
         await store.renew(each.identity, each.owner, 0.0)
     await asyncio.sleep(0.01)
     new = asks(["new"])
-    answers = await store.claim_many(
+    answers = await store.send(
         [
             *asks(["done", "gone", "failed", "left"], fingerprint=b"red"),
             again,
@@ -253,10 +253,10 @@ def test_new_records_of_a_batch_are_known_by_the_insert_alone(server, mysql_url,
         return counts["Com_select"] - counts["Empty_queries"]
 
     with driven(kind, mysql_url) as store:
-        store.claim_many(asks(["warm"]))
+        store.send(asks(["warm"]))
         before = reads()
         requests = asks(range(5))
-        claims = store.claim_many(requests)
+        claims = store.send(requests)
         assert reads() == before
         records = store.get_many([each.identity for each in requests])
         assert [each.fence for each in claims] == [each.fence for each in records]
@@ -265,13 +265,13 @@ def test_new_records_of_a_batch_are_known_by_the_insert_alone(server, mysql_url,
 
 def test_a_batch_knows_its_records_in_a_table_that_counts_its_rows(server, mysql_url, kind):
     with driven(kind, mysql_url) as store:
-        store.claim_many(asks(["warm"]))
+        store.send(asks(["warm"]))
         server.execute(
             "ALTER TABLE idempotent_record ADD COLUMN counted BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
             database=database_of(mysql_url),
         )
         requests = asks(range(5))
-        claims = [*store.claim_many(requests), *store.claim_many(asks(range(5)))]
+        claims = [*store.send(requests), *store.send(asks(range(5)))]
         assert [type(each).__name__ for each in claims] == ["Claimed"] * 5 + ["Busy"] * 5
         records = store.get_many([each.identity for each in requests])
         assert [(each.number, each.fence) for each in claims[:5]] == [
@@ -305,7 +305,7 @@ async def test_a_damaged_record_and_a_taken_digest_are_told_to_who_asks_for_them
     await claim_all(store, asks(["damaged", "taken"]))
     rewrite(server, mysql_url, "superseded = 'no list'", "damaged")
     rewrite(server, mysql_url, "idem_key = 'another'", "taken")
-    *others, damaged, taken = await store.claim_many(asks([*OTHERS, "damaged", "taken"]))
+    *others, damaged, taken = await store.send(asks([*OTHERS, "damaged", "taken"]))
     assert all(isinstance(answer, Claimed) for answer in others)
     assert isinstance(damaged, RecordUnreadable)
     assert isinstance(taken, StoreError)
@@ -315,14 +315,14 @@ async def test_a_damaged_record_and_a_taken_digest_are_told_to_who_asks_for_them
 def test_completes_in_a_batch_meet_owners_that_came_too_late(mysql_url, kind):
     with driven(kind, mysql_url) as store:
         first, late, twice, gone, _never = requests = asks(range(5))
-        store.claim_many([first, late, twice, gone])
+        store.send([first, late, twice, gone])
         store.renew(late.identity, late.owner, 0.0)
         heir = ask(late.identity)
         store.claim(heir)
         store.complete(twice.identity, twice.owner, RESULT, 60.0)
         store.complete(gone.identity, gone.owner, RESULT, 0.001)
         time.sleep(0.01)
-        assert store.complete_many(completes(requests)) == [True, False, True, False, False]
+        assert store.send(completes(requests)) == [True, False, True, False, False]
         assert store.get(late.identity).owner == heir.owner
         assert store.get(first.identity).outcome == RESULT
 
@@ -330,21 +330,21 @@ def test_completes_in_a_batch_meet_owners_that_came_too_late(mysql_url, kind):
 def test_renewals_in_a_batch_tell_who_has_lost_the_record(mysql_url, kind):
     with driven(kind, mysql_url) as store:
         running, ended, lost, _never = requests = asks(range(4), lease=1.0)
-        store.claim_many([running, ended, ask(lost.identity)])
+        store.send([running, ended, ask(lost.identity)])
         store.complete(ended.identity, ended.owner, RESULT, 60.0)
-        assert store.renew_many(renewals(requests, 90.0)) == [True, False, False, False]
+        assert store.send(renewals(requests, 90.0)) == [True, False, False, False]
         record = store.get(running.identity)
         assert record.lease_until - record.now > 60
-        assert store.renew_many(renewals([running], 0.0)) == [True]
+        assert store.send(renewals([running], 0.0)) == [True]
         assert store.claim(ask(running.identity)).takeover
 
 
 def test_members_of_the_same_identity_keep_their_order(mysql_url, kind):
     with driven(kind, mysql_url) as store:
         first, second = asks(["k", "k"])
-        claims = store.claim_many([first, second])
+        claims = store.send([first, second])
         assert [type(claim).__name__ for claim in claims] == ["Claimed", "Busy"]
-        assert store.renew_many([*renewals([first], 30.0), *renewals([first], 0.0)]) == [True, True]
+        assert store.send([*renewals([first], 30.0), *renewals([first], 0.0)]) == [True, True]
         assert store.claim(ask(first.identity)).takeover
 
 
@@ -352,8 +352,8 @@ def test_results_in_a_batch_come_back_to_the_last_byte(mysql_url, kind):
     texts = [b"", b"\x00", bytes(range(256)), b"'\"\\%s%%;--{}", "\U0001f600".encode()]
     with driven(kind, mysql_url) as store:
         requests = asks(range(len(texts)), fingerprint=b"\x00'%s")
-        store.claim_many(requests)
-        store.complete_many(
+        store.send(requests)
+        store.send(
             [
                 CompleteRequest(each.identity, each.owner, Encoded(f"raw/{n}%s", texts[n]), 60.0)
                 for n, each in enumerate(requests)
@@ -371,11 +371,11 @@ def test_each_member_of_a_batch_has_its_own_times(mysql_url, kind):
         spans = [100.0, 200.0, 100.0, 400.0]
         pairs = list(zip(requests, spans, strict=True))
         identities = [each.identity for each in requests]
-        store.claim_many(requests)
-        store.renew_many([RenewRequest(each.identity, each.owner, span) for each, span in pairs])
+        store.send(requests)
+        store.send([RenewRequest(each.identity, each.owner, span) for each, span in pairs])
         found = [round(each.lease_until - each.updated_at) for each in store.get_many(identities)]
         assert found == spans
-        store.complete_many(
+        store.send(
             [CompleteRequest(each.identity, each.owner, RESULT, span) for each, span in pairs]
         )
         found = [round(each.expires_at - each.updated_at) for each in store.get_many(identities)]
@@ -394,9 +394,9 @@ def test_a_batch_fills_the_columns_of_the_application(server, mysql_url, kind):
             admin.migrate(columns={"tenant": "BIGINT"})
         requests = asks([7, 8, "no number"])
         with pytest.raises(ConfigError, match="the column tenant raised ValueError"):
-            store.claim_many(requests)
+            store.send(requests)
         # Each by itself, as a batcher asks then: what was claimed is its owner's already.
-        assert all(isinstance(claim, Claimed) for claim in store.claim_many(requests[:2]))
+        assert all(isinstance(claim, Claimed) for claim in store.send(requests[:2]))
     select = "SELECT tenant FROM idempotent_record ORDER BY 1"
     found = server.execute(select, database=database_of(mysql_url))
     assert found == [(7,), (8,)]
@@ -411,7 +411,7 @@ def test_a_batch_fits_into_the_smallest_packets_that_servers_take(kind):
         driven(kind, server.database()) as store,
     ):
         requests = asks(range(9))
-        store.claim_many(requests)
+        store.send(requests)
         awkward = Encoded("raw", b"'" * (HEAVY - 1000))  # twice as long when it is quoted
         heavy = Encoded("raw", b"x" * (3 * HEAVY))
         results = [heavy, *[awkward] * 8]
@@ -419,7 +419,7 @@ def test_a_batch_fits_into_the_smallest_packets_that_servers_take(kind):
             CompleteRequest(each.identity, each.owner, result, 60.0)
             for each, result in zip(requests, results, strict=True)
         ]
-        assert store.complete_many(done) == [True] * 9
+        assert store.send(done) == [True] * 9
         assert store.get(requests[0].identity).outcome == heavy
 
 
@@ -460,11 +460,11 @@ async def test_a_claim_that_meets_an_open_transaction_waits_alone(
 def test_what_needs_no_write_is_told_while_another_member_is_locked(server, mysql_url, kind):
     with driven(kind, mysql_url, timeout=2.5) as store:
         done, running = asks(["done", "running"])
-        store.claim_many([done, running])
+        store.send([done, running])
         store.complete(done.identity, done.owner, RESULT, 60.0)
         with transaction(server, mysql_url) as holder:
             claim_in(holder, ask(named("locked")))
-            answers = store.claim_many(asks(["done", "locked", "new", "running"]))
+            answers = store.send(asks(["done", "locked", "new", "running"]))
     assert [type(answer).__name__ for answer in answers] == [
         "Finished",
         "Busy",
@@ -475,7 +475,7 @@ def test_what_needs_no_write_is_told_while_another_member_is_locked(server, mysq
 
 async def test_a_complete_that_meets_an_open_transaction_waits_alone(store, server, mysql_url):
     requests = asks([*OTHERS, "locked"])
-    await store.claim_many(requests)
+    await store.send(requests)
     with transaction(server, mysql_url) as holder:
         lock(holder, "locked")
         *others, locked = (
@@ -491,10 +491,10 @@ async def test_a_complete_that_meets_an_open_transaction_waits_alone(store, serv
 def test_a_renewal_that_meets_an_open_transaction_is_one_error_at_once(server, mysql_url, kind):
     with driven(kind, mysql_url, timeout=30.0) as store:
         requests = asks([*OTHERS, "locked"])
-        store.claim_many(requests)
+        store.send(requests)
         with transaction(server, mysql_url) as holder:
             lock(holder, "locked")
-            *others, locked = store.renew_many(renewals(requests))
+            *others, locked = store.send(renewals(requests))
         assert others == [True] * len(others)
         assert isinstance(locked, StoreUnavailable)
         assert "locked by another transaction" in str(locked)
@@ -508,7 +508,7 @@ async def test_renewals_do_not_queue_behind_claims(server, mysql_url):
         claim_in(holder, ask(named("locked")))
         waiting = asyncio.create_task(store.claim(ask(named("locked"))))
         await asyncio.sleep(0)  # it has the only connection for single calls
-        assert await store.renew_many(renewals([running])) == [True]
+        assert await store.send(renewals([running])) == [True]
         assert not waiting.done()
         holder.commit()
         await waiting
@@ -531,12 +531,12 @@ IN_BULK = pytest.param(
 async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mysql_url, verb):
     with proxy_to(server.port) as proxy:
         store = AsyncMySQLStore(through(proxy, mysql_url))
-        await store.claim_many(asks(["warm"]))
+        await store.send(asks(["warm"]))
         requests = asks(OTHERS)
         if verb == "claim by text":
-            await store.claim_many(asks(["warm"]))  # who met a record once expects more of them
+            await store.send(asks(["warm"]))  # who met a record once expects more of them
         if verb == "complete":
-            await store.claim_many(requests)
+            await store.send(requests)
         proxy.lose_reply(
             {
                 "claim in bulk": is_bulk,
@@ -545,9 +545,9 @@ async def test_a_batch_whose_answer_is_lost_is_answered_all_the_same(server, mys
             }[verb]
         )
         if verb == "complete":
-            assert await store.complete_many(completes(requests)) == [True] * len(requests)
+            assert await store.send(completes(requests)) == [True] * len(requests)
         else:
-            answers = await store.claim_many(requests)
+            answers = await store.send(requests)
             assert {(answer.number, answer.takeover) for answer in answers} == {(1, False)}
         assert proxy.lost == 1
         records = await store.get_many([each.identity for each in requests])
@@ -566,7 +566,7 @@ async def test_a_server_that_is_away_is_told_to_each_member(server, mysql_url, m
         answers = await claim_all(store, asks(OTHERS))
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
         assert len({id(answer) for answer in answers}) == len(answers)
-        many = await store.claim_many(asks(range(2 * MOST_MEMBERS)))
+        many = await store.send(asks(range(2 * MOST_MEMBERS)))
         assert all(isinstance(answer, StoreUnavailable) for answer in many)
         assert proxy.refused < len(OTHERS), "nobody tried again for each of them"
         proxy.refusing = False
@@ -596,7 +596,7 @@ async def test_a_closed_store_says_so_to_each_member(store):
     await store.close()
     answers = await claim_all(store, asks(OTHERS))
     assert all("closed" in str(answer) for answer in answers)
-    assert all("closed" in str(answer) for answer in await store.claim_many(asks(OTHERS)))
+    assert all("closed" in str(answer) for answer in await store.send(asks(OTHERS)))
 
 
 async def test_a_table_that_is_gone_is_told_to_each_member(store, server, mysql_url):
@@ -609,8 +609,8 @@ async def test_what_a_batch_writes_is_what_single_calls_write(store):
     alone, shared = asks(["alone", "shared"], fingerprint=b"red", hold=True)
     await store.claim(alone)
     await store.complete(alone.identity, alone.owner, RESULT, 60.0)
-    await store.claim_many([shared])
-    await store.complete_many(completes([shared]))
+    await store.send([shared])
+    await store.send(completes([shared]))
     one, other = await store.get_many([alone.identity, shared.identity])
     for name in ("state", "number", "hold", "fingerprint", "outcome", "retryable", "superseded"):
         assert getattr(one, name) == getattr(other, name)

@@ -51,10 +51,10 @@ def prepared(server):
 
 
 async def test_batches_of_every_size_share_one_prepared_statement(store, server):
-    await store.claim_many(asks(["warm"]))
+    await store.send(asks(["warm"]))
     before = prepared(server)
     for size in (2, 3, 5):
-        claims = await store.claim_many(asks(f"{size}-{member}" for member in range(size)))
+        claims = await store.send(asks(f"{size}-{member}" for member in range(size)))
         assert kinds_of(claims) == [Claimed] * size
     assert prepared(server) == before
 
@@ -64,15 +64,15 @@ async def test_fingerprints_are_kept_also_where_some_have_none(store, hashes):
     requests = [
         ask(Identity("s", str(number)), fingerprint=each) for number, each in enumerate(hashes)
     ]
-    assert kinds_of(await store.claim_many(requests)) == [Claimed, Claimed]
+    assert kinds_of(await store.send(requests)) == [Claimed, Claimed]
     records = await store.get_many([each.identity for each in requests])
     assert [record.fingerprint for record in records] == hashes
 
 
 async def test_what_an_insert_made_is_told_from_what_it_met(store):
     old = asks("bd")
-    await store.claim_many(old)
-    a, b, c, d, e = await store.claim_many(requests := asks("abcde"))
+    await store.send(old)
+    a, b, c, d, e = await store.send(requests := asks("abcde"))
     assert kinds_of([b, d]) == [Busy, Busy]
     records = await store.get_many([requests[place].identity for place in (0, 2, 4)])
     assert [(each.number, each.fence) for each in (a, c, e)] == [
@@ -84,11 +84,11 @@ async def test_what_an_insert_made_is_told_from_what_it_met(store):
 async def test_duplicates_after_duplicates_take_one_round_trip(server, mysql_url):
     with proxy_to(server.port) as proxy:
         store = AsyncMySQLStore(through(proxy, mysql_url))
-        await store.claim_many(asks("abc"))
+        await store.send(asks("abc"))
         trips = []
         for keys in ("abc", "abc", "def", "ghi"):
             before = proxy.requests
-            await store.claim_many(asks(keys))
+            await store.send(asks(keys))
             trips.append(proxy.requests - before)
         await store.close()
     assert trips == [2, 1, 1, 1], "only who expected new keys and met others had to ask again"
@@ -98,7 +98,7 @@ async def test_the_columns_of_the_application_are_written_by_the_text(server, my
     store = AsyncMySQLStore(mysql_url, columns={"tenant": lambda claim: claim.identity.key})
     await store.migrate(columns={"tenant": "VARCHAR(20)"})
     before = prepared(server)
-    assert kinds_of(await store.claim_many(asks("b"))) == [Claimed]
+    assert kinds_of(await store.send(asks("b"))) == [Claimed]
     assert prepared(server) == before
     await store.close()
 
@@ -113,9 +113,9 @@ async def test_a_server_without_bulk_is_sent_the_text(server, mysql_url):
         return connection
 
     store = AsyncMySQLStore(connect=connect_to_mysql)
-    assert kinds_of(await store.claim_many(asks("ab"))) == [Claimed, Claimed]
+    assert kinds_of(await store.send(asks("ab"))) == [Claimed, Claimed]
     before = prepared(server)
-    assert kinds_of(await store.claim_many(asks("cd"))) == [Claimed, Claimed]
+    assert kinds_of(await store.send(asks("cd"))) == [Claimed, Claimed]
     assert prepared(server) == before, "it is not asked again"
     await store.close()
 
@@ -124,7 +124,7 @@ async def test_a_server_that_prepares_no_more_is_sent_the_text(store, server):
     ((_, most),) = server.execute("SHOW GLOBAL VARIABLES LIKE 'max_prepared_stmt_count'")
     server.execute("SET GLOBAL max_prepared_stmt_count = 0")
     try:
-        assert kinds_of(await store.claim_many(asks("ab"))) == [Claimed, Claimed]
+        assert kinds_of(await store.send(asks("ab"))) == [Claimed, Claimed]
     finally:
         server.execute(f"SET GLOBAL max_prepared_stmt_count = {most}")
 
@@ -134,15 +134,15 @@ async def test_a_connection_that_is_lost_while_it_prepares_is_replaced(server, m
         store = AsyncMySQLStore(through(proxy, mysql_url))
         await store.counts()
         proxy.lose_reply(lambda sent: sent[4:5] == b"\x16")
-        assert kinds_of(await store.claim_many(asks("ab"))) == [Claimed, Claimed]
+        assert kinds_of(await store.send(asks("ab"))) == [Claimed, Claimed]
         assert proxy.lost == 1
         await store.close()
 
 
 async def test_a_bulk_that_cannot_be_written_leaves_nothing(store, server, mysql_url):
     bad = ask(Identity("s", "\ud800"))
-    await store.claim_many(asks(["warm"]))
-    *others, refused = await store.claim_many([*asks("ab"), bad])
+    await store.send(asks(["warm"]))
+    *others, refused = await store.send([*asks("ab"), bad])
     assert kinds_of(others) == [Claimed, Claimed]
     assert isinstance(refused, Exception)
     select = "SELECT COUNT(*) FROM idempotent_record"
@@ -185,9 +185,9 @@ async def test_a_lost_reply_to_a_bulk_of_known_and_new_keys_is_answered_all_the_
 ):
     with proxy_to(server.port) as proxy:
         store = AsyncMySQLStore(through(proxy, mysql_url))
-        await store.claim_many(asks("b"))
+        await store.send(asks("b"))
         proxy.lose_reply(is_bulk)
-        claims = await store.claim_many(asks("abc"))
+        claims = await store.send(asks("abc"))
         assert proxy.lost == 1
         assert kinds_of(claims) == [Claimed, Busy, Claimed]
         await store.close()

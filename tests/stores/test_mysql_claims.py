@@ -135,7 +135,7 @@ def test_a_record_that_an_open_transaction_keeps_is_busy(server, mysql_url, stor
         other.counts()
         claim_in(holder, ask())
         assert isinstance(other.claim(ask()), Busy)
-        assert [type(answer) for answer in other.claim_many([ask()])] == [Busy]
+        assert [type(answer) for answer in other.send([ask()])] == [Busy]
         holder.commit()
         assert isinstance(store.claim(ask()), Busy)
 
@@ -293,12 +293,12 @@ def test_a_bad_member_of_a_batch_fails_alone(mysql_url, kind):
     with driven(kind, mysql_url) as store:
         good, bad = ask(Identity("s", "good")), ask(Identity("s", "\ud800"))
         long = ask(Identity("s", "k" * 300))
-        claims = store.claim_many([good, bad, long])
+        claims = store.send([good, bad, long])
         assert isinstance(claims[0], Claimed)
         assert "cannot take this" in str(claims[1])
         assert "cannot take this" in str(claims[2])
         done = [CompleteRequest(each.identity, each.owner, RESULT, 60) for each in (good, bad)]
-        assert store.complete_many(done)[0] is True
+        assert store.send(done)[0] is True
 
 
 def test_a_locked_member_of_a_batch_does_not_refuse_the_others(server, mysql_url):
@@ -307,7 +307,7 @@ def test_a_locked_member_of_a_batch_does_not_refuse_the_others(server, mysql_url
     asks = [ask(Identity("s", str(n))) for n in range(5)]
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask(asks[2].identity))
-        outcomes = store.claim_many(asks)
+        outcomes = store.send(asks)
     store.close()
     assert isinstance(outcomes.pop(2), Busy)
     assert all(isinstance(outcome, Claimed) for outcome in outcomes)
@@ -405,6 +405,6 @@ def test_a_row_of_the_same_microsecond_is_not_taken_for_the_own_insert(
     with contextlib.closing(MySQLStore(connect=connect)) as frozen:
         first = frozen.claim(ask())
         asks = [ask(), ask(other)]
-        answers = frozen.claim_many(asks) if together else [frozen.claim(each) for each in asks]
+        answers = frozen.send(asks) if together else [frozen.claim(each) for each in asks]
         assert [type(answer) for answer in answers] == [Busy, Claimed]
         assert answers[1].fence == first.fence, "they did not meet in one microsecond"

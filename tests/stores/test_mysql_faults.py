@@ -110,7 +110,7 @@ def test_a_server_that_hangs_up_twice_is_an_error(server, mysql_url, kind):
             store.claim(ask())
         assert proxy.refused >= 1
         assert "only" not in str(caught.value)  # the password
-        outcomes = store.claim_many([ask(Identity("s", str(n))) for n in range(3)])
+        outcomes = store.send([ask(Identity("s", str(n))) for n in range(3)])
         assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
         proxy.refusing = False
         assert isinstance(store.claim(ask()), Claimed)

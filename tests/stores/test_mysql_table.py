@@ -230,7 +230,7 @@ async def test_words_of_sql_are_names_too(run, mysql_url):
     store = AsyncMySQLStore(mysql_url, table="group", columns=fill)
     await store.migrate(columns=columns)
     asks = [ask(Identity("s", str(number)), lease=0.001) for number in range(3)]
-    assert all(isinstance(claim, Claimed) for claim in await store.claim_many(asks))
+    assert all(isinstance(claim, Claimed) for claim in await store.send(asks))
     again = ask(asks[1].identity)
     wait_until(lambda: not run("SELECT 1 FROM `group` WHERE lease_until > UTC_TIMESTAMP(6)"))
     assert (await store.claim(again)).number == 2
@@ -350,9 +350,9 @@ PREFIX_BYTES = 128 * 4 + 2
 def test_what_is_due_is_read_from_the_old_end_of_an_index(server, mysql_url, verb):
     store = MySQLStore(mysql_url)
     asks = [ask(Identity("s", str(number))) for number in range(300)]
-    store.claim_many(asks)
+    store.send(asks)
     # Most have ended, and have no lease: in the index they come before all that have one.
-    store.complete_many([CompleteRequest(a.identity, a.owner, RESULT, 60.0) for a in asks[:290]])
+    store.send([CompleteRequest(a.identity, a.owner, RESULT, 60.0) for a in asks[:290]])
     server.execute("ANALYZE TABLE idempotent_record", database=database_of(mysql_url))
     verbs = MySQLVerbs(TABLE)
     asking = {

@@ -64,12 +64,12 @@ def statements_of(server, work):
 @kinds
 def test_thousands_of_members_are_more_than_one_statement_and_less_than_thousands(talkative, kind):
     with driven(kind, talkative.fresh_database(), timeout=60) as store:
-        store.claim_many([ask("warm"), ask("up")])
+        store.send([ask("warm"), ask("up")])
         asks = [ask(key) for key in range(1500)]
-        assert len(statements_of(talkative, lambda: store.claim_many(asks))) == 3
+        assert len(statements_of(talkative, lambda: store.send(asks))) == 3
         renewals = [renew(key) for key in range(1500)]
-        assert store.renew_many(renewals) == [True for _ in renewals]
-        answers = store.claim_many([ask(key, b"second------") for key in range(1500)])
+        assert store.send(renewals) == [True for _ in renewals]
+        answers = store.send([ask(key, b"second------") for key in range(1500)])
         assert all(isinstance(answer, Busy) for answer in answers)
 
 
@@ -82,15 +82,15 @@ def talkative():
 @kinds
 def test_many_members_are_one_statement(talkative, kind):
     with driven(kind, talkative.fresh_database()) as store:
-        store.claim_many([ask("warm"), ask("up")])
-        store.renew_many([renew("warm"), renew("up")])
+        store.send([ask("warm"), ask("up")])
+        store.send([renew("warm"), renew("up")])
         asks = [ask(key) for key in OTHERS]
-        assert len(statements_of(talkative, lambda: store.claim_many(asks))) == 1
+        assert len(statements_of(talkative, lambda: store.send(asks))) == 1
         renewals = [renew(key) for key in OTHERS]
-        assert len(statements_of(talkative, lambda: store.renew_many(renewals))) == 1
+        assert len(statements_of(talkative, lambda: store.send(renewals))) == 1
         completes = [complete(key) for key in OTHERS]
-        assert len(statements_of(talkative, lambda: store.complete_many(completes))) == 1
-        assert len(statements_of(talkative, lambda: store.claim_many(asks))) == 1
+        assert len(statements_of(talkative, lambda: store.send(completes))) == 1
+        assert len(statements_of(talkative, lambda: store.send(asks))) == 1
         assert store.counts().succeeded == len(OTHERS)
 
 
@@ -145,8 +145,8 @@ def test_no_verb_about_some_records_reads_the_index_of_all_that_run(postgres_url
     store = PostgresStore(postgres_url)
     for _ in range(5):
         keys = [os.urandom(4).hex() for _ in range(200)]
-        store.claim_many([ask(key) for key in keys])
-        store.complete_many([complete(key) for key in keys])
+        store.send([ask(key) for key in keys])
+        store.send([complete(key) for key in keys])
     one = complete("k") if verb.startswith("complete") else renew("k")
     operation = getattr(store._postgres_verbs, verb)([one] if "batch" in verb else one)
     statement = next(operation.start())
@@ -218,7 +218,7 @@ def test_a_transactional_block_does_not_stall_a_batch(postgres_url, kind):
             idem.transaction(connection, "taken", scope="orders") as attempt,
         ):
             attempt.result = "done"
-            answers = store.claim_many([ask(key) for key in ["taken", *OTHERS]])
+            answers = store.send([ask(key) for key in ["taken", *OTHERS]])
             assert isinstance(answers[0], Busy)
             assert all(isinstance(answer, Claimed) for answer in answers[1:])
         assert isinstance(store.claim(ask("taken")), Finished)
@@ -231,7 +231,7 @@ def test_what_has_ended_is_answered_although_an_open_transaction_has_its_key(pos
         finish(store, "done")
         with transaction(postgres_url) as holder:
             hold_key(holder, postgres_url, "done")
-            done, new = store.claim_many([ask("done", b"duplicate---"), ask("new")])
+            done, new = store.send([ask("done", b"duplicate---"), ask("new")])
         assert (type(done), type(new)) == (Finished, Claimed)
 
 
@@ -254,11 +254,11 @@ async def test_completes_are_not_stalled_by_an_open_transaction_either(postgres_
 @kinds
 def test_renewals_wait_for_no_open_transaction(postgres_url, kind):
     with driven(kind, postgres_url, timeout=60) as store:
-        store.claim_many([ask(key) for key in ["taken", *OTHERS]])
+        store.send([ask(key) for key in ["taken", *OTHERS]])
         with transaction(postgres_url) as holder:
             hold_key(holder, postgres_url, "taken")
             holder.execute("SELECT 1 FROM idempotent_record WHERE idem_key = 'taken' FOR UPDATE")
-            taken, lost, *others = store.renew_many(
+            taken, lost, *others = store.send(
                 [renew("taken"), renew(0, b"another-----"), *(renew(key) for key in OTHERS[1:])]
             )
         assert isinstance(taken, StoreUnavailable)
@@ -269,10 +269,10 @@ def test_renewals_wait_for_no_open_transaction(postgres_url, kind):
 @kinds
 def test_a_lock_that_is_no_transaction_of_ours_holds_up_its_own_member_alone(postgres_url, kind):
     with driven(kind, postgres_url, timeout=2) as store:
-        store.claim_many([ask(key) for key in ["locked", "a", "b"]])
+        store.send([ask(key) for key in ["locked", "a", "b"]])
         with transaction(postgres_url) as holder:
             holder.execute("SELECT 1 FROM idempotent_record WHERE idem_key = 'locked' FOR UPDATE")
-            locked, *others = store.complete_many([complete(key) for key in ["locked", "a", "b"]])
+            locked, *others = store.send([complete(key) for key in ["locked", "a", "b"]])
         assert isinstance(locked, StoreUnavailable)
         assert "open transaction" in str(locked)
         assert others == [True, True]
@@ -289,7 +289,7 @@ def test_members_in_every_state_are_answered_as_if_they_came_alone(postgres_url,
         store.claim(ask("running"))
         store.claim(ask("parked", lease=0.0))
         keys = ["done", "expired", "running", "parked", "new"]
-        done, expired, running, parked, new = store.claim_many(
+        done, expired, running, parked, new = store.send(
             [ask(key, b"second------") for key in keys]
         )
         assert isinstance(done, Finished)
@@ -298,12 +298,12 @@ def test_members_in_every_state_are_answered_as_if_they_came_alone(postgres_url,
         assert (parked.number, parked.takeover) == (2, True)
         assert (new.number, new.takeover) == (1, False)
         assert store.get(identity("new")).fence == new.fence
-        again = store.claim_many([ask(key, b"second------") for key in keys])
+        again = store.send([ask(key, b"second------") for key in keys])
         same = [(answer.number, answer.fence) for answer in (expired, parked, new)]
         assert [(again[place].number, again[place].fence) for place in (1, 3, 4)] == same
-        ended = store.complete_many([complete(key, b"second------") for key in keys])
+        ended = store.send([complete(key, b"second------") for key in keys])
         assert ended == [False, True, False, True, True]
-        assert store.complete_many([complete(key, b"second------") for key in keys]) == ended
+        assert store.send([complete(key, b"second------") for key in keys]) == ended
 
 
 @kinds
@@ -312,7 +312,7 @@ def test_a_damaged_row_is_its_own_members_error(postgres_url, kind):
         finish(store, "newer")
         finish(store, "done")
         rows(postgres_url, "UPDATE idempotent_record SET format = 99 WHERE idem_key = 'newer'")
-        newer, done, new = store.claim_many(
+        newer, done, new = store.send(
             [ask(key, b"second------") for key in ["newer", "done", "new"]]
         )
         assert isinstance(newer, RecordUnreadable)
@@ -323,7 +323,7 @@ def test_a_damaged_row_is_its_own_members_error(postgres_url, kind):
 @kinds
 def test_a_key_that_no_database_takes_spoils_no_batch(postgres_url, kind):
     with driven(kind, postgres_url) as store:
-        good, bad, worse = store.claim_many([ask("good"), ask("zero\0"), ask("\ud800")])
+        good, bad, worse = store.send([ask("good"), ask("zero\0"), ask("\ud800")])
         assert isinstance(good, Claimed)
         assert isinstance(bad, StoreError)
         assert isinstance(worse, StoreError)
@@ -346,7 +346,7 @@ def test_own_columns_are_filled_by_a_batch_too(postgres_url, kind):
     migrate(postgres_url, tenant_id="bigint")
     columns = {"tenant_id": lambda claim: int(claim.identity.key)}
     with driven(kind, postgres_url, columns=columns) as store:
-        store.claim_many([ask("1"), ask("2")])
+        store.send([ask("1"), ask("2")])
         store.race([ask("3"), ask("4")])
     found = rows(postgres_url, "SELECT idem_key, tenant_id FROM idempotent_record ORDER BY 1")
     assert found == [("1", 1), ("2", 2), ("3", 3), ("4", 4)]
@@ -399,13 +399,13 @@ async def test_an_insert_at_the_same_moment_is_seen_by_the_batch_it_met(postgres
 @kinds
 def test_renewals_do_not_wait_for_a_connection_that_claims_keep_busy(postgres_url, kind):
     with driven(kind, postgres_url, timeout=1, max_size=1) as store:
-        store.claim_many([ask(key) for key in OTHERS])
+        store.send([ask(key) for key in OTHERS])
         busy = store._store._postgres._source.lend(Deadline(60.0))
         store._finish(busy.__enter__() if kind == "threads" else busy.__aenter__())
         try:
             with pytest.raises(StoreUnavailable, match="max_size"):
                 store.touch(identity(0), 60.0)
-            assert store.renew_many([renew(key) for key in OTHERS]) == [True for _ in OTHERS]
+            assert store.send([renew(key) for key in OTHERS]) == [True for _ in OTHERS]
         finally:
             leave = busy.__exit__ if kind == "threads" else busy.__aexit__
             store._finish(leave(None, None, None))
@@ -477,7 +477,7 @@ async def test_a_given_pool_of_asyncpg_is_used_and_left_open(postgres_url):
     async with asyncpg.create_pool(postgres_url, min_size=0, max_size=3) as pool:
         store = AsyncPostgresStore(pool=pool, timeout=1)
         await asyncio.gather(*(store.claim(ask(key)) for key in OTHERS))
-        await store.put_many([])
+        await store.send([])
         assert await store.forget_many([identity(0), identity(1)]) == [True, True]
         held = [await pool.acquire() for _ in range(3)]
         with pytest.raises(StoreUnavailable, match="max_size"):

@@ -194,8 +194,8 @@ def test_a_batch_on_a_server_that_is_down_waits_once(server, url, kind):
         server.stop()
         try:
             started = time.monotonic()
-            outcomes = store.claim_many([ask(key) for key in range(20)])
-            outcomes += store.put_many(
+            outcomes = store.send([ask(key) for key in range(20)])
+            outcomes += store.send(
                 [PutRequest(identity(key), OWNER, RESULT, 60.0) for key in range(20)]
             )
             assert time.monotonic() - started < 10, "not a second for each"
@@ -314,7 +314,7 @@ def test_a_deadlock_is_repeated_inside_the_store(server, url, kind):
     # Only the store's session looks for a deadlock in time, so that it is the one that loses.
     with driven(kind, url, options="-c deadlock_timeout=500ms") as store:
         keys = sorted(map(str, range(2)), key=lambda key: identity(key).digest)
-        store.claim_many([ask(key) for key in keys])
+        store.send([ask(key) for key in keys])
         before = server.log().count("deadlock detected")
         lock = "SELECT * FROM idempotent_record WHERE idem_key = '{}' FOR UPDATE"
         with transaction(url) as other:

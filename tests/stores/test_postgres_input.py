@@ -142,7 +142,7 @@ def test_a_key_that_no_database_can_hold_is_refused(postgres_url, kind, key):
 @kinds
 def test_a_bad_member_of_a_batch_fails_alone(postgres_url, kind):
     with driven(kind, postgres_url) as store:
-        good, nul, surrogate, also_good = store.claim_many(
+        good, nul, surrogate, also_good = store.send(
             [ask("a"), ask("\x00"), ask("\ud800"), ask("b")]
         )
         assert isinstance(good, Claimed)
@@ -155,13 +155,13 @@ def test_a_bad_member_of_a_batch_fails_alone(postgres_url, kind):
 @kinds
 def test_a_locked_member_of_a_batch_fails_alone(postgres_url, kind):
     with driven(kind, postgres_url, timeout=3) as store:
-        store.claim_many([ask(key) for key in "abc"])
+        store.send([ask(key) for key in "abc"])
         with psycopg.connect(postgres_url) as holder:
             holder.execute("SELECT * FROM idempotent_record WHERE idem_key = 'b' FOR UPDATE")
             from semel.core.records import RenewRequest
 
             renewals = [RenewRequest(identity(key), b"owner-------", 30.0) for key in "abc"]
-            first, locked, last = store.renew_many(renewals)
+            first, locked, last = store.send(renewals)
             assert (first, last) == (True, True)
             assert isinstance(locked, StoreUnavailable)
 
@@ -242,7 +242,7 @@ def test_a_page_has_a_limit(postgres_url, limit):
 def test_pages_follow_the_order_of_code_points(postgres_url):
     store = PostgresStore(postgres_url)
     keys = ["A", "B", "a", "b", "ä", "日本", "😀", "a:1", "a:2", "A "]
-    store.claim_many([ask(key) for key in keys])
+    store.send([ask(key) for key in keys])
     seen, cursor = [], None
     while True:
         page = store.scan(limit=3, cursor=cursor, state=State.PROCESSING, scope="orders")

@@ -191,7 +191,7 @@ def test_names_and_options_are_checked_before_anything_is_opened(options):
 
 def test_partitions_share_the_records_and_hide_from_the_verbs(postgres_url):
     store = PostgresStore(postgres_url, partitions=4)
-    store.claim_many([ask(key) for key in range(80)])
+    store.send([ask(key) for key in range(80)])
     sizes = [
         size
         for _, size in rows(

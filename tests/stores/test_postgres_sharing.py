@@ -475,7 +475,7 @@ def test_pgbouncer_in_transaction_mode_serves_more_callers_than_it_has_connectio
             for turn in range(12):  # more often than it takes to prepare a statement
                 answers = store.race([ask(turn, b"%d" % number) for number in range(8)])
                 assert sum(isinstance(answer, Claimed) for answer in answers) == 1
-            assert store.claim_many([ask(f"batch-{key}") for key in range(5)])
+            assert store.send([ask(f"batch-{key}") for key in range(5)])
         prepared = rows(
             f"{address}/{postgres_url.rpartition('/')[2]}",
             "SELECT count(*) FROM pg_prepared_statements",

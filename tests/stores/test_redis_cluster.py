@@ -107,8 +107,8 @@ def test_foreign_keys_under_our_prefix_are_left_alone():
 def test_a_batch_reaches_every_node_and_each_member_has_its_own_answer(cluster):
     with opened(cluster.url) as store:
         asks = [ask(Identity("s", str(n))) for n in range(200)]
-        assert all(isinstance(answer, Claimed) for answer in store.claim_many(asks))
-        assert store.complete_many([finish(request) for request in asks[:100]]) == [True] * 100
+        assert all(isinstance(answer, Claimed) for answer in store.send(asks))
+        assert store.send([finish(request) for request in asks[:100]]) == [True] * 100
         assert store.counts().succeeded == store.counts().processing == 100
         used = [server for server in cluster.servers if server.client().dbsize() > 0]
         assert len(used) == 3
@@ -134,10 +134,10 @@ async def test_the_applications_own_cluster_clients_are_used_and_stay_open(clust
 
 def test_every_node_may_forget_its_scripts(cluster):
     with opened(cluster.url) as store:
-        store.claim_many([ask(Identity("a", str(n))) for n in range(50)])
+        store.send([ask(Identity("a", str(n))) for n in range(50)])
         for server in cluster.servers:
             cluster.ask(server, "SCRIPT", "FLUSH")
-        answers = store.claim_many([ask(Identity("b", str(n))) for n in range(50)])
+        answers = store.send([ask(Identity("b", str(n))) for n in range(50)])
         assert all(isinstance(answer, Claimed) for answer in answers)
 
 
@@ -258,14 +258,14 @@ def test_a_record_that_went_alone_is_found_through_its_index_afterwards(cluster,
 def test_a_batch_goes_through_while_a_slot_moves(cluster, move):
     with opened(cluster.url) as store:
         asks = [ask(), *(ask(Identity("s", str(n))) for n in range(30))]
-        store.claim_many(asks)
+        store.send(asks)
         move.begin()
         move.take(move.record)
         before = errors(move.source, "TRYAGAIN")
-        assert [answer.number for answer in store.claim_many(asks)] == [1] * 31
+        assert [answer.number for answer in store.send(asks)] == [1] * 31
         assert errors(move.source, "TRYAGAIN") > before
         move.end()
-        assert store.complete_many([finish(request) for request in asks]) == [True] * 31
+        assert store.send([finish(request) for request in asks]) == [True] * 31
 
 
 # --- nodes that die -------------------------------------------------------------------------
@@ -340,7 +340,7 @@ async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_membe
             ):
                 request = ask()
                 others = [ask(Identity("s", str(n))) for n in range(40)]
-                store.claim_many([request, *others])
+                store.send([request, *others])
                 await async_store.get(IDENTITY)
                 hasty.get(IDENTITY)
                 await hasty_async.get(IDENTITY)
@@ -350,7 +350,7 @@ async def test_stores_follow_a_failover_and_a_dead_node_fails_only_its_own_membe
                 )
                 replica.client().config_set("cluster-replica-no-failover", "yes")
                 doomed.kill()
-                answers = hasty.claim_many([request, *others])
+                answers = hasty.send([request, *others])
                 assert isinstance(answers[0], StoreError)
                 assert any(isinstance(answer, Claimed) for answer in answers[1:])
                 with pytest.raises(StoreUnavailable):

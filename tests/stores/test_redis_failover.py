@@ -78,7 +78,7 @@ def test_a_connection_that_was_idle_across_a_failover_is_not_used(replaced):
         assert replaced.has(replaced.new, LATER)
         assert not replaced.has(replaced.old, LATER)
         assert store.renew(IDENTITY, first.owner, 300)
-        assert store.complete_many([finish(first)]) == [True]
+        assert store.send([finish(first)]) == [True]
 
 
 def test_an_answer_that_comes_after_a_failover_is_not_believed(replaced):
@@ -109,7 +109,7 @@ async def test_a_connection_that_was_idle_across_a_failover_is_not_used_by_async
         assert replaced.has(replaced.new, LATER)
         assert not replaced.has(replaced.old, LATER)
         assert await store.renew(IDENTITY, first.owner, 300)
-        assert await store.complete_many([finish(first)]) == [True]
+        assert await store.send([finish(first)]) == [True]
 
 
 @pytest.mark.parametrize("verb", ["claim", "claim_many"])
@@ -119,7 +119,7 @@ async def test_an_answer_that_comes_after_a_failover_is_not_believed_by_asyncio(
         await asyncio.to_thread(replaced.wait_copied, 1)
         replaced.freeze()
         one = verb == "claim"
-        asked = [store.claim(ask(LATER))] if one else [store.claim_many([ask(LATER)])]
+        asked = [store.claim(ask(LATER))] if one else [store.send([ask(LATER)])]
         caller = asyncio.gather(*asked)
         await asyncio.sleep(0)
         await asyncio.to_thread(replaced.thaw)
@@ -173,13 +173,13 @@ def test_the_connection_that_replaces_a_refused_one_is_checked_too(unfinished):
         with refused:
             store.claim(ask(LATER))
         with refused:
-            store.complete_many([finish(first)])
+            store.send([finish(first)])
         with refused:
             new_store.claim(ask(LATER))
         assert not unfinished.has(unfinished.old, LATER)
         unfinished.finish()
         assert isinstance(store.claim(ask(LATER)), Claimed)
-        assert store.complete_many([finish(first)]) == [True]
+        assert store.send([finish(first)]) == [True]
         assert unfinished.has(unfinished.new, LATER)
         assert not unfinished.has(unfinished.old, LATER)
 
@@ -245,7 +245,7 @@ async def test_late_answers_of_the_primary_are_believed_by_asyncio(slow):
         forgotten, leaving, one = (
             asyncio.ensure_future(store.claim(ask(Identity("s", name)))) for name in "abc"
         )
-        many = asyncio.ensure_future(store.claim_many([ask(Identity("s", "d"))]))
+        many = asyncio.ensure_future(store.send([ask(Identity("s", "d"))]))
         await asyncio.sleep(0)
         leaving.cancel()
         for answer in (await forgotten, await one, *(await many)):

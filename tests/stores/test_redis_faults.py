@@ -57,7 +57,7 @@ def test_a_first_execution_is_two_script_calls_and_a_replay_is_one(server):
 
 def test_a_batch_is_one_round_trip(server, monkeypatch):
     with opened(server.url) as store:
-        store.claim_many([ask(Identity("warm", str(n))) for n in range(2)])
+        store.send([ask(Identity("warm", str(n))) for n in range(2)])
         round_trips = []
         exchange = store.transport._exchange
         monkeypatch.setattr(
@@ -65,7 +65,7 @@ def test_a_batch_is_one_round_trip(server, monkeypatch):
             "_exchange",
             lambda sent: round_trips.append(len(sent)) or exchange(sent),
         )
-        store.claim_many([ask(Identity("s", str(n))) for n in range(50)])
+        store.send([ask(Identity("s", str(n))) for n in range(50)])
         assert round_trips == [50]
 
 
@@ -89,16 +89,16 @@ def test_only_the_members_of_a_batch_that_failed_are_sent_again(server):
         client.script_flush()
         asks = [ask(Identity("s", str(n))) for n in range(20)]
         before = server.calls("eval")
-        assert all(isinstance(answer, Claimed) for answer in store.claim_many(asks))
+        assert all(isinstance(answer, Claimed) for answer in store.send(asks))
         assert server.calls("eval") - before == 20
-        assert [answer.number for answer in store.claim_many(asks)] == [1] * 20
+        assert [answer.number for answer in store.send(asks)] == [1] * 20
 
 
 async def test_an_async_batch_survives_a_flushed_script_cache(server):
     async with opened_async(server.url) as store:
         with server.client() as client:
             client.script_flush()
-        answers = await store.claim_many([ask(Identity("s", str(n))) for n in range(5)])
+        answers = await store.send([ask(Identity("s", str(n))) for n in range(5)])
         assert all(isinstance(answer, Claimed) for answer in answers)
 
 
@@ -144,9 +144,9 @@ async def test_lost_replies_do_not_matter_to_the_async_store_either(server):
 def test_a_batch_whose_replies_were_lost_is_sent_again_as_a_whole(server):
     with proxy_to(server.port) as proxy, opened(proxy.url) as store:
         asks = [ask(Identity("s", str(n))) for n in range(10)]
-        store.claim_many(asks)
+        store.send(asks)
         proxy.lose_reply(sends(commands.CLAIM))
-        assert [answer.number for answer in store.claim_many(asks)] == [1] * 10
+        assert [answer.number for answer in store.send(asks)] == [1] * 10
         assert proxy.lost == 1
 
 
@@ -167,7 +167,7 @@ def test_a_server_that_is_not_there_is_store_unavailable():
         with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{port} cannot be reached"):
             store.claim(ask())
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
-            store.claim_many([ask(), ask()])
+            store.send([ask(), ask()])
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             store.scan()
 
@@ -314,9 +314,7 @@ def test_a_full_server_refuses_new_keys_but_still_answers_for_old_ones(server, s
         settings_restored.config_set("maxmemory", 1)
         with pytest.raises(StoreFull, match="is full; raise maxmemory"):
             store.claim(ask())
-        (answer,) = [
-            a for a in store.claim_many([ask(), ask(done.identity)]) if isinstance(a, StoreFull)
-        ]
+        (answer,) = [a for a in store.send([ask(), ask(done.identity)]) if isinstance(a, StoreFull)]
         assert "is full" in str(answer)
         assert isinstance(store.claim(ask(done.identity)), Finished)
         settings_restored.config_set("maxmemory", 0)
@@ -390,7 +388,7 @@ def test_a_client_that_decodes_replies_does_no_harm(server):
         assert store.get(IDENTITY).fingerprint == b"\xff" * 16
         assert [record.owner for record in store.stuck()] == [request.owner]
         assert [record.owner for record in store.scan().records] == [request.owner]
-        assert store.complete_many([finish(request)]) == [True]
+        assert store.send([finish(request)]) == [True]
 
 
 async def test_an_async_client_that_decodes_replies_does_no_harm(server):
@@ -399,7 +397,7 @@ async def test_an_async_client_that_decodes_replies_does_no_harm(server):
     request = ask(fingerprint=b"\xff" * 16, lease=0)
     await store.claim(request)
     assert [record.owner for record in (await store.scan()).records] == [request.owner]
-    assert (await store.claim_many([ask(), ask()]))[0].takeover
+    assert (await store.send([ask(), ask()]))[0].takeover
     await store.close()
     assert await client.ping()
     await close_client(client)

@@ -43,7 +43,7 @@ def test_a_server_behind_tls_is_opened_by_rediss(tls_server):
     with opened(tls_server.url) as store:
         request = ask()
         assert isinstance(store.claim(request), Claimed)
-        assert store.complete_many([finish(request)]) == [True]
+        assert store.send([finish(request)]) == [True]
 
 
 async def test_a_server_behind_tls_is_opened_by_rediss_for_asyncio(tls_server):
@@ -135,12 +135,12 @@ async def test_tls_that_breaks_on_an_open_connection_is_repeated(
         with opened(url, timeout=60) as store:
             await asyncio.to_thread(store.claim, ask())
             to_spoil.append("threads")
-            [claim] = await asyncio.to_thread(store.claim_many, [ask(Identity("s", "threads"))])
+            [claim] = await asyncio.to_thread(store.send, [ask(Identity("s", "threads"))])
             assert isinstance(claim, Claimed)
         async with opened_async(url, timeout=60) as store:
             await store.claim(ask())
             to_spoil.append("tasks")
-            [claim] = await store.claim_many([ask(Identity("s", "tasks"))])
+            [claim] = await store.send([ask(Identity("s", "tasks"))])
             assert isinstance(claim, Claimed)
         assert spoiled == ["threads", "tasks"]
 

@@ -322,7 +322,7 @@ def test_a_key_of_another_type_is_a_typed_error(store, redis_of_this_worker):
         client.hset(store.keys.record(IDENTITY), "a", "b")
     with pytest.raises(RecordUnreadable, match="another type"):
         store.claim(ask())
-    (answer,) = store.claim_many([ask()])
+    (answer,) = store.send([ask()])
     assert isinstance(answer, RecordUnreadable)
 
 
@@ -333,7 +333,7 @@ def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
     store.put(good, RESULT, 60, owner=new_owner())
     with redis_of_this_worker.client() as client:
         client.set(store.keys.record(bad), b"hello")
-    answers = store.claim_many([ask(good), ask(bad), ask(Identity("s", "new"))])
+    answers = store.send([ask(good), ask(bad), ask(Identity("s", "new"))])
     assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False]
     assert {record.identity.key for record in store.scan().records} == {"good", "new"}
     assert store.counts().succeeded == 1

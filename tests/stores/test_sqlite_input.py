@@ -135,7 +135,7 @@ def test_a_file_that_may_not_grow_is_full_and_still_replays(path):
     asks = [ask(key) for key in range(2, 200)]
     connection = store._executor._session._connection
     connection.execute("PRAGMA max_page_count = 1")  # as small as what it holds
-    refused = next(one for one in store.claim_many(asks) if not isinstance(one, Claimed))
+    refused = next(one for one in store.send(asks) if not isinstance(one, Claimed))
     assert isinstance(refused, StoreFull)
     assert f"no room is left for the SQLite database {path}" in str(refused)
     assert store.get(identity(1)) is not None

@@ -123,7 +123,7 @@ def test_a_process_killed_in_the_middle_of_a_claim_leaves_nothing_behind(path):
 
 def test_a_bad_value_fails_alone(path):
     store = SQLiteStore(path)
-    answers = store.claim_many([ask(1), ask("\ud800"), ask(2), ask(3, lease=1e300)])
+    answers = store.send([ask(1), ask("\ud800"), ask(2), ask(3, lease=1e300)])
     assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False, True]
     assert "cannot take this" in str(answers[1])
     assert store.counts().processing == 2
@@ -133,7 +133,7 @@ def test_a_bad_value_fails_alone(path):
 def test_a_bug_in_one_member_reaches_its_caller_and_nobody_else(path):
     store = SQLiteStore(path)
     with pytest.raises(AttributeError):
-        store.complete_many([None])
+        store.send([None])
     with pytest.raises(AttributeError):
         store.get(None)
     finish(store, 1)
@@ -175,10 +175,10 @@ def test_nobody_waits_for_ever_behind_a_lock_that_is_not_released(path):
     with write_lock(path):
         run_threads(work, 8)
         assert isinstance(store.claim(ask("done", b"other")), Finished)
-        replay, new = store.claim_many([ask("done", b"other"), ask("new")])
+        replay, new = store.send([ask("done", b"other"), ask("new")])
         assert isinstance(replay, Finished)
         assert isinstance(new, StoreUnavailable)
-        new, replay = store.claim_many([ask("new"), ask("done", b"other")])
+        new, replay = store.send([ask("new"), ask("done", b"other")])
         assert isinstance(new, StoreUnavailable)
         assert isinstance(replay, Finished)
     assert len(errors) == 8
@@ -380,7 +380,7 @@ def test_a_failing_commit_fails_everyone_in_it(path):
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM idempotent_record").fetchall()
-    answers = store.claim_many([ask(1), ask(2)])
+    answers = store.send([ask(1), ask(2)])
     assert [type(answer) for answer in answers] == [StoreUnavailable, StoreUnavailable]
     assert answers[0] is not answers[1]
     reader.close()
@@ -468,13 +468,13 @@ def test_a_closed_store_says_so(path):
 
 def test_a_large_result_that_does_not_fit_refuses_itself_alone(path):
     store = SQLiteStore(path)
-    store.claim_many([ask(1), ask(2)])
+    store.send([ask(1), ask(2)])
     connection = store._executor._session._connection
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages + 20}")
     large = Encoded("json", b"x" * 1_000_000)
     owner = ask(1).owner
-    answers = store.complete_many(
+    answers = store.send(
         [
             CompleteRequest(identity(1), owner, large, 60.0),
             CompleteRequest(identity(2), owner, RESULT, 60.0),

@@ -94,7 +94,7 @@ def test_first_execution_is_two_transactions_and_a_replay_is_one_read(path):
 def test_a_batch_is_one_transaction(path):
     statements = Statements()
     store = SQLiteStore(path, trace=statements)
-    assert all(isinstance(one, Claimed) for one in store.claim_many([ask(n) for n in range(50)]))
+    assert all(isinstance(one, Claimed) for one in store.send([ask(n) for n in range(50)]))
     assert statements.seen["COMMIT"] == 1
     store.close()
 

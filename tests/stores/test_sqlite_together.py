@@ -46,16 +46,16 @@ def success(key, owner=b"owner-------", result=RESULT):
 
 
 def test_a_batch_of_first_executions_needs_few_statements(store, statements):
-    answers = store.claim_many([ask(number) for number in range(7)])
+    answers = store.send([ask(number) for number in range(7)])
     assert all(isinstance(answer, Claimed) for answer in answers)
     assert statements.seen["INSERT"] == 3  # of 4, 2 and 1 rows: few texts have to be prepared
-    assert store.complete_many([success(number) for number in range(7)]) == [True] * 7
+    assert store.send([success(number) for number in range(7)]) == [True] * 7
     assert statements.seen["UPDATE"] == 3
     assert store.counts().succeeded == 7
 
 
 def test_a_crowd_is_cut_into_statements_of_a_bounded_size(store, statements):
-    store.claim_many([ask(number) for number in range(130)])
+    store.send([ask(number) for number in range(130)])
     assert statements.seen["INSERT"] == 3  # 64, 64 and 2
     assert store.counts().processing == 130
 
@@ -65,7 +65,7 @@ def test_claims_of_keys_that_exist_have_their_own_answers_among_first_ones(store
     store.claim(ask("running", OTHER))
     mine = store.claim(ask("mine"))
     names = ["new", "finished", "running", "mine", "newer", "newest"]
-    new, finished, running, again, newer, newest = store.claim_many([ask(name) for name in names])
+    new, finished, running, again, newer, newest = store.send([ask(name) for name in names])
     assert isinstance(finished, Finished)
     assert isinstance(running, Busy)
     assert again == mine
@@ -74,22 +74,22 @@ def test_claims_of_keys_that_exist_have_their_own_answers_among_first_ones(store
 
 
 def test_a_key_that_is_claimed_twice_in_a_batch_is_given_once(store):
-    first, second, beside = store.claim_many([ask(1), ask(1, OTHER), ask(2)])
+    first, second, beside = store.send([ask(1), ask(1, OTHER), ask(2)])
     assert {type(first), type(second)} == {Claimed, Busy}
     assert isinstance(beside, Claimed)
 
 
 def test_an_owner_that_was_replaced_is_refused_among_those_that_were_not(store):
-    store.claim_many([ask(1), ask(2, OTHER), ask(3)])
-    stored = store.complete_many([success(1), success(2), success(3), success("unknown")])
+    store.send([ask(1), ask(2, OTHER), ask(3)])
+    stored = store.send([success(1), success(2), success(3), success("unknown")])
     assert stored == [True, False, True, False]
-    assert store.complete_many([success(1), success(3)]) == [True, True]  # sent twice
+    assert store.send([success(1), success(3)]) == [True, True]  # sent twice
     assert store.counts().succeeded == 2
 
 
 def test_a_bad_value_spoils_the_statement_for_nobody_else(store):
     asks = [ask(1), ask(2), ask("bad", lease=1e300), ask(3)]
-    answers = store.claim_many(asks)
+    answers = store.send(asks)
     assert [type(answer) for answer in answers] == [Claimed, Claimed, ValueRejected, Claimed]
     assert store.counts().processing == 3
 
@@ -99,16 +99,16 @@ def test_completes_are_found_by_their_keys_whatever_the_statistics_say(store, pa
     store.claim(ask(1))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ANALYZE")  # while next to nothing runs
-        update = texts.complete_many("idempotent_record", rows)
+        update = texts.send("idempotent_record", rows)
         plan = str(connection.execute(f"EXPLAIN QUERY PLAN {update}", [None] * rows * 6).fetchall())
     assert "SEARCH idempotent_record USING INDEX sqlite_autoindex_idempotent_record_1" in plan
 
 
 def test_a_large_result_has_a_statement_of_its_own(store, statements):
-    store.claim_many([ask(number) for number in range(4)])
+    store.send([ask(number) for number in range(4)])
     large = Encoded("json", b"x" * LARGE)
     asks = [success(number, result=RESULT if number else large) for number in range(4)]
-    assert store.complete_many(asks) == [True] * 4
+    assert store.send(asks) == [True] * 4
     assert statements.seen["UPDATE"] >= 2
     assert store.get(identity(0)).outcome == large
 
@@ -118,8 +118,8 @@ def test_an_old_sqlite_is_asked_one_by_one(path, statements, monkeypatch):
     with closing(SQLiteStore(path, trace=statements)) as store:
         store.counts()
         before = statements.seen["INSERT"]
-        store.claim_many([ask(number) for number in range(4)])
-        assert store.complete_many([success(number) for number in range(4)]) == [True] * 4
+        store.send([ask(number) for number in range(4)])
+        assert store.send([success(number) for number in range(4)]) == [True] * 4
         assert statements.seen["INSERT"] - before == statements.seen["UPDATE"] == 4
 
 
@@ -127,7 +127,7 @@ def test_a_first_claim_writes_the_row_that_its_record_asks_for(path):
     clock = FakeClock()
     asks = [ask(1, hold=True, fingerprint=b"f" * 16), ask(2), ask(3)]
     with closing(SQLiteStore(path, clock=clock)) as store:
-        store.claim_many(asks)
+        store.send(asks)
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute(
             f"SELECT {', '.join(COLUMNS)} FROM idempotent_record ORDER BY idem_key"  # noqa: S608
@@ -172,7 +172,7 @@ def test_a_connection_that_takes_only_short_statements_is_asked_one_by_one(path)
     connection = sqlite3.connect(path)
     connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 250)
     with closing(SQLiteStore(connection=connection)) as store:
-        answers = store.claim_many([ask(number) for number in range(70)])
+        answers = store.send([ask(number) for number in range(70)])
         assert all(isinstance(answer, Claimed) for answer in answers)
     connection.close()
 
@@ -183,7 +183,7 @@ def test_of_a_group_that_finds_the_disk_full_only_those_are_refused_who_do_not_f
         store.counts()
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 1}")
-        answers = store.claim_many([ask(f"{number:0200}") for number in range(640)])
+        answers = store.send([ask(f"{number:0200}") for number in range(640)])
         assert {type(answer) for answer in answers} == {Claimed, StoreFull}
     connection.close()
 
@@ -192,7 +192,7 @@ def test_an_owner_whose_attempt_has_ended_is_no_owner_of_a_new_one(path):
     clock = FakeClock()  # it stands still: the repeated claim has the fence of the first
     with closing(SQLiteStore(path, clock=clock)) as store:
         finish(store, "ended")
-        ended, new = store.claim_many([ask("ended"), ask("new")])
+        ended, new = store.send([ask("ended"), ask("new")])
         assert isinstance(ended, Finished)
         assert isinstance(new, Claimed)
 

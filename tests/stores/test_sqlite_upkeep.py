@@ -25,7 +25,7 @@ def test_a_purge_writes_the_log_back_before_any_call_would_have_to(opener, tmp_p
     now = [1_000_000.0]
     file = tmp_path / "semel.db"
     with closing(StoreDriver(opener(f"sqlite:///{file}", clock=lambda: now[0]))) as store:
-        store.put_many(
+        store.send(
             [
                 PutRequest(Identity("s", f"k{n}"), os.urandom(12), RESULT, 60.0)
                 for n in range(RECORDS)

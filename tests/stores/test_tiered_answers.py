@@ -149,7 +149,7 @@ def test_a_copy_that_was_lost_is_made_again_by_the_next_replay(tiers, client):
 
 def test_what_was_put_is_copied_by_its_first_reader(tiers):
     assert tiers.put(KEY, RESULT, LONG, owner=ANNA)
-    assert tiers.put_many([PutRequest(OTHER, ANNA, RESULT, LONG)]) == [True]
+    assert tiers.send([PutRequest(OTHER, ANNA, RESULT, LONG)]) == [True]
     for identity in (KEY, OTHER):
         assert tiers.claim(ask(BERT, RED, identity=identity)).outcome == RESULT
     assert tiers.sql
@@ -222,7 +222,7 @@ def test_the_owner_itself_is_never_told_busy(tiers):
     tiers.claim(ask(ANNA, RED))
     assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
     assert tiers.claim(ask(ANNA, RED)).number == 1
-    (again,) = tiers.claim_many([ask(ANNA, RED)])
+    (again,) = tiers.send([ask(ANNA, RED)])
     assert again.number == 1
 
 
@@ -247,7 +247,7 @@ def test_an_owner_whose_answer_was_lost_is_told_by_sql(tiers, monkeypatch):
 def test_a_member_of_a_batch_whose_answer_was_lost_is_told_by_sql_too(tiers):
     claim = ask(ANNA, RED)
     tiers.after("claim_many", lambda: [StoreUnavailable("applied, and the reply was lost")])
-    (lost,) = tiers.claim_many([claim])
+    (lost,) = tiers.send([claim])
     assert isinstance(lost, StoreUnavailable)
     assert isinstance(tiers.claim(ask(BERT, RED)), Busy)
     assert tiers.claim(claim).number == 1
@@ -271,7 +271,7 @@ def test_whatever_ends_an_attempt_ends_the_hint(tiers, end):
         case "fail":
             fail(tiers)
         case "park":
-            assert tiers.renew_many([RenewRequest(KEY, ANNA, 0.0)]) == [True]
+            assert tiers.send([RenewRequest(KEY, ANNA, 0.0)]) == [True]
         case "shorten":
             tiers.renew(KEY, ANNA, 0.001)
             time.sleep(0.01)
@@ -285,7 +285,7 @@ def test_an_end_that_came_from_another_process_ends_the_hint_too(tiers, redis_ur
     for identity in (KEY, OTHER):
         other.claim(ask(ANNA, RED, identity=identity))
         assert isinstance(tiers.claim(ask(BERT, RED, identity=identity)), Busy)
-    assert tiers.complete_many([CompleteRequest(KEY, ANNA, RESULT, LONG)]) == [True]
+    assert tiers.send([CompleteRequest(KEY, ANNA, RESULT, LONG)]) == [True]
     assert tiers.renew(OTHER, ANNA, 0.0)
     assert tiers.claim(ask(BERT, RED)).outcome == RESULT
     assert tiers.claim(ask(BERT, RED, identity=OTHER)).takeover
@@ -296,7 +296,7 @@ def test_a_renewal_tells_the_front_nothing(tiers, redis_of_this_worker):
     tiers.claim(ask(ANNA, RED))
     before = redis_of_this_worker.calls("evalsha", "eval")
     assert tiers.renew(KEY, ANNA, LONG)
-    assert tiers.renew_many([RenewRequest(KEY, ANNA, LONG)]) == [True]
+    assert tiers.send([RenewRequest(KEY, ANNA, LONG)]) == [True]
     assert redis_of_this_worker.calls("evalsha", "eval") == before
 
 
@@ -385,20 +385,20 @@ def test_a_batch_asks_sql_only_for_what_the_front_does_not_know(tiers, redis_of_
     succeed(tiers, ANNA, RED, identity=known)
     tiers.claim(ask(ANNA, RED, identity=running))
     tiers.claim(ask(BERT, RED, identity=running))
-    finished, claimed, busy = tiers.claim_many(
+    finished, claimed, busy = tiers.send(
         [ask(CARL, RED, identity=identity) for identity in (known, new, running)]
     )
     (asked,) = tiers.behind.batches
     assert [each.identity for each in asked] == [new]
     assert (finished.outcome, claimed.number) == (RESULT, 1)
     assert isinstance(busy, Busy)
-    (finished,) = tiers.claim_many([ask(CARL, RED, identity=known)])
+    (finished,) = tiers.send([ask(CARL, RED, identity=known)])
     assert (finished.outcome, tiers.behind.batches) == (RESULT, [asked])
 
 
 def test_successes_of_a_batch_are_copied(tiers):
-    tiers.claim_many([ask(ANNA, RED), ask(ANNA, RED, identity=OTHER)])
-    told = tiers.complete_many(
+    tiers.send([ask(ANNA, RED), ask(ANNA, RED, identity=OTHER)])
+    told = tiers.send(
         [CompleteRequest(KEY, ANNA, RESULT, LONG), CompleteRequest(OTHER, BERT, RESULT, LONG)]
     )
     assert told == [True, False]

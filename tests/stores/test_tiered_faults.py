@@ -149,7 +149,7 @@ def test_a_front_that_was_never_there_is_not_missed(opened, proxy):
     tiers = opened(proxy.url)
     succeed(tiers, ANNA, RED)
     assert isinstance(tiers.claim(ask(BERT, RED)), Finished)
-    assert isinstance(tiers.claim_many([ask(BERT, RED)])[0], Finished)
+    assert isinstance(tiers.send([ask(BERT, RED)])[0], Finished)
     assert tiers.sql == ["claim", "complete", "claim", "claim_many"]
 
 

@@ -74,7 +74,7 @@ def test_a_cluster_stands_in_front_as_well(kind, sqlite_url):
         for key in keys:
             succeed(tiers, ANNA, RED, identity=key)
         assert tiers.sql == ["claim", "complete"] * 10
-        answers = tiers.claim_many([ask(BERT, RED, identity=key) for key in keys])
+        answers = tiers.send([ask(BERT, RED, identity=key) for key in keys])
         assert [answer.outcome for answer in answers] == [RESULT] * 10
         assert tiers.sql == []
         assert tiers.forget_many(keys) == [True] * 10

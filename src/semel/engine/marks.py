@@ -170,7 +170,7 @@ class AsyncMarks:
     ) -> dict[str, bool]:
         """Mark each key of `results` as done with its result; False where it is done or running."""
         requests = [self._put(key, value, ttl, scope) for key, value in results.items()]
-        answers = await self._store.put_many(requests)
+        answers = await self._store.send(requests) if requests else []
         return {
             key: _or_raise(answer, request.identity)
             for key, request, answer in zip(results, requests, answers, strict=True)
@@ -191,7 +191,7 @@ class AsyncMarks:
         """Remove each mark; False where there was none."""
         wanted = _distinct(keys)
         identities = [self._runs.setup.identity(key, scope) for key in wanted]
-        return dict(zip(wanted, await self._forget(identities), strict=True))
+        return dict(zip(wanted, await self._forget(identities) if wanted else [], strict=True))
 
     # --- below -----------------------------------------------------------------------------
 
@@ -213,7 +213,8 @@ class AsyncMarks:
     async def _get_many(self, keys: Iterable[str], scope: str) -> dict[str, Record | None]:
         wanted = _distinct(keys)
         identities = [self._runs.setup.identity(key, scope) for key in wanted]
-        return dict(zip(wanted, await self._store.get_many(identities), strict=True))
+        records = await self._store.get_many(identities) if wanted else []
+        return dict(zip(wanted, records, strict=True))
 
     async def _expire(self, store: AsyncStore, identity: Identity) -> bool:
         """Remove what is finished at this very moment, as only the store can tell."""

@@ -147,11 +147,13 @@ class Renewer:
                 return
 
     def _renew(self, leases: list[Lease]) -> None:
-        """Renew these leases; each one's answer counts as soon as it is there."""
+        """Renew these leases by one `send`; what it raises is the answer of each of them."""
+        if not leases:
+            return
         sent = monotonic()
         answers: list[bool | StoreError]
         try:
-            answers = self._store.renew_many([lease.renewal for lease in leases])
+            answers = self._store.send([lease.renewal for lease in leases])
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may succeed
             answers = [as_store_error(error)] * len(leases)
         for lease, answer in zip(leases, answers, strict=True):

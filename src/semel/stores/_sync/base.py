@@ -12,9 +12,12 @@ implements `send` and `close`. What every store promises, as `semel.testing.Stor
 - The current owner is the owner id in the record. A passed lease alone refuses nothing; only
   another claim (or an operator's `forget`) makes an owner's writes answer False.
 - Time is the store's, read once per request; a client's clock never matters.
-- `send` answers in the order of the requests. The error of one request stands in place of its
-  answer, as a value, and keeps no other request from its answer. A `send` of which nothing is known
-  may raise instead.
+- `send` answers in the order of the requests, and to no requests with no answers (engines never ask
+  that). The error of one request stands in place of its answer, as a value, and keeps no other
+  request from its answer. A `send` of which nothing is known may raise instead.
+- All answers count from the moment when `send` returns, and what it raises counts for every
+  request. So a store that carries requests out one by one returns the errors of single ones: if it
+  raised the first, an engine would take all leases of that `send` for not renewed.
 - Requests of one `send` that are about the same identity are carried out one after another, in an
   order that the store chooses: as if several callers had sent them at the same moment.
 - A store that cannot answer has `StoreUnavailable` (or `StoreFull`) for an error, never a driver's.
@@ -157,26 +160,10 @@ class Store(ABC):
 
     # --- about many ----------------------------------------------------------------------
 
-    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError]:
-        """`claim` for each."""
-        return self.send(asks)
-
-    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError]:
-        """`complete` for each."""
-        return self.send(asks)
-
-    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each."""
-        return self.send(asks)
-
     def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
         """`get` for each; the first error is raised."""
         answers = self.send([GetRequest(each) for each in identities])
         return [_answer_or_raise(answer) for answer in answers]
-
-    def put_many(self, asks: Sequence[PutRequest]) -> list[bool | StoreError]:
-        """`put` for each."""
-        return self.send(asks)
 
     def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
         """`forget` for each; the first error is raised."""
