@@ -33,7 +33,7 @@ from semel.errors import ConfigError, IdempotencyError, about, raise_about
 from semel.events import Hook
 from semel.stores.base import AsyncStore, ScanRequest
 from semel.stores.registry import open_async_store
-from semel.transactions import db_errors, inside
+from semel.transactions import block, db_errors
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -319,7 +319,7 @@ class AsyncIdempotency:
         They are claimed in one order, so that two such transactions do not block each other.
         `connection`, `scope`, `policy` and `table` are those of `transaction`.
         """
-        inside.check_keys(keys)
+        block.check_keys(keys)
         setup = self.internals.setup
         rules = setup.rules(scope, policy)
         calls = {key: setup.call(key, scope, UNSET, rules) for key in keys}
@@ -349,7 +349,7 @@ class AsyncIdempotency:
         the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
         `scope`, `payload` and `policy` are those of `execute`.
         """
-        inside.check_begin(begin)
+        block.check_begin(begin)
         setup = self.internals.setup
         setup.check_function(fn)
         rules = setup.rules(scope, policy)
@@ -357,7 +357,7 @@ class AsyncIdempotency:
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                async with inside.enterable(begin(), AbstractAsyncContextManager) as connection:
+                async with block.enterable(begin(), AbstractAsyncContextManager) as connection:
                     attempt = await self._run_inside(call, connection, fn)
             except Exception as error:
                 if not db_errors.must_retry(error):

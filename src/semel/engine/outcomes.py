@@ -58,7 +58,7 @@ from semel.errors import (
     ValueRejected,
     about,
 )
-from semel.transactions.inside import warn_inside
+from semel.transactions.block import warn_inside
 
 if TYPE_CHECKING:
     from semel.core.cache import FinishedCache

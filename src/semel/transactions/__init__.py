@@ -1,9 +1,9 @@
 """Transactional mode: the record is written in the caller's own transaction, or not at all.
 
-    inside      a block: what it takes, its steps, its attempt
-    links       what is asked of a connection and of the records; savepoints
+    block       a block: what it takes, what it asks of the records, its steps, its attempt
+    dialects    the records on each database
+    links       what is asked of a connection; savepoints
     drivers     which connections are taken, and how each driver's is spoken to
-    dialects    what a transaction needs of each database
     db_errors   what a driver's error means here
 
 Nothing in here commits. A block works between two savepoints: the outer one undoes the whole block,

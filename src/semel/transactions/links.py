@@ -10,9 +10,8 @@ from abc import ABC, abstractmethod
 from itertools import count
 from typing import Any, Final, Protocol
 
-from semel.core.records import Identity
 from semel.errors import ConfigError
-from semel.stores.sql.verbs import Dialect, Reply, Statement, Verb
+from semel.stores.sql.verbs import Reply, Statement
 
 _names: Final = count(1)
 """A savepoint's name means something to one connection alone."""
@@ -62,40 +61,6 @@ class AsyncLink(ABC):
 
     @abstractmethod
     async def execute(self, statement: Statement) -> Reply: ...
-
-
-class Records(ABC):
-    """The records of a store, as a caller's transaction reaches them."""
-
-    has_lock = False
-    """Whether the record's own lock is held: further waits are for the whole table."""
-    by_key = True
-    """Whether a caller that waits, waits for a transaction with the same key."""
-    rolls_back = False
-    """Whether a wait that is too long ends the caller's transaction; known once prepared."""
-
-    def __init__(self, verbs: Dialect) -> None:
-        self.verbs = verbs
-        """The verbs of the store, fit to run inside a transaction."""
-
-    @abstractmethod
-    def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
-        """Reject a connection to another database; bound the wait for locks, return the old bound.
-
-        Without `wait` the caller wants to know at once that another one has the record.
-        """
-
-    @abstractmethod
-    def restore(self, before: Any) -> Verb[None]:
-        """Bound the wait as before."""
-
-    @abstractmethod
-    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
-        """Lock the record; False = another caller has it, and this one does not wait."""
-
-    @abstractmethod
-    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
-        """Mark this owner's attempt as held, or as not held."""
 
 
 class _Name:

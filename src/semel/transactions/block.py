@@ -1,4 +1,4 @@
-"""A transactional block from the inside: what it takes, its steps, its attempt.
+"""One block of `idem.transaction()`: what it takes, its steps on the records, its attempt.
 
 The steps do no I/O. Every decision is that of `semel.core.judge`, made by the verbs of the store.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
@@ -14,14 +15,20 @@ from msgspec.structs import replace
 
 from semel.attempts import Attempt, Result, current_attempt
 from semel.core.policy import Rules
-from semel.core.records import Abandoned, Busy, Claim, Claimed, ClaimRequest, CompleteRequest
+from semel.core.records import (
+    Abandoned,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Identity,
+)
 from semel.errors import ConfigError
-from semel.stores.sql.verbs import Verb
+from semel.stores.sql.verbs import Dialect, Verb
 from semel.transactions.drivers import is_connection
-from semel.transactions.links import Records
 
 T = TypeVar("T")
-
 
 _BEGIN = "begin must be a function that gives a context manager, such as Session.begin"
 
@@ -46,6 +53,43 @@ def enterable(given: T, kind: type) -> T:
     if not isinstance(given, kind):
         raise ConfigError(f"{_BEGIN}; it gave {type(given).__name__}")
     return given
+
+
+# --- the records of a store, as a caller's transaction reaches them ------------------------
+
+
+class Records(ABC):
+    """The records of a store, as a caller's transaction reaches them."""
+
+    has_lock = False
+    """Whether the record's own lock is held: further waits are for the whole table."""
+    by_key = True
+    """Whether a caller that waits, waits for a transaction with the same key."""
+    rolls_back = False
+    """Whether a wait that is too long ends the caller's transaction; known once prepared."""
+
+    def __init__(self, verbs: Dialect) -> None:
+        self.verbs = verbs
+        """The verbs of the store, fit to run inside a transaction."""
+
+    @abstractmethod
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
+        """Reject a connection to another database; bound the wait for locks, return the old bound.
+
+        Without `wait` the caller wants to know at once that another one has the record.
+        """
+
+    @abstractmethod
+    def restore(self, before: Any) -> Verb[None]:
+        """Bound the wait as before."""
+
+    @abstractmethod
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
+        """Lock the record; False = another caller has it, and this one does not wait."""
+
+    @abstractmethod
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        """Mark this owner's attempt as held, or as not held."""
 
 
 def records_of(store: object, dialect: str, table: str | None) -> Records:
