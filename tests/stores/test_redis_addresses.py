@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semel.errors import ConfigError
 from semel.stores.redis import open_async_store, open_store
-from semel.stores.redis.addresses import Kind, parse_addresses, parse_url
+from semel.stores.redis.clients import Kind, parse_addresses, parse_url
 
 GOOD = {
     "a:1": [("a", 1)],

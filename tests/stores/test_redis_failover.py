@@ -19,8 +19,7 @@ from engines.facade import until
 from semel.core.records import Claimed, Identity
 from semel.errors import StoreUnavailable
 from semel.stores.redis import RedisStore
-from semel.stores.redis.addresses import parse_url
-from semel.stores.redis.clients import TASKS, THREADS, opener
+from semel.stores.redis.clients import TASKS, THREADS, opener, parse_url
 from semel.stores.redis.retry import SILENCE
 from servers.proxy import answering_for
 from servers.redis import redis_sentinel, wait_until

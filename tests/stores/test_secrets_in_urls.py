@@ -9,7 +9,7 @@ import pytest
 from semel import open_async_store, open_store
 from semel.core.records import Identity
 from semel.errors import ConfigError, IdempotencyError
-from semel.stores.redis.addresses import parse_url
+from semel.stores.redis.clients import parse_url
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.postgres.settings import settings
 

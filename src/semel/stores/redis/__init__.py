@@ -1,7 +1,7 @@
 """Records in Redis (6.2 or newer) and Valkey: one server, Sentinel or a cluster.
 
 One packed string per record, one script and one round trip per verb, the server's clock. URLs are
-described in `addresses`, keys in `commands`, the record in `replies`.
+described in `clients`, keys in `commands`, the record in `replies`.
 
 The least a server has to permit, `idem:` being the prefix:
 
@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.stores.redis.addresses import Kind, parse_url
 from semel.stores.redis.aio import AsyncRedisStore
-from semel.stores.redis.clients import TASKS, THREADS, connection_limit, opener
+from semel.stores.redis.clients import TASKS, THREADS, Kind, connection_limit, opener, parse_url
 from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.store import RedisStore
