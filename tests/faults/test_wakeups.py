@@ -28,7 +28,7 @@ from semel.core.records import ClaimRequest, Encoded, Finished, Identity
 from semel.stores import listening
 from semel.stores.listening import Listening, Subscriptions
 from semel.stores.redis.commands import KeyLayout
-from semel.stores.redis.listening import (
+from semel.stores.redis.subscriber import (
     ChannelCommands,
     MessageReader,
     RedisListeners,

@@ -27,10 +27,10 @@ from semel.stores.redis.commands import (
     rejections,
     with_rejections,
 )
-from semel.stores.redis.listening import RedisListeners, RedisSubscriber, read_message
 from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
+from semel.stores.redis.subscriber import RedisListeners, RedisSubscriber, read_message
 from semel.stores.redis.threads import ServerTransport, Transport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
