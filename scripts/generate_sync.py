@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Container, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,21 @@ GENERATED = {
 """The files that are written by hand, and those that are generated from them."""
 
 SHARED = {
+    "semel.adapters.integration": {
+        "AsyncEngines",
+        "AsyncHere",
+        "Background",
+        "Engines",
+        "Flow",
+        "Here",
+        "LARGE_AT_ONCE",
+        "T",
+        "_LAST_REQUESTS",
+        "aio_awaited",
+        "aio_place",
+        "awaited",
+        "place",
+    },
     "semel.repair.maintenance": {
         "Health",
         "check_target",
@@ -57,7 +73,7 @@ SHARED = {
         "checked_resolvers",
     },
 }
-"""Classes and functions that both kinds use: the generated file imports them from the other."""
+"""Names that both kinds use, or that only one does: the generated file imports what it needs."""
 
 RENAMED = {
     "__aenter__": "__enter__",
@@ -293,6 +309,28 @@ def imports_of(module: str, names: set[str]) -> str:
     )
 
 
+def is_shared(node: ast.stmt, shared: Container[str]) -> bool:
+    """Tell whether a statement of a module defines what both kinds share."""
+    match node:
+        case (
+            ast.ClassDef(name=name)
+            | ast.FunctionDef(name=name)
+            | ast.AsyncFunctionDef(name=name)
+            | ast.Assign(targets=[ast.Name(id=name)])
+            | ast.AnnAssign(target=ast.Name(id=name))
+        ):
+            return name in shared
+    return False
+
+
+def is_text(node: ast.stmt) -> bool:
+    """Tell whether a statement is a text, as below what it describes."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
+
+
 def edits_of_shared(source: Source) -> Iterator[Edit]:
     """Import what both kinds share, rather than writing it again."""
     module = "semel." + source.name.removesuffix(".py").replace("/", ".")
@@ -303,9 +341,11 @@ def edits_of_shared(source: Source) -> Iterator[Edit]:
         if node.module in SHARED:
             names = {each.name for each in node.names}
             yield Edit(*source.span(node), imports_of(node.module, names))
-    for each in tree.body:
-        if isinstance(each, ast.ClassDef | ast.FunctionDef) and each.name in shared:
-            yield Edit(*source.lines(each))
+    for before, each in pairwise(tree.body):
+        if is_shared(each, shared) or (is_text(each) and is_shared(before, shared)):
+            # With the comments above it, but not with the import of what is shared.
+            first = source.lines(each)[0] if before is imports[-1] else source.lines(before)[1]
+            yield Edit(first, source.lines(each)[1])
     if shared:
         after = source.lines(imports[-1])[1]
         yield Edit(after, after, imports_of(module, shared) + "\n")

@@ -12,9 +12,8 @@ from starlette.responses import PlainTextResponse
 from semel import AsyncIdempotency, ConfigError, Idempotency, current_attempt
 from semel.adapters._sync.integration import Integration
 from semel.adapters.asgi import IdempotencyMiddleware
-from semel.adapters.engines import LARGE_AT_ONCE
 from semel.adapters.fastapi import Idempotent
-from semel.adapters.integration import LARGE, AsyncIntegration
+from semel.adapters.integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
 from semel.core.records import State
 from semel.http.messages import Answer, Headers, Request
 
@@ -53,7 +52,7 @@ async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
         integration = AsyncIntegration(engine, {})
         exchange = await begun(integration)
         for _ in range(LARGE_AT_ONCE):
-            await exchange._large.take()
+            await exchange._large.get()
         task = asyncio.create_task(exchange.answered(200, [], bytes(LARGE)))
         await asyncio.sleep(0)
         task.cancel()

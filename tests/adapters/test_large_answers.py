@@ -10,8 +10,7 @@ import pytest
 
 from semel import AsyncIdempotency, Idempotency
 from semel.adapters._sync.integration import Integration
-from semel.adapters.engines import LARGE_AT_ONCE
-from semel.adapters.integration import LARGE, AsyncIntegration
+from semel.adapters.integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
 from semel.http.messages import Answer, Headers, Request
 
 REQUESTS = 3 * LARGE_AT_ONCE

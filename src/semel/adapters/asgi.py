@@ -16,8 +16,7 @@ from typing import Any, Final, TypeAlias, Unpack
 from msgspec import Struct
 
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.integration import AsyncExchange, AsyncIntegration
-from semel.adapters.streaming import Background
+from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
 from semel.http.messages import Answer, Headers, Request

@@ -23,8 +23,13 @@ from wsgiref.util import FileWrapper
 from semel.adapters import wsgi
 from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED, Decorated, Routed, check_protected
-from semel.adapters.streaming import StreamedAnswer, up_to
-from semel.adapters.wsgi import IdempotencyMiddleware, check_header_names, texts
+from semel.adapters.wsgi import (
+    IdempotencyMiddleware,
+    StreamedAnswer,
+    check_header_names,
+    texts,
+    up_to,
+)
 from semel.core.optional import Needed
 from semel.errors import ConfigError
 from semel.http.messages import (

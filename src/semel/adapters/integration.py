@@ -1,25 +1,41 @@
-"""The way of one protected request on asyncio, whatever the framework."""
+"""The way of one protected request on asyncio, whatever the framework.
+
+`AsyncIntegration.begin` claims the request's key, or answers it. `AsyncExchange` records the end of
+a request that runs, before the last of its answer leaves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from typing import Any, ClassVar, Final
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from semel.adapters.engines import AsyncEngines, AsyncTurns, aio_awaited, aio_place
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
-from semel.errors import IdempotencyError
+from semel.errors import ConfigError, IdempotencyError
+from semel.events import logger
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.stores.forking import Places
+from semel.stores.loops import AsyncPlaces, running_loop
+from semel.sync import Idempotency
+
+T = TypeVar("T")
 
 LARGE: Final = 64 * 1024
 """Bytes from which on an answer is large: it is copied several times on its way to the store."""
+LARGE_AT_ONCE: Final = 8
+"""How many large answers an integration saves at the same time; the others wait for their turn."""
+
+_LAST_REQUESTS: Final = 5.0
+"""Seconds that requests which nobody waits for may take to end when the server stops."""
 
 
 class AsyncIntegration:
@@ -99,7 +115,7 @@ class AsyncExchange(Struct, eq=False):
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: AsyncTurns
+    _large: AsyncPlaces
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -133,7 +149,7 @@ class AsyncExchange(Struct, eq=False):
     async def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
         """Save a large answer, when few others are being saved."""
         try:
-            turn = await self._large.take()
+            turn = await self._large.get()
         except BaseException:
             # Interrupted before its turn: the effect is done, and a retry must not repeat it.
             with suppress(IdempotencyError):
@@ -167,3 +183,284 @@ class AsyncExchange(Struct, eq=False):
 
 
 AsyncIntegration.exchange = AsyncExchange
+
+
+# --- the engines: one for each event loop, or one for all threads --------------------------------
+#
+# Both kinds are written by hand, for a loop has no counterpart on threads. They have the same
+# names, so that the rest of an integration is written once.
+
+aio_place: Final = running_loop
+"""Says which of the engines is used: that of the running event loop."""
+
+
+class AsyncHere(NamedTuple):
+    """What an integration has for one event loop."""
+
+    engine: AsyncIdempotency
+    large: AsyncPlaces
+
+
+class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
+    """An engine belongs to one event loop; of those that are opened here, each loop has its own.
+
+    A test client may run every request on another loop.
+    """
+
+    def __init__(self, idempotency: AsyncIdempotency | str) -> None:
+        self._url = idempotency if isinstance(idempotency, str) else None
+        engine = AsyncIdempotency(idempotency) if isinstance(idempotency, str) else idempotency
+        if not isinstance(engine, AsyncIdempotency):
+            raise ConfigError(
+                f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
+            )
+        self.first = engine
+        """The one by whose settings the rules are made."""
+        self._unused = [engine]
+
+    def __missing__(self, loop: asyncio.AbstractEventLoop) -> AsyncHere:
+        # Loops run in threads of their own: each step here is atomic.
+        here = AsyncHere(self._next(), AsyncPlaces(LARGE_AT_ONCE))
+        # An engine keeps its loop alive, so it is for us to let both go.
+        for other in self.copy():
+            if other.is_closed():
+                self.pop(other, None)
+        self[loop] = here
+        return here
+
+    def _next(self) -> AsyncIdempotency:
+        if self._url is None:
+            return self.first
+        try:
+            return self._unused.pop()
+        except IndexError:
+            return AsyncIdempotency(self._url)
+
+    async def close(self) -> None:
+        """Close the engine of the running event loop."""
+        loop = running_loop()
+        await self[loop].engine.close()
+        del self[loop]
+
+
+async def aio_awaited(given: Any) -> Any:
+    """Return what a function of the application gave, which may be async."""
+    return await given if inspect.isawaitable(given) else given
+
+
+def place() -> str:
+    """Say which of the engines is used: there is one, whatever the thread."""
+    return "threads"
+
+
+class Here(NamedTuple):
+    """What an integration has for all threads."""
+
+    engine: Idempotency
+    large: Places
+
+
+class Engines(dict[str, Here]):
+    """One engine for all threads."""
+
+    def __init__(self, idempotency: Idempotency | str) -> None:
+        engine = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
+        if not isinstance(engine, Idempotency):
+            raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
+        self.first = engine
+        self[place()] = Here(engine, Places(LARGE_AT_ONCE))
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.first.close()
+
+
+def awaited(given: Any) -> Any:
+    """Return what a function of the application gave; one that is async cannot be awaited here."""
+    if inspect.iscoroutine(given):
+        given.close()
+        raise ConfigError(
+            "an async function needs an integration for asyncio; this one is for threads"
+        )
+    return given
+
+
+# --- in the background ---------------------------------------------------------------------------
+#
+# On asyncio a request is a task of its own, which nobody's cancellation ends. It reads its answer
+# to the end, and records that end before the last of it leaves. An answer too large to be kept is
+# sent meanwhile, by the server's task: a client who goes away ends only the sending. On threads the
+# server reads the answer as it sends it, and closes it (`wsgi.StreamedAnswer`).
+
+
+class Background:
+    """The tasks that run, kept alive until they end.
+
+    The caller awaits a future that the task itself resolves at its end. That is what
+    `asyncio.shield` does, with fewer turns of the loop: a request that runs has one such task.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a request; the caller ends or leaves it."""
+        task = asyncio.get_running_loop().create_task(request)
+        self._tasks.add(task)
+        return task
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """Forget a task that has ended."""
+        self._tasks.discard(task)
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Let a task go on for which nobody waits any more; an error of it is only logged."""
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        self.end(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a request whose client had gone raised", exc_info=task.exception())
+
+    async def drain(self) -> None:
+        """Wait for the last of them, but not for ever."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_REQUESTS)
+
+
+class Flow:
+    """One request that runs, and the chunks of its answer: beyond a limit they go out at once.
+
+    `shield` is around all waiting that a cancellation must not end.
+    """
+
+    __slots__ = (
+        "_early",
+        "_ended",
+        "_error",
+        "_held",
+        "_left",
+        "_out",
+        "_ready",
+        "_shield",
+        "_size",
+        "_task",
+        "limit",
+    )
+
+    def __init__(
+        self, limit: int, shield: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self.limit, self._shield = limit, shield
+        self._size = 0
+        self._held: list[bytes] = []
+        self._out: asyncio.Queue[bytes | None] | None = None
+        self._left = self._ended = False
+        self._error: BaseException | None = None
+        self._early: Any = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # --- for the server's task ---------------------------------------------------------------
+
+    async def answer(self, background: Background, request: Coroutine[Any, Any, Any]) -> Any:
+        """Run the request, and return its answer as soon as it can be sent.
+
+        A caller that is cancelled waits for it: what a request uses must not be closed under it.
+        """
+        task = self._task = background.begin(self._run(request))
+        try:
+            await self._ready
+        except asyncio.CancelledError:
+            background.leave(task)
+            await self.finished()
+            raise
+        if self._out is None:
+            background.end(task)
+            return await task
+        background.leave(task)
+        early, self._early = self._early, None
+        return early
+
+    async def _sent(self, out: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b""
+            while (chunk := await out.get()) is not None:
+                yield chunk
+                if self._ended and out.empty():
+                    break
+            if self._error is not None:
+                raise self._error
+        finally:
+            await self.finished()
+
+    async def finished(self) -> None:
+        """Leave the request, and wait for its end."""
+        self.leave()
+        with self._shield():
+            await asyncio.wait((self._task,))
+
+    def leave(self) -> None:
+        """Tell that nobody sends the answer any more; it is read to its end all the same."""
+        self._left = True
+        if self._out is not None and not self._out.empty():
+            self._out.get_nowait()  # the task may wait for room
+
+    # --- for the request's own task ----------------------------------------------------------
+
+    async def take(self, chunk: bytes, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
+        """Take a chunk; beyond the limit `begun` makes the answer that is sent meanwhile."""
+        self._size += len(chunk)
+        if self._size > self.limit:
+            # The caller may be cancelled, and not yet have had the turn to leave.
+            if self._out is None and not (self._left or self._ready.done()):
+                await self._open(begun)
+            # The newest one stays here: should it be the last, the end is recorded before.
+            await self._put(b"".join(self._held))
+            self._held.clear()
+        self._held.append(chunk)
+
+    async def _open(self, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
+        # Nothing here keeps the answer: one that is dropped unsent is collected, which ends `_sent`
+        # if it has begun.
+        self._out = asyncio.Queue(1)
+        sent = self._sent(self._out)
+        await anext(sent)
+        self._early = begun(sent)
+        self._ready.set_result(None)
+
+    @property
+    def body(self) -> bytes | None:
+        """All of the answer; None = it is too large."""
+        return None if self._size > self.limit else b"".join(self._held)
+
+    @property
+    def is_open(self) -> bool:
+        """The answer goes out while it is read."""
+        return self._out is not None
+
+    async def _run(self, request: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            answer = await request
+            await self._put(b"".join(self._held))
+            self._end()
+        except BaseException as error:
+            if not self._end(error):
+                raise
+        else:
+            return answer
+        finally:
+            if not self._ready.done():
+                self._ready.set_result(None)
+
+    def _end(self, error: BaseException | None = None) -> bool:
+        """Let the sending end, or break with an error; False = there is no sending."""
+        if self._out is None or self._left:
+            return False
+        self._ended, self._error = True, error
+        if self._out.empty():
+            self._out.put_nowait(None)
+        return True
+
+    async def _put(self, chunk: bytes) -> None:
+        if self._out is not None and not self._left:
+            await self._out.put(chunk)

@@ -53,8 +53,7 @@ from semel.adapters.check_decorators import (
     check_protected,
     name_of,
 )
-from semel.adapters.integration import AsyncExchange, AsyncIntegration
-from semel.adapters.streaming import Background, Flow
+from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background, Flow
 from semel.aio import AsyncIdempotency
 from semel.core.optional import Needed, inside
 from semel.errors import ConfigError

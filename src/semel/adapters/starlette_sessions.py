@@ -37,6 +37,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.adapters.check_decorators import claimed_outside, owners_around
+from semel.adapters.integration import Flow
 from semel.adapters.starlette import (
     Body,
     Endpoint,
@@ -48,7 +49,6 @@ from semel.adapters.starlette import (
     response_of_answer,
     shield,
 )
-from semel.adapters.streaming import Flow
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.optional import Needed

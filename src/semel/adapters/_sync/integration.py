@@ -1,5 +1,9 @@
 # Generated from adapters/integration.py by `make generate`: change that file instead.
-"""The way of one protected request on a thread, whatever the framework."""
+"""The way of one protected request on a thread, whatever the framework.
+
+`Integration.begin` claims the request's key, or answers it. `Exchange` records the end of
+a request that runs, before the last of its answer leaves.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from semel.adapters.engines import Engines, Turns, awaited, place
+from semel.adapters.integration import (
+    Engines,
+    awaited,
+    place,
+)
 from semel.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
@@ -17,6 +25,7 @@ from semel.errors import IdempotencyError
 from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.stores.forking import Places
 from semel.sync import Idempotency
 
 LARGE: Final = 64 * 1024
@@ -98,7 +107,7 @@ class Exchange(Struct, eq=False):
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: Turns
+    _large: Places
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -132,7 +141,7 @@ class Exchange(Struct, eq=False):
     def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
         """Save a large answer, when few others are being saved."""
         try:
-            turn = self._large.take()
+            turn = self._large.get()
         except BaseException:
             # Interrupted before its turn: the effect is done, and a retry must not repeat it.
             with suppress(IdempotencyError):

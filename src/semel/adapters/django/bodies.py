@@ -36,8 +36,8 @@ from django.utils.module_loading import import_string
 
 from semel.adapters import wsgi
 from semel.adapters.check_decorators import PROTECTED
-from semel.adapters.streaming import Flow, up_to
-from semel.adapters.wsgi import content_length, header_lines, is_chunked
+from semel.adapters.integration import Flow
+from semel.adapters.wsgi import content_length, header_lines, is_chunked, up_to
 from semel.core.optional import have
 from semel.errors import ConfigError
 from semel.http.messages import (

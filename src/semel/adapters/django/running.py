@@ -37,8 +37,8 @@ from semel.adapters.django.bodies import (
     send_for_error,
     send_instead,
 )
-from semel.adapters.integration import AsyncExchange, AsyncIntegration
-from semel.adapters.streaming import Background, Flow, StreamedAnswer
+from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background, Flow
+from semel.adapters.wsgi import StreamedAnswer
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.http.messages import Answer, HeaderLine, Request

@@ -29,7 +29,7 @@ from semel.adapters.grpc.rules import (
 )
 from semel.adapters.grpc.server import with_behaviour
 from semel.adapters.grpc.storing import code_of
-from semel.adapters.streaming import Background
+from semel.adapters.integration import Background
 from semel.aio import AsyncIdempotency
 from semel.attempts import Attempt
 from semel.core.decide import Undone

@@ -304,6 +304,3 @@ class Reconciliation:
                 "keeps them longer, their effects can be repeated",
                 record.scope,
             )
-
-
-# --- what is left open between two runs ----------------------------------------------------------
