@@ -21,7 +21,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreUnavailable
 from semel.stores.redis import open_store as open_redis
-from semel.stores.tiered.entries import Kind
+from semel.stores.tiered.front import Kind
 from semel.stores.tiered.rules import HINTED
 from stores.tiered_given import (
     ANNA,

@@ -180,7 +180,7 @@ def test_a_full_front_still_answers_for_what_it_has(opened, server):
 
 
 def test_the_outage_is_told_once_and_so_is_its_end(opened, proxy, caplog):
-    caplog.set_level("INFO", "semel.stores.tiered.breaker")
+    caplog.set_level("INFO", "semel.stores.tiered.front")
     tiers = opened(proxy.url)
     succeed(tiers, ANNA, RED)
     proxy.refusing = True

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from semel.core.records import Busy, Claimed, Finished, Mismatch
 from semel.errors import StoreUnavailable
 from semel.stores.redis.commands import script
-from semel.stores.tiered import entries as timing
-from semel.stores.tiered.entries import Calls, Kind
+from semel.stores.tiered import front as timing
+from semel.stores.tiered.front import Calls, Kind
 from stores.tiered_given import (
     ANNA,
     BERT,

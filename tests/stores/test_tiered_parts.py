@@ -6,8 +6,17 @@ import pytest
 
 from semel.core.records import Busy, Claimed, Encoded
 from semel.errors import RecordUnreadable, StoreFull, StoreUnavailable
-from semel.stores.tiered.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
-from semel.stores.tiered.entries import Entry, Found, Kind, Look, pack_body, unpack
+from semel.stores.tiered.front import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Breaker,
+    Entry,
+    Found,
+    Kind,
+    Look,
+    pack_body,
+    unpack,
+)
 from semel.stores.tiered.rules import Notes, Tier
 from stores.tiered_given import ANNA, BERT, CARL, KEY, RED, ask
 

@@ -21,7 +21,7 @@ import pytest
 
 from engines.facade import Effect, World, never
 from semel.core.records import Identity
-from semel.stores.tiered.entries import Kind
+from semel.stores.tiered.front import Kind
 from servers.redis import RedisServer, redis_sentinel, redis_server, wait_until
 from stores.tiered_given import entry_of
 

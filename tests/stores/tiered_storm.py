@@ -109,7 +109,7 @@ def wait_for_the_end() -> None:
     over.set()
 
 
-breaker = logging.getLogger("semel.stores.tiered.breaker")
+breaker = logging.getLogger("semel.stores.tiered.front")
 breaker.addHandler(Noting(logging.WARNING))
 threading.Thread(target=wait_for_the_end, daemon=True).start()
 rounds = by_threads() if ORDERS["kind"] == "threads" else asyncio.run(by_tasks())

@@ -21,8 +21,7 @@ from semel.stores.redis import open_async_store as open_redis
 from semel.stores.redis.commands import Command
 from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_async_store
-from semel.stores.tiered.breaker import Breaker
-from semel.stores.tiered.entries import Found, Look, looks
+from semel.stores.tiered.front import Breaker, Found, Look, looks
 from semel.stores.tiered.opening import (
     FRONT_TIMEOUT,
     FRONT_TTL,

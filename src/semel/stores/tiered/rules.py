@@ -53,7 +53,7 @@ from semel.core.records import (
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.forking import ForkSafeLock
 from semel.stores.redis.commands import SMALLEST_LIMIT, Command
-from semel.stores.tiered.entries import ABOVE_ALL, Calls, Found, Kind, Look, pack_body
+from semel.stores.tiered.front import ABOVE_ALL, Calls, Found, Kind, Look, pack_body
 
 LIMIT: Final = 100_000
 """The oldest note goes first; its attempt then ends without a copy in the front, no more."""
