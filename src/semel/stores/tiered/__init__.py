@@ -14,20 +14,9 @@ wrong: after an error it is left alone, and tried again by one call after a paus
 
 from __future__ import annotations
 
-from typing import Any
-
-from semel.stores.base import AsyncStore, Store
 from semel.stores.tiered.aio import AsyncTieredStore
 from semel.stores.tiered.store import TieredStore
 
 __all__ = ["AsyncTieredStore", "TieredStore", "open_async_store", "open_store"]
 
-
-def open_store(url: str, *, behind: str | Store, **options: Any) -> TieredStore:
-    """Open a store for threads; see `TieredStore` for the options."""
-    return TieredStore(url, behind, **options)
-
-
-def open_async_store(url: str, *, behind: str | AsyncStore, **options: Any) -> AsyncTieredStore:
-    """Open a store for asyncio; see `AsyncTieredStore` for the options."""
-    return AsyncTieredStore(url, behind, **options)
+open_store, open_async_store = TieredStore, AsyncTieredStore

@@ -21,14 +21,17 @@ from semel.stores.redis import open_async_store as open_redis
 from semel.stores.redis.commands import Command
 from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_async_store
-from semel.stores.tiered.front import Breaker, Found, Look, looks
-from semel.stores.tiered.opening import (
+from semel.stores.tiered.front import (
     FRONT_TIMEOUT,
     FRONT_TTL,
+    Breaker,
+    Found,
+    Look,
     check_behind_url,
     check_front_url,
     checked_behind,
     checked_front,
+    looks,
 )
 from semel.stores.tiered.rules import Asked, Tier, not_confirmed
 

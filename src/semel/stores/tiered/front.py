@@ -1,8 +1,8 @@
-"""What the front keeps of one key, as bytes, and the commands that read and write it.
+"""The Redis server in front: what it keeps of a key, when it is asked, and which store may be one.
 
-This module turns values into bytes and back, builds commands and reads replies. It decides nothing,
-reads no clock and touches no server. The fixed part of an entry is written by the scripts
-(lua/front.lua has the table); this is the body:
+This module turns values into bytes and back, builds commands and reads replies, and checks what a
+tiered store is given. It reads no clock and touches no server. The fixed part of an entry is
+written by the scripts (lua/front.lua has the table); this is the body:
 
     4      number       of the attempt; 0 in a hint
     1      length       of the fingerprint, 0 = none
@@ -18,16 +18,20 @@ import enum
 import logging
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from semel.core.records import Encoded, Identity
-from semel.errors import RecordUnreadable, StoreError, StoreFull
+from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreFull
+from semel.stores.base import AsyncStore, Store
 from semel.stores.forking import ForkSafeLock
+from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.commands import Command, KeyLayout, load, microseconds, milliseconds
+from semel.stores.registry import BACKENDS, TIER_OPTIONS
+from semel.stores.urls import did_you_mean
 
 VERSION: Final = 1
 _FIXED = struct.Struct(">BB7s7s")
@@ -205,13 +209,7 @@ def looks(
     return [Look(each, seen_at) if isinstance(each, Found) else None for each in found]
 
 
-# --- Decides whether the front is asked: not again and again while it is down -------------
-#
-# This module decides; time is an argument. The first error opens the breaker. While it is open no
-# call is made; when its pause is over one call is let through to try. An error then makes the next
-# pause longer, an answer closes the breaker. A call that is let through moves the time of the next
-# one on, so a call that never comes back blocks nobody.
-
+# --- when it is asked: not again and again while it is down ---------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +222,11 @@ _OF_ONE_KEY: Final = (StoreFull, RecordUnreadable)
 
 class Breaker:
     """The breaker of one front, shared by all callers of a store.
+
+    The first error opens it. While it is open no call is made; when its pause is over one call is
+    let through to try. An error then makes the next pause longer, an answer closes the breaker. A
+    call that is let through moves the time of the next one on, so one that never comes back blocks
+    nobody.
 
     `patience` is how long a call may take: no second one tries while the first may still answer.
     """
@@ -269,3 +272,62 @@ class Breaker:
             log.info("the front at %s is in use again", self._where)
         elif not was_open:
             log.warning("the front is out of use, SQL answers alone: %s", outage)
+
+
+# --- the two stores, by URL or as objects of the application; nothing is connected here ------
+
+RedisKind = TypeVar("RedisKind", RedisStore, AsyncRedisStore)
+
+FRONT_TTL: Final = 600.0
+"""How long the front answers with a copy. It bounds how long a lost mark can matter."""
+
+FRONT_TIMEOUT: Final = 0.25
+"""How long a call of the front may take: once, and then the breaker is open."""
+
+
+def check_front_url(url: str) -> None:
+    """Refuse a URL that is not of the Redis family."""
+    backend = BACKENDS.get(url.partition("://")[0])
+    if backend is None or backend != BACKENDS["redis"]:
+        raise ConfigError(
+            "a store behind goes with Redis in front, as in redis://localhost with "
+            "behind=sqlite:///semel.db; leave behind out for another store"
+        )
+
+
+def check_behind_url(url: str) -> None:
+    """Refuse a store behind that forgets with its process: Redis would outlast what decides.
+
+    A store object in memory is accepted: it is for a test, and shared among the engines of a
+    process.
+    """
+    if url.partition("://")[0] == "memory":
+        raise ConfigError(
+            "the store behind decides, so it must outlast the process, and memory:// does not; "
+            "give an SQL store, as in behind=sqlite:///semel.db (a test may give a MemoryStore)"
+        )
+
+
+def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, Any]) -> RedisKind:
+    """Give a Redis store of the application, if it is one; options are for URLs."""
+    if not isinstance(front, kind):
+        found = type(front).__name__
+        raise ConfigError(f"the front must be a Redis URL or {kind.__name__}, not {found}")
+    if options:
+        name = min(options)
+        raise ConfigError(
+            f"the option {name!r} goes with a front that is given by URL"
+            + did_you_mean(name, TIER_OPTIONS)
+        )
+    return front
+
+
+def checked_behind(behind: Any, *, asynchronous: bool) -> Any:
+    """Give a store that decides: of the right kind, and not Redis again."""
+    if isinstance(behind, (RedisStore, AsyncRedisStore)):
+        raise ConfigError("the store behind decides, so it must not be Redis; give an SQL store")
+    found = type(behind).__name__
+    if not isinstance(behind, AsyncStore if asynchronous else Store):
+        wanted = "asyncio" if asynchronous else "threads"
+        raise ConfigError(f"the store behind must be one for {wanted}, not {found}")
+    return behind
