@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from semel.aio import AsyncIdempotency
-from semel.attempts import Attempt, Outcome, current_attempt
+from semel.core.attempts import Attempt, Outcome, current_attempt
 from semel.core.codec import Codec, register_type
 from semel.core.encryption import EncryptedCodec
 from semel.core.keys import KeyGenerator, derive_key, new_key

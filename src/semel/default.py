@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import UNSET
 
-from semel.attempts import Outcome
+from semel.core.attempts import Outcome
 from semel.core.policy import Duration, Policy
 from semel.decorating import KeySource, PayloadSource
 from semel.engine._sync.facade import AttemptContext, Idempotency

@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from semel import AsyncIdempotency, Attempt, Idempotency, Outcome, current_attempt
-from semel.attempts import is_nested
-from semel.core.leases import Lease
+from semel.core.attempts import Lease, is_nested
 from semel.core.records import Identity
 from semel.errors import DuplicateRequest, LeaseLost
 

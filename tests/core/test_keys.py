@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.core.attempts import OwnerIds
 from semel.core.keys import KeyGenerator, KeyRules, derive_key, derived, new_key
-from semel.core.leases import OwnerIds
 from semel.core.records import OWNER_BYTES, Identity
 from semel.errors import ConfigError, InvalidKey
 

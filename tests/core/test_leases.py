@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from semel.core.leases import CHUNK, GIVING_BACK, Lease, Leases
+from semel.core.attempts import CHUNK, GIVING_BACK, Lease, Leases
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
 from semel.errors import StoreUnavailable
 
@@ -220,7 +220,7 @@ def test_a_result_that_was_saved_meanwhile_is_not_put_off():
 
 
 def test_doubtful_claims_are_bounded(monkeypatch):
-    monkeypatch.setattr("semel.core.leases.MOST_DOUBTS", 1)
+    monkeypatch.setattr("semel.core.attempts.MOST_DOUBTS", 1)
     running = Leases()
     first, second = (ClaimRequest(KEY, owner, None, 30.0, 60.0) for owner in (b"anna", b"bert"))
     assert running.doubt(first, SENT) == running.doubt(second, SENT) == SENT + 1.0

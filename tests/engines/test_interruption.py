@@ -22,7 +22,7 @@ from semel import (
     events,
     open_store,
 )
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.codec import JsonCodec
 from semel.core.records import Identity
 from semel.engine.setup import Call

@@ -21,7 +21,7 @@ from semel import (
     events,
     testing,
 )
-from semel.core import leases
+from semel.core import attempts
 from semel.core.records import State
 from semel.stores.memory import AsyncMemoryStore
 from semel.testing import Delay, Refuse
@@ -143,7 +143,7 @@ def test_one_failed_renewal_is_not_the_others(memory_world):
 
 
 def test_nothing_is_sent_for_leases_that_ended_while_others_were_renewed(memory_world, monkeypatch):
-    monkeypatch.setattr(leases, "CHUNK", 1)
+    monkeypatch.setattr(attempts, "CHUNK", 1)
     engine = memory_world.engine(policy=Policy(lease=3.0, failure="unknown"))
     renewing, go_on = threading.Event(), threading.Event()
     engine.store.before["renew_many"] = lambda: renewing.set() or go_on.wait(PATIENCE)

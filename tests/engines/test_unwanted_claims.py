@@ -18,7 +18,7 @@ from semel import (
     current_attempt,
     events,
 )
-from semel.core.leases import DOUBT_ROUNDS
+from semel.core.attempts import DOUBT_ROUNDS
 from semel.core.records import Claimed, ClaimRequest, Encoded, Identity
 from semel.stores.memory import AsyncMemoryStore
 from semel.testing import Delay, LoseReply, Refuse
@@ -31,7 +31,7 @@ NOT_DONE = Policy(abandoned="hold", not_done=ValueError, lease=60)
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """The store is asked for a doubtful claim again and again, for half a minute: here faster."""
-    monkeypatch.setattr("semel.core.leases.SLOWEST_RETRY", 0.02)
+    monkeypatch.setattr("semel.core.attempts.SLOWEST_RETRY", 0.02)
 
 
 def refuse_a_claim(engine, key, **options):
@@ -175,7 +175,7 @@ def test_more_claims_in_doubt_than_can_be_remembered_are_left_to_their_leases(
 ):
     engine = memory_world.engine()
     engine.execute("k", lambda: "done")
-    monkeypatch.setattr("semel.core.leases.MOST_DOUBTS", 0)
+    monkeypatch.setattr("semel.core.attempts.MOST_DOUBTS", 0)
     engine.store.before["claim"] = interrupt
     asked = engine.commands("claim")
     with pytest.raises(Interrupted):
@@ -195,7 +195,7 @@ def test_a_closing_engine_gives_back_what_is_in_doubt(memory_world):
 def impatient(memory_world, monkeypatch):
     """An engine that leaves a save to its timer at once, and a timer that is soon there again."""
     monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.0)
-    monkeypatch.setattr("semel.core.leases.SLOWEST_RETRY", 0.05)
+    monkeypatch.setattr("semel.core.attempts.SLOWEST_RETRY", 0.05)
     return memory_world.engine(policy=Policy(lease=0.6))
 
 

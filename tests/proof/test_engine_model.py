@@ -23,7 +23,7 @@ from semel import (
     WaitTimeout,
 )
 from semel.core import judge
-from semel.core.leases import Leases
+from semel.core.attempts import Leases
 from semel.engine.outcomes import Outcomes
 
 STEPS = 50
@@ -44,7 +44,7 @@ def _without_logs(caplog):
 @pytest.fixture(autouse=True)
 def _timers_by_hand(monkeypatch):
     """However slow the machine is, the timer looks for doubtful claims only when a rule says so."""
-    monkeypatch.setattr("semel.core.leases.SLOWEST_RETRY", 1e6)
+    monkeypatch.setattr("semel.core.attempts.SLOWEST_RETRY", 1e6)
 
 
 @pytest.fixture(params=[Threads, Tasks])

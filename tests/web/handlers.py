@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from semel.attempts import current_attempt
+from semel.core.attempts import current_attempt
 
 Line = tuple[str, str]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from semel.attempts import current_attempt
+from semel.core.attempts import current_attempt
 from semel.core.records import Identity
 from semel.errors import ConfigError
 from semel.http.options import CHANGING

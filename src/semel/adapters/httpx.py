@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, Unpack
 
-from semel.attempts import current_attempt
+from semel.core.attempts import current_attempt
 from semel.core.optional import Needed
 from semel.errors import ConfigError
 from semel.http.client import ClientOptions, ClientRules, Sending, Target, chosen

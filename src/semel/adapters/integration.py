@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Unpack
 
-from semel.attempts import current_attempt
+from semel.core.attempts import current_attempt
 from semel.core.optional import Needed
 from semel.http.client import ClientOptions, ClientRules, Sending, Target, chosen
 

@@ -50,7 +50,7 @@ from semel.adapters.starlette import (
     shield,
 )
 from semel.aio import AsyncIdempotency
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.optional import Needed
 from semel.engine._sync.transactions import TransactionContext
 from semel.engine.setup import Call

@@ -40,9 +40,9 @@ from semel.cli.opening import (
     key_of,
     opened,
 )
+from semel.core.attempts import OwnerIds
 from semel.core.codec import omitted
 from semel.core.keys import new_key
-from semel.core.leases import OwnerIds
 from semel.core.records import Identity, Record, ScanRequest, State
 from semel.core.settings import Settings
 from semel.errors import ConfigError, StoreError, StoreRefused

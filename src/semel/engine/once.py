@@ -17,7 +17,7 @@ from typing import (
     overload,
 )
 
-from semel.attempts import Outcome
+from semel.core.attempts import Outcome
 from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
 from semel.engine.colours.tasks import mark_coroutine_function
 from semel.errors import ConfigError

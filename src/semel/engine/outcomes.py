@@ -17,7 +17,7 @@ from weakref import WeakSet, ref
 from msgspec.structs import replace
 
 from semel import events
-from semel.attempts import Attempt, current_attempt, is_nested
+from semel.core.attempts import DANGER, Attempt, Lease, Leases, OwnerIds, current_attempt, is_nested
 from semel.core.codec import StoredResult, decode_result, encode_failure, encode_result, omitted
 from semel.core.decide import (
     Reject,
@@ -28,7 +28,6 @@ from semel.core.decide import (
     verdict,
     waited_too_long,
 )
-from semel.core.leases import DANGER, Lease, Leases, OwnerIds
 from semel.core.policy import Rules
 from semel.core.records import (
     OMITTED,

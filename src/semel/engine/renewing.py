@@ -13,7 +13,7 @@ from time import monotonic
 from msgspec.structs import replace
 
 from semel import events
-from semel.core.leases import GIVING_BACK, Lease, Leases
+from semel.core.attempts import GIVING_BACK, Lease, Leases
 from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
 from semel.engine.colours.tasks import Timer
 from semel.engine.outcomes import (

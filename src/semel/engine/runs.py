@@ -17,10 +17,9 @@ from weakref import ref
 
 from msgspec import UNSET, UnsetType
 
-from semel.attempts import Attempt, innermost
+from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide
-from semel.core.leases import RENEWALS_PER_LEASE, Lease
 from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine.colours.leaders import LATE, NoTimer

@@ -15,11 +15,11 @@ from weakref import WeakSet
 from msgspec import UNSET, Struct, UnsetType
 
 from semel import events
+from semel.core.attempts import Lease
 from semel.core.cache import FinishedCache
 from semel.core.codec import check_codec, decode_result
 from semel.core.fingerprint import fingerprint
 from semel.core.keys import KeyRules
-from semel.core.leases import Lease
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.core.settings import BYPASSED, CODE, load_settings

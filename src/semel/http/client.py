@@ -21,7 +21,7 @@ from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.keys import KeyGenerator
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError, InvalidKey

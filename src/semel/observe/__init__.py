@@ -9,7 +9,7 @@ import logging
 import re
 from typing import Any
 
-from semel.attempts import current_attempt
+from semel.core.attempts import current_attempt
 
 __all__ = ["CommentedCursor", "KeyFilter", "commented", "message_headers", "sql_comment"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from semel.attempts import Attempt, Result, current_attempt
+from semel.core.attempts import Attempt, Result, current_attempt
 from semel.core.policy import Rules
 from semel.core.records import (
     Abandoned,

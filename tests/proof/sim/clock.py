@@ -23,7 +23,7 @@ TICK = 1e-9
 
 MOST_STEPS = 200_000
 
-PARTS = ("semel.engine.", "semel.attempts", "semel.core.")
+PARTS = ("semel.engine.", "semel.core.attempts", "semel.core.")
 """Where the engines for asyncio are written."""
 
 OF_THREADS = ("semel.engine._sync.", "semel.engine.colours.threads")

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from semel.attempts import Attempt
+from semel.core.attempts import DANGER, Attempt, Lease, Leases
 from semel.core.cache import FinishedCache
 from semel.core.codec import encode_failure
-from semel.core.leases import DANGER, Lease, Leases
 from semel.core.records import FAILED, SUCCEEDED, Finished
 from semel.engine import runs
 from semel.engine.colours.leaders import LATE

@@ -18,7 +18,7 @@ from semel.adapters.integration import (
     awaited,
     place,
 )
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError

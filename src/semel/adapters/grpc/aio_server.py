@@ -31,7 +31,7 @@ from semel.adapters.grpc.server import with_behaviour
 from semel.adapters.grpc.storing import code_of
 from semel.adapters.integration import Background
 from semel.aio import AsyncIdempotency
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError

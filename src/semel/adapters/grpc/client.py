@@ -22,7 +22,7 @@ import grpc
 from grpc import StatusCode
 
 from semel.adapters.grpc.rules import PUSHBACK, metadata_name
-from semel.attempts import current_attempt
+from semel.core.attempts import current_attempt
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError
 from semel.http.client import ClientRules

@@ -26,7 +26,7 @@ from semel.adapters.grpc.rules import (
     without_marker,
 )
 from semel.adapters.grpc.storing import code_of
-from semel.attempts import Attempt
+from semel.core.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError

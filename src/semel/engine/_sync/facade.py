@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from msgspec import UNSET, UnsetType
 
-from semel.attempts import Attempt, Outcome, Result
+from semel.core.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State

@@ -18,7 +18,7 @@ from typing import (
     overload,
 )
 
-from semel.attempts import Outcome
+from semel.core.attempts import Outcome
 from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
 from semel.errors import ConfigError
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, assert_never
 from msgspec import UNSET
 
 from semel import events
-from semel.attempts import Attempt, Result
+from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine._sync.runs import Runs

@@ -29,7 +29,7 @@ from semel.errors import ConfigError, about
 from semel.stores.loops import running_loop
 
 if TYPE_CHECKING:
-    from semel.core.leases import Lease
+    from semel.core.attempts import Lease
     from semel.core.records import Identity
 
 T = TypeVar("T")

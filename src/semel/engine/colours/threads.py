@@ -25,7 +25,7 @@ from semel.engine.colours.leaders import (
 from semel.errors import ConfigError, about
 
 if TYPE_CHECKING:
-    from semel.core.leases import Lease
+    from semel.core.attempts import Lease
     from semel.core.records import Identity
 
 T = TypeVar("T")
