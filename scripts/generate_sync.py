@@ -38,6 +38,7 @@ GENERATED = {
     "stores/sql/postgres/aio.py": "stores/sql/postgres/store.py",
     "stores/sql/postgres/aio_pool.py": "stores/sql/postgres/pool.py",
     "stores/tiered/aio.py": "stores/tiered/store.py",
+    "transactions/links.py": "transactions/_sync/links.py",
 }
 """The files that are written by hand, and those that are generated from them."""
 
@@ -72,6 +73,13 @@ SHARED = {
         "Unanswered",
         "checked_resolvers",
     },
+    "semel.transactions.links": {
+        "command",
+        "driver_connection",
+        "is_core",
+        "no_transaction",
+        "question",
+    },
 }
 """Names that both kinds use, or that only one does: the generated file imports what it needs."""
 
@@ -85,6 +93,7 @@ RENAMED = {
     "aclosing": "closing",
     "adopt_async": "adopt",
     "aio": "sync",
+    "async_execute": "execute",
     "asynccontextmanager": "contextmanager",
     "enter_async_context": "enter_context",
     "health_async": "health",
@@ -105,6 +114,7 @@ TEXTS = {
     "in a task": "on a thread",
     "done again in the background": "done again",
     "redis.asyncio": "redis",
+    "A connection of aiosqlite": "A connection of sqlite3",
     "a coroutine function that opens an asyncmy connection": (
         "a function that opens a PyMySQL connection"
     ),
@@ -134,8 +144,9 @@ OMITTED = {
     "stores/sql/mysql/aio.py": {"_batcher", "_inherited", "_loop", "ask", "batching"},
     "stores/sql/postgres/aio.py": {"_batcher", "ask"},
     "stores/sql/postgres/aio_pool.py": {"_loop"},
+    "transactions/links.py": {"aio_driver_connection"},
 }
-"""Methods and attributes that only tasks have, by file: their calls share statements."""
+"""Functions, methods and attributes that only tasks have, by file: their calls share statements."""
 
 LOOP = "loop_guard"
 """The attribute that holds an engine's event loop: its checks and its use as an argument."""

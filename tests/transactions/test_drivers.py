@@ -31,8 +31,8 @@ from semel import (
 from semel.core.records import State
 from semel.testing import bypass
 from semel.transactions import db_errors, drivers
-from semel.transactions.drivers import AsyncSQLiteLink, SQLiteLink
-from semel.transactions.links import AsyncSavepoint, Savepoint
+from semel.transactions._sync.links import Savepoint, SQLiteLink
+from semel.transactions.links import AsyncSavepoint, AsyncSQLiteLink
 from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
 
 SQLITE = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]

@@ -2,8 +2,8 @@
 
     block       a block: what it takes, what it asks of the records, its steps, its attempt
     dialects    the records on each database
-    links       what is asked of a connection; savepoints
-    drivers     which connections are taken, and how each driver's is spoken to
+    links       what is asked of a connection; savepoints; the links that both kinds have
+    drivers     which connections are taken; the links of one kind
     db_errors   what a driver's error means here
 
 Nothing in here commits. A block works between two savepoints: the outer one undoes the whole block,

@@ -21,8 +21,8 @@ from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.verbs import Statement, Verb
+from semel.transactions._sync.links import SQLiteLink
 from semel.transactions.block import Records
-from semel.transactions.drivers import SQLiteLink
 from semel.transactions.links import command, question
 
 if TYPE_CHECKING:  # its driver, where it needs one, is there

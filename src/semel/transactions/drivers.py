@@ -1,4 +1,4 @@
-"""The connections that transactional mode takes, and how each driver's is spoken to.
+"""The connections that transactional mode takes: the link of each, and those of one kind only.
 
 A driver, and the part of a store that stands on it, is imported when its first connection comes:
 by then the driver is there.
@@ -11,113 +11,24 @@ from typing import Any, Final, Literal, overload
 from semel.errors import ConfigError
 from semel.stores.sql.verbs import Reply, Statement
 from semel.transactions import db_errors
-from semel.transactions.links import (
-    AsyncLink,
-    AsyncNested,
-    AsyncPlainLink,
+from semel.transactions._sync.links import (
     Link,
     Nested,
     PlainLink,
+    PsycopgLink,
     Savepoint,
+    SQLAlchemyLink,
+    SQLiteLink,
+)
+from semel.transactions.links import (
+    AsyncPlainLink,
+    AsyncPsycopgLink,
+    AsyncSQLAlchemyLink,
+    AsyncSQLiteLink,
     no_transaction,
 )
 
-# --- SQLite: sqlite3 for threads, aiosqlite for asyncio ----------------------------------
-
-BEGIN: Final = "BEGIN IMMEDIATE"
-
-
-class SQLiteLink(PlainLink):
-    """A connection of sqlite3."""
-
-    dialect = "sqlite"
-    way_in = f'BEGIN first: connection.execute("{BEGIN}")'
-
-    def in_transaction(self) -> bool:
-        return bool(self._connection.in_transaction)
-
-    def ensure(self) -> None:
-        """Begin what a framework believes to have begun: sqlite3 waits for the first write."""
-        if not self._connection.in_transaction:
-            self._connection.execute(BEGIN)
-
-    def execute(self, statement: Statement) -> Reply:
-        cursor = self._connection.cursor()
-        cursor.row_factory = None  # the application's own may be another
-        try:
-            cursor.execute(statement.sql, statement.parameters)
-            return Reply(cursor.fetchall(), cursor.rowcount)
-        finally:
-            cursor.close()
-
-
-class AsyncSQLiteLink(AsyncPlainLink):
-    """A connection of aiosqlite."""
-
-    dialect = "sqlite"
-    way_in = f'BEGIN first: await connection.execute("{BEGIN}")'
-
-    def in_transaction(self) -> bool:
-        return bool(self._connection.in_transaction)
-
-    async def ensure(self) -> None:
-        """Begin what a framework believes to have begun."""
-        if not self._connection.in_transaction:
-            await self._connection.execute(BEGIN)
-
-    async def execute(self, statement: Statement) -> Reply:
-        cursor = await self._connection.cursor()
-        cursor.row_factory = None
-        try:
-            await cursor.execute(statement.sql, statement.parameters)
-            rows = [tuple(row) for row in await cursor.fetchall()]
-            return Reply(rows, cursor.rowcount)
-        finally:
-            await cursor.close()
-
-
-# --- PostgreSQL: psycopg 3, and asyncpg --------------------------------------------------
-
-
-class _PsycopgStatus:
-    """Whether a transaction is open on a connection of psycopg."""
-
-    _connection: Any
-
-    def __init__(self, connection: Any) -> None:
-        from psycopg.pq import TransactionStatus  # noqa: PLC0415 - see above
-
-        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415
-
-        super().__init__(getattr(connection, "connection", connection))  # type: ignore[call-arg]
-        self._open = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
-        self._sessions = psycopg_sessions
-
-    def in_transaction(self) -> bool:
-        self._sessions.check_answers(self._connection)
-        return self._connection.info.transaction_status in self._open
-
-
-class PsycopgLink(_PsycopgStatus, PlainLink):
-    """A `psycopg.Connection`, or the `Transaction` that its `transaction()` returns."""
-
-    dialect = "postgresql"
-    way_in = "use `with connection.transaction():` around it"
-
-    def execute(self, statement: Statement) -> Reply:
-        reply: Reply = self._sessions.execute(self._connection, statement)
-        return reply
-
-
-class AsyncPsycopgLink(_PsycopgStatus, AsyncPlainLink):
-    """A `psycopg.AsyncConnection`, or the `AsyncTransaction` that its `transaction()` returns."""
-
-    dialect = "postgresql"
-    way_in = "use `async with connection.transaction():` around it"
-
-    async def execute(self, statement: Statement) -> Reply:
-        reply: Reply = await self._sessions.async_execute(self._connection, statement)
-        return reply
+# --- PostgreSQL: asyncpg -----------------------------------------------------------------
 
 
 class AsyncpgLink(AsyncPlainLink):
@@ -224,123 +135,6 @@ class MySQLdbLink(PlainLink):
             return Reply(list(cursor.fetchall()), changed)
         finally:
             cursor.close()
-
-
-# --- SQLAlchemy 2: Session and Connection, AsyncSession and AsyncConnection ---------------
-#
-# Savepoints are SQLAlchemy's own, because a Session has to know which of its objects went with one.
-# The statements go to the driver's connection underneath. So a statement that is interrupted (a
-# cancelled task, a signal) is ours to report: SQLAlchemy closes the connection, as it does after
-# its own statements. An answer may still come on it.
-
-_DIALECTS = {"mariadb": "mysql"}
-"""Where SQLAlchemy has two names for what is one to us."""
-
-_AUTOCOMMIT = "SQLAlchemy runs this connection in AUTOCOMMIT: give it another isolation level"
-
-
-class SQLAlchemyLink(Link):
-    """A `Session` or a `Connection`."""
-
-    def __init__(self, given: Any) -> None:
-        self._given = given
-        self.dialect = _dialect(given)
-
-    def begin(self) -> Nested:
-        given = self._given
-        if not given.in_transaction():
-            raise no_transaction("use `with session.begin():` around it")
-        self._core = core = given if _is_core(given) else given.connection()
-        self._driver = link_to(core.connection.driver_connection, asynchronous=False)
-        if isinstance(self._driver, SQLiteLink):
-            try:
-                self._driver.ensure()
-            except BaseException as error:
-                self._close_if_interrupted(error)
-                raise
-        if not self._driver.joins():
-            raise no_transaction(_AUTOCOMMIT)
-        self._nested: Any = given.begin_nested()
-        if core is not given:
-            try:
-                given.connection()  # only now a Session sets its savepoint
-            except BaseException:
-                self._nested.rollback()
-                raise
-        nested: Nested = self._nested
-        return nested
-
-    def execute(self, statement: Statement) -> Reply:
-        _check_open(self._nested, self._core)
-        try:
-            return self._driver.execute(statement)
-        except BaseException as error:
-            self._close_if_interrupted(error)
-            raise
-
-    def _close_if_interrupted(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):
-            self._core.invalidate()
-
-
-class AsyncSQLAlchemyLink(AsyncLink):
-    """An `AsyncSession` or an `AsyncConnection`."""
-
-    def __init__(self, given: Any) -> None:
-        self._given = given
-        self.dialect = _dialect(given)
-
-    async def begin(self) -> AsyncNested:
-        given = self._given
-        if not given.in_transaction():
-            raise no_transaction("use `async with session.begin():` around it")
-        self._core = core = given if _is_core(given) else await given.connection()
-        raw = (await core.get_raw_connection()).driver_connection
-        self._driver = link_to(raw, asynchronous=True)
-        if isinstance(self._driver, AsyncSQLiteLink):
-            try:
-                await self._driver.ensure()
-            except BaseException as error:
-                await self._close_if_interrupted(error)
-                raise
-        if not self._driver.joins():
-            raise no_transaction(_AUTOCOMMIT)
-        self._nested: Any = await given.begin_nested()
-        if core is not given:
-            try:
-                await given.connection()  # only now a Session sets its savepoint
-            except BaseException:
-                await self._nested.rollback()
-                raise
-        nested: AsyncNested = self._nested
-        return nested
-
-    async def execute(self, statement: Statement) -> Reply:
-        _check_open(self._nested, self._core)
-        try:
-            return await self._driver.execute(statement)
-        except BaseException as error:
-            await self._close_if_interrupted(error)
-            raise
-
-    async def _close_if_interrupted(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):
-            await self._core.invalidate()
-
-
-def _check_open(nested: Any, core: Any) -> None:
-    # After a commit the driver's connection may be another caller's already, by way of the pool.
-    if not nested.is_active or core.invalidated:
-        raise db_errors.ended_error()
-
-
-def _is_core(given: Any) -> bool:
-    return hasattr(given, "exec_driver_sql")
-
-
-def _dialect(given: Any) -> str:
-    name: str = (given if _is_core(given) else given.get_bind()).dialect.name
-    return _DIALECTS.get(name, name)
 
 
 # --- Django: the connection of an alias, or `django.db.connection` itself -----------------

@@ -31,9 +31,9 @@ from semel.errors import (
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
 from semel.transactions import block, db_errors
+from semel.transactions._sync.links import Link, Nested, Savepoint
 from semel.transactions.block import LOCKED, Records, TransactionAttempt, records_of
 from semel.transactions.drivers import link_to
-from semel.transactions.links import Link, Nested, Savepoint
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""What this package does on threads, generated from what it does on asyncio by `make generate`."""
