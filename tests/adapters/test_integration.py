@@ -72,7 +72,7 @@ def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(mon
         def interrupted():
             raise SystemExit
 
-        monkeypatch.setattr(exchange._large, "take", interrupted)
+        monkeypatch.setattr(exchange._large, "get", interrupted)
         with pytest.raises(SystemExit):
             exchange.answered(200, [], bytes(LARGE))
         assert engine.peek("k", scope="http").state is State.SUCCEEDED
