@@ -15,7 +15,7 @@ from adapters.clients import KINDS
 from semel import Idempotency
 from semel.adapters.httpx import IdempotentTransport
 from semel.core.records import Identity
-from semel.http.keys import key_of_lines, stored_key
+from semel.http.requests import key_of_lines, stored_key
 from semel.observe import KeyFilter
 from servers.proxy import proxy_to
 

@@ -11,7 +11,7 @@ from adapters.scripted import CUT, DROP, answer, scripted_server, stall
 from semel import Attempt, new_key
 from semel.core.records import Identity
 from semel.errors import ConfigError
-from semel.http.keys import key_of_lines
+from semel.http.requests import key_of_lines
 
 OWN = {"Idempotency-Key": "order-42"}
 

@@ -15,7 +15,8 @@ from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.fastapi import Idempotent
 from semel.adapters.integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
 from semel.core.records import State
-from semel.http.messages import Answer, Headers, Request
+from semel.http.requests import Headers, Request
+from semel.http.storing import Answer
 
 REQUEST = Request("POST", "/", b"", Headers([(b"idempotency-key", b"k")]), None)
 

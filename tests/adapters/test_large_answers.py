@@ -11,7 +11,8 @@ import pytest
 from semel import AsyncIdempotency, Idempotency
 from semel.adapters._sync.integration import Integration
 from semel.adapters.integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
-from semel.http.messages import Answer, Headers, Request
+from semel.http.requests import Headers, Request
+from semel.http.storing import Answer
 
 REQUESTS = 3 * LARGE_AT_ONCE
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from semel.core.policy import Rules, resolve
-from semel.http.messages import Headers, Request
 from semel.http.options import chosen
+from semel.http.requests import Headers, Request
 from semel.http.rules import BODY, RouteRules
 
 JSON = ("content-type", "application/json")

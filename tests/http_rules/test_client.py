@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.http.client import ClientRules, Sending, Target, may_succeed_later, seconds_asked
-from semel.http.keys import checked, key_of_lines, line_of_key
+from semel.http.requests import check_key, key_of_lines, line_of_key
 
 NOON = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
 HOME = Target.of("POST", "https://bank.example/charges")
@@ -23,7 +23,7 @@ def sending(now=0.0, **options) -> Sending:
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=255))
 def test_a_key_comes_back_from_its_line(key):
-    assert key_of_lines([line_of_key(checked(key))], strict=True) == key
+    assert key_of_lines([line_of_key(check_key(key))], strict=True) == key
 
 
 # --- Retry-After ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from http_rules.given import JSON, a_request
-from semel.http.messages import digest, fingerprint
+from semel.http.requests import digest, fingerprint
 
 FORM = "multipart/form-data; boundary="
 

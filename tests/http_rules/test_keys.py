@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semel.errors import InvalidKey
 from semel.http import KeyMissing, parse_key
-from semel.http.keys import checked, key_of_lines, line_pattern, stored_key
+from semel.http.requests import check_key, key_of_lines, line_pattern, stored_key
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 
@@ -109,7 +109,7 @@ def test_the_pattern_that_clients_are_told_agrees_with_what_is_taken(line):
 @pytest.mark.parametrize("key", [7, None, b"k"])
 def test_a_key_that_is_no_text_is_refused(key):
     with pytest.raises(InvalidKey, match="must be a text"):
-        checked(key)
+        check_key(key)
 
 
 def test_a_plain_key_is_stored_as_it_came():

@@ -19,10 +19,10 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background
 from semel.aio import AsyncIdempotency
 from semel.core.decide import Undone
-from semel.http.messages import Answer, Headers, Request
 from semel.http.options import MiddlewareOptions
+from semel.http.requests import Headers, Request
 from semel.http.rules import Rejected
-from semel.http.storing import UNPROTECTED, is_event_stream
+from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.stores.loops import running_loop
 
 __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]

@@ -32,9 +32,9 @@ from semel.adapters import starlette
 from semel.adapters.check_decorators import Routed
 from semel.adapters.starlette import Endpoint, Invocation, plain_annotation
 from semel.errors import ConfigError
-from semel.http.keys import key_pattern, line_pattern
 from semel.http.options import Choices
 from semel.http.problems import PROBLEMS
+from semel.http.requests import key_pattern, line_pattern
 from semel.http.rules import RouteRules
 
 if TYPE_CHECKING:

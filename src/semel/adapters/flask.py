@@ -32,18 +32,10 @@ from semel.adapters.wsgi import (
 )
 from semel.core.optional import Needed
 from semel.errors import ConfigError
-from semel.http.messages import (
-    Answer,
-    HeaderLine,
-    Headers,
-    Request,
-    Upload,
-    form_bytes,
-    without_boundary,
-)
 from semel.http.options import IntegrationOptions, MiddlewareOptions, PathOptions, chosen
+from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected, RouteRules
-from semel.http.storing import UNPROTECTED, is_event_stream
+from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.sync import Idempotency
 
 with Needed("semel[flask]", by=__name__):

@@ -20,9 +20,10 @@ from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.events import logger
-from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
+from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.http.storing import Answer
 from semel.stores.forking import Places
 from semel.stores.loops import AsyncPlaces, running_loop
 from semel.sync import Idempotency

@@ -57,11 +57,11 @@ from semel.adapters.integration import AsyncExchange, AsyncIntegration, Backgrou
 from semel.aio import AsyncIdempotency
 from semel.core.optional import Needed, inside
 from semel.errors import ConfigError
-from semel.http import messages
-from semel.http.messages import Answer, Upload, form_bytes, without_boundary
+from semel.http import requests
 from semel.http.options import IntegrationOptions
+from semel.http.requests import Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected, RouteRules
-from semel.http.storing import UNPROTECTED, is_event_stream
+from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.stores.loops import running_loop
 from semel.sync import Idempotency
 
@@ -561,16 +561,16 @@ class Body:
         self._parts = vars(request)  # what was read or parsed of its body is not public
         self._form = self._parts["_form"]
         scope = request.scope
-        self.request = messages.Request(
+        self.request = requests.Request(
             scope["method"].upper(),
             scope["path"],
             scope.get("query_string", b""),
-            messages.Headers(self._lines()),
+            requests.Headers(self._lines()),
             request,
         )
 
-    def _lines(self) -> list[messages.HeaderLine]:
-        lines: list[messages.HeaderLine] = self._request.scope["headers"]
+    def _lines(self) -> list[requests.HeaderLine]:
+        lines: list[requests.HeaderLine] = self._request.scope["headers"]
         return lines if self._form is None else without_boundary(lines)
 
     async def read(self) -> bytes:

@@ -63,10 +63,10 @@ from semel.errors import (
     StoreError,
     about,
 )
-from semel.http.messages import Answer, HeaderLine
 from semel.http.problems import log_failure
+from semel.http.requests import HeaderLine
 from semel.http.rules import Rejected, RouteRules
-from semel.http.storing import is_event_stream
+from semel.http.storing import Answer, is_event_stream
 from semel.sync import Idempotency
 from semel.transactions import db_errors
 

@@ -20,10 +20,10 @@ from wsgiref.util import FileWrapper
 from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED
 from semel.errors import ConfigError
-from semel.http.messages import Answer, HeaderLine, Headers, Request
 from semel.http.options import MiddlewareOptions
+from semel.http.requests import HeaderLine, Headers, Request
 from semel.http.rules import Rejected
-from semel.http.storing import UNPROTECTED, has_body, is_event_stream
+from semel.http.storing import UNPROTECTED, Answer, has_body, is_event_stream
 from semel.sync import Idempotency
 
 __all__ = ["App", "Environ", "IdempotencyMiddleware", "StartResponse"]

@@ -26,8 +26,8 @@ from semel.core.keys import KeyGenerator
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigError, InvalidKey
 from semel.events import logger
-from semel.http.keys import line_of_key
 from semel.http.options import Choices, known_options
+from semel.http.requests import line_of_key
 
 _CONFLICT, _TOO_MANY, _SERVER_ERROR = 409, 429, 500
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError, InvalidKey
-from semel.http.messages import Request
 from semel.http.problems import Wording, checked_wordings
+from semel.http.requests import Request
 from semel.http.storing import StoredRule, StoredStatuses, check_function
 
 PathPattern: TypeAlias = str | re.Pattern[str]

@@ -22,7 +22,8 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.events import logger
-from semel.http.messages import Answer, HeaderLine
+from semel.http.requests import HeaderLine
+from semel.http.storing import Answer
 
 
 class Wording(TypedDict):

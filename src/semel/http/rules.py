@@ -8,6 +8,7 @@ way. `Routing` finds the rules of a request by its method and its path.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from re import Pattern
 from typing import Any, Final, Protocol, TypeAlias
@@ -26,18 +27,6 @@ from semel.errors import (
     SerializationError,
 )
 from semel.events import logger
-from semel.http.keys import check_form, sources_of, stored_key
-from semel.http.messages import (
-    MISSING,
-    Answer,
-    HeaderLine,
-    Request,
-    digest,
-    document_of,
-    field_of,
-    fingerprint,
-    place,
-)
 from semel.http.options import (
     CHANGING,
     Choices,
@@ -49,9 +38,26 @@ from semel.http.options import (
     path_matcher,
 )
 from semel.http.problems import log_failure, problem, problem_of
+from semel.http.requests import (
+    MISSING,
+    HeaderLine,
+    Request,
+    check_form,
+    digest,
+    document_of,
+    field_of,
+    fingerprint,
+    key_by_function,
+    key_in_field,
+    key_in_header,
+    key_in_query,
+    method_and_path,
+    stored_key,
+)
 from semel.http.storing import (
     REDIRECTS,
     SEE_OTHER,
+    Answer,
     AnswerCodec,
     Decision,
     Stored,
@@ -205,7 +211,7 @@ class RouteRules:
         else:
             values = (field_of(document, path) for path in payload)
             said = [b"" if value is MISSING else _encode(value) for value in values]
-        return digest((*place(request), *said), secret)
+        return digest((*method_and_path(request), *said), secret)
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -278,6 +284,21 @@ class RouteRules:
         """Return the header lines of a first answer: all of them, but no false mark of a replay."""
         marker = self._marker
         return [line for line in lines if line[0].lower() != marker]
+
+
+def sources_of(choices: Choices) -> tuple[tuple[bool, Callable[[Request, Any], str | None]], ...]:
+    """Return the sources of a key: whether each reads the body, and how it finds the key."""
+    header, query, field, function = choices.header, choices.query, choices.field, choices.key
+    sources: dict[str, tuple[bool, Callable[[Request, Any], str | None]]] = {}
+    if header is not None:
+        sources["header"] = False, partial(key_in_header, header.lower().encode(), choices.strict)
+    if query is not None:
+        sources["query"] = False, partial(key_in_query, query)
+    if field is not None:
+        sources["field"] = True, partial(key_in_field, field)
+    if function is not None:
+        sources["function"] = True, partial(key_by_function, function)
+    return tuple(sources[name] for name in choices.order if name in sources)
 
 
 def known_tenant(tenant: object) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from semel.core.codec import unbound
 from semel.errors import ConfigError, SerializationError
 from semel.events import logger
-from semel.http.messages import Answer, HeaderLine, Headers
+from semel.http.requests import HeaderLine, Headers
 
 Decision: TypeAlias = Literal["store", "forget", "unknown", "failure"]
 """What becomes of the key: stored, free again, parked, or what the policy says of failures."""
@@ -69,6 +69,14 @@ _NEITHER: Final = (
     "stored must be statuses that are stored beside 2xx, such as [303], or a function of the "
     "status, or of status and headers; got {!r}"
 )
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """A whole response: status, header lines in order, body."""
+
+    status: int
+    headers: tuple[HeaderLine, ...]
+    body: bytes
 
 
 class StoredRule(msgspec.Struct, frozen=True):

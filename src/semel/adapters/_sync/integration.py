@@ -22,9 +22,10 @@ from semel.core.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError
-from semel.http.messages import Answer, HeaderLine, Request
 from semel.http.options import chosen
+from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.http.storing import Answer
 from semel.stores.forking import Places
 from semel.sync import Idempotency
 

@@ -40,17 +40,9 @@ from semel.adapters.integration import Flow
 from semel.adapters.wsgi import content_length, header_lines, is_chunked, up_to
 from semel.core.optional import have
 from semel.errors import ConfigError
-from semel.http.messages import (
-    Answer,
-    HeaderLine,
-    Headers,
-    Request,
-    Upload,
-    form_bytes,
-    without_boundary,
-)
+from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected, RouteRules
-from semel.http.storing import UNPROTECTED
+from semel.http.storing import UNPROTECTED, Answer
 
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 

@@ -41,9 +41,9 @@ from semel.adapters.integration import AsyncExchange, AsyncIntegration, Backgrou
 from semel.adapters.wsgi import StreamedAnswer
 from semel.core.decide import Undone
 from semel.engine.setup import Call
-from semel.http.messages import Answer, HeaderLine, Request
+from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, RouteRules, Waiting
-from semel.http.storing import is_event_stream
+from semel.http.storing import Answer, is_event_stream
 
 _BACKGROUND: Final = Background()
 

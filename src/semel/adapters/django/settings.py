@@ -22,8 +22,8 @@ from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.policy import resolve
 from semel.errors import ConfigError
-from semel.http.messages import Request
 from semel.http.options import MiddlewareOptions, PathOptions
+from semel.http.requests import Request
 from semel.http.rules import Routing
 from semel.sync import Idempotency
 

@@ -43,10 +43,9 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.http import options as checking
-from semel.http.keys import check_form, checked, key_of_lines, stored_key
-from semel.http.messages import digest
 from semel.http.options import MIB
 from semel.http.problems import PROBLEMS, log_failure, problem_of
+from semel.http.requests import check_form, check_key, digest, key_of_lines, stored_key
 from semel.http.rules import Rejected, known_tenant, rules_of
 from semel.http.storing import check_function
 
@@ -253,7 +252,7 @@ class MethodRules:
         if key is None and chosen.key is not None:
             given = chosen.key(received.message)
             # A text that was not set is empty in proto3.
-            key = None if given is None or given == "" else checked(given)
+            key = None if given is None or given == "" else check_key(given)
         if key is None:
             if chosen.required:
                 raise Rejected("key_missing")

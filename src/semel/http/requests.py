@@ -1,6 +1,10 @@
-"""Requests and answers as values, and the fingerprint that tells one request from another.
+"""What a request says: its key, its fingerprint, the fields of its body.
 
-This module holds values. It decides nothing and touches no socket.
+This module reads values. It decides nothing and touches no socket.
+
+A key is an RFC 9651 String (`"k"`) or the same text raw (`k`). The parameters of a String
+(`"k";a=1`) are no part of the key; in a raw key a semicolon is one of its characters. No error here
+repeats a value: it may be a secret, and it may be a megabyte long.
 
 A fingerprint is a digest of method, path, query, content type and body, each with its length before
 it. The order of JSON's keys does not count, and neither does the boundary of a multipart body,
@@ -14,13 +18,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 import msgspec
 from msgspec import Struct
 
+from semel.core.keys import MAX_KEY_LENGTH
 from semel.core.records import FINGERPRINT_BYTES
 from semel.errors import InvalidKey
 
@@ -79,23 +84,205 @@ class Request(Struct, frozen=True):
     """The framework's own: an ASGI scope, a WSGI environ, a request object."""
 
 
-class Answer(Struct, frozen=True, gc=False):
-    """A whole response: status, header lines in order, body."""
+# --- keys ----------------------------------------------------------------------------------------
 
-    status: int
-    headers: tuple[HeaderLine, ...]
-    body: bytes
+_STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+_PARAMETERS: Final = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:%?{_STRING}|[!#-+\x2d-:<-~]+))?)*"
+"""They are ignored, so what a value says does not count, only where it ends."""
+_QUOTED: Final = re.compile(f"({_STRING}){_PARAMETERS}")
+"""An RFC 9651 String: printable ASCII, with quotes and backslashes escaped; then parameters."""
+_RAW: Final = re.compile(r"[!#-+\--~]+")
+"""Printable ASCII without the space, the quote and the comma: those belong to other forms."""
+_PRINTABLE: Final = re.compile(r"[ -~]+")
+_ESCAPED: Final = re.compile(r"\\(.)")
+_UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
+"""What a stored key may be as it came: neither the space, nor `%` and `/`, which are ours."""
+
+_QUOTED_LINE: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,255}"' + _PARAMETERS
+_RAW_LINE: Final = "[!#-+\\x2d-~]{1,255}"
+_PLAIN: Final = re.compile(_RAW_LINE)
+
+_LONGEST_LINE: Final = 2 * MAX_KEY_LENGTH + 2 + 512
+"""Quotes, every character escaped, and parameters."""
+
+
+class KeyMissing(InvalidKey):
+    """The request has no idempotency key, and needs one."""
+
+    code = "key_missing"
+
+
+def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> str:
+    """Read the key out of the value of an `Idempotency-Key` header, as the integrations do.
+
+    `header` is the value of the header, or all of its values if it came several times. The quoted
+    form of RFC 9651 and the raw form are the same key; `strict=True` takes only the quoted one. A
+    missing header is a `KeyMissing`, anything that is not exactly one key an `InvalidKey`. Neither
+    repeats what the client sent.
+
+    Examples:
+        >>> parse_key('"order-1"'), parse_key("order-1"), parse_key(['"order-1";v=2'])
+        ('order-1', 'order-1', 'order-1')
+    """
+    several = isinstance(header, Iterable) and not isinstance(header, str | bytes)
+    lines: list[Any] = [] if header is None else [*header] if several else [header]
+    for line in lines:
+        if not isinstance(line, str):
+            raise InvalidKey(f"the key's header must be a text, not {type(line).__name__}")
+    key = key_of_lines(lines, strict=strict)
+    if key is None:
+        raise KeyMissing("This request needs an idempotency key.")
+    return key
+
+
+def key_of_lines(lines: Sequence[str], *, strict: bool = False) -> str | None:
+    """Read the key from the header's lines; None = there is no such header.
+
+    >>> key_of_lines(['"order-1";v=2']), key_of_lines(["order-1"]), key_of_lines([])
+    ('order-1', 'order-1', None)
+    """
+    if not lines:
+        return None
+    if len(lines) > 1:
+        raise InvalidKey("the key's header may come once only")
+    line = lines[0].strip(" \t")
+    if not strict and _PLAIN.fullmatch(line) is not None:
+        return line  # as most keys are
+    if len(line) > _LONGEST_LINE:
+        raise InvalidKey(f"the key is longer than {MAX_KEY_LENGTH} characters")
+    quoted = _QUOTED.fullmatch(line)
+    if quoted is not None:
+        text = quoted[1][1:-1]
+        return check_key(_ESCAPED.sub(r"\1", text) if "\\" in text else text)
+    if strict:
+        raise InvalidKey('the key must be a quoted string, as in "k" (RFC 9651)')
+    if line and _RAW.fullmatch(line) is None:
+        raise InvalidKey(
+            "the key is neither a quoted string (RFC 9651) nor one plain word of ASCII: "
+            'put one with spaces or commas in double quotes, as in "my key"'
+        )
+    return check_key(line)
+
+
+def line_of_key(key: str) -> str:
+    """Write a key as the value of a header, in the form of RFC 9651.
+
+    >>> line_of_key("order-1")
+    '"order-1"'
+    """
+    escaped = check_key(key).replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def line_pattern(*, strict: bool = False) -> str:
+    """Say how the header may look, as OpenAPI understands it."""
+    return f"^{_QUOTED_LINE}$" if strict else f"^(?:{_RAW_LINE}|{_QUOTED_LINE})$"
+
+
+def key_pattern() -> str:
+    """Say how a key may look that comes without a header, as OpenAPI understands it."""
+    return f"^[ -~]{{1,{MAX_KEY_LENGTH}}}$"
+
+
+def check_key(key: object) -> str:
+    """Return a key that may be used: 1 to 255 printable ASCII characters."""
+    if not isinstance(key, str):
+        raise InvalidKey(f"the key must be a text, not {type(key).__name__}")
+    if not key:
+        raise InvalidKey("the key is empty")
+    if len(key) > MAX_KEY_LENGTH:
+        raise InvalidKey(f"the key is longer than {MAX_KEY_LENGTH} characters")
+    if _PRINTABLE.fullmatch(key) is None:
+        raise InvalidKey("the key has characters that are not printable ASCII")
+    return key
+
+
+def check_form(key: str, pattern: re.Pattern[str] | None) -> None:
+    """Refuse a key that does not have the form which the engine's settings ask for."""
+    if pattern is not None and pattern.fullmatch(key) is None:
+        raise InvalidKey("the key does not have the form that this application asks for")
+
+
+def stored_key(key: str, tenant: str | None = None, route: str | None = None) -> str:
+    """Put whose key it is, and of which route, into the key that is stored.
+
+    Different triples give different texts: `%`, `/` and the space inside a part are escaped, a
+    tenant ends with `/`, a route begins with `@`, and only a digest begins with `%~`.
+
+    >>> stored_key("k"), stored_key("k", "ann"), stored_key("k", "a/b", "POST /pay")
+    ('k', 'ann/k', 'a%2Fb/@POST%20%2Fpay/k')
+    """
+    if tenant is None and route is None and _UNCHANGED.fullmatch(key):
+        return key
+    parts = [] if tenant is None else [_escaped(tenant)]
+    if route is not None:
+        parts.append(f"@{_escaped(route)}")
+    parts.append(quote(key, safe="!\"#$&'()*+,:;<=>?@[\\]^`{|}~"))
+    text = "/".join(parts)
+    if len(text) <= MAX_KEY_LENGTH:
+        return text
+    return f"%~{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _escaped(text: str) -> str:
+    return quote(text, safe="", errors="surrogatepass")  # a path need not be Unicode
+
+
+def key_in_header(name: bytes, strict: bool, request: Request, _: object) -> str | None:
+    """Read a key from a header; None = there is no such header."""
+    lines = [line.decode("latin-1") for line in request.headers.values(name)]
+    return key_of_lines(lines, strict=strict)
+
+
+def key_in_query(name: str, request: Request, _: object) -> str | None:
+    """Read a key from a parameter of the query; None = there is no such parameter."""
+    try:
+        found = parse_qs(
+            request.query.decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=1000,
+            errors="strict",
+        )
+    except ValueError:
+        raise InvalidKey("the query that should have the key cannot be read") from None
+    values = found.get(name)
+    if values is None:
+        return None
+    if len(values) > 1:
+        raise InvalidKey("the key's parameter may come once only")
+    return check_key(values[0])
+
+
+def key_in_field(path: str, request: Request, body: bytes) -> str:
+    """Read a key from a field; a body without it is an error, never a silent fallback."""
+    value = field_of(document_of(request, body), path)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise InvalidKey(
+            f"the key comes from {path!r} of the body, which is no text or whole number there"
+        )
+    return check_key(value)
+
+
+def key_by_function(
+    function: Callable[[Request, bytes], object], request: Request, body: bytes
+) -> str | None:
+    """Let a function of the application find the key; None = it finds none."""
+    key = function(request, body)
+    return None if key is None else check_key(key)
 
 
 # --- fingerprints --------------------------------------------------------------------------------
 
 
 _JSON: Final = b"application/json"
-_PARAMETERS: Final = rb'((?:\s*;\s*[\w-]+=(?:[^\s;,"]+|"[^"\\]*"))*)'
+_MEDIA_PARAMETERS: Final = rb'((?:\s*;\s*[\w-]+=(?:[^\s;,"]+|"[^"\\]*"))*)'
 _BOUNDARY: Final = rb'\s*;\s*boundary=(?:"([!#-\[\]-~]+)"|([!#-+\--:<-\[\]-~]+))'
 """Visible characters without quotes and backslashes; without quotes around it, no separators."""
 _MULTIPART: Final = re.compile(
-    rb'(multipart/[^\s;,"]+)' + _PARAMETERS + _BOUNDARY + _PARAMETERS + rb"\s*", re.IGNORECASE
+    rb'(multipart/[^\s;,"]+)' + _MEDIA_PARAMETERS + _BOUNDARY + _MEDIA_PARAMETERS + rb"\s*",
+    re.IGNORECASE,
 )
 _NEW_LINE: Final = b"\r\n"
 _LAST: Final = (b"--", b"--\r\n")
@@ -106,10 +293,10 @@ def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> b
     """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
     types = request.headers.values(b"content-type")
     content_type = b", ".join(types)  # a second one may be the one that the application reads
-    return digest((*place(request), request.query, *content(content_type, body)), secret)
+    return digest((*method_and_path(request), request.query, *content(content_type, body)), secret)
 
 
-def place(request: Request) -> tuple[bytes, bytes]:
+def method_and_path(request: Request) -> tuple[bytes, bytes]:
     """Return method and path as bytes; a path need not be Unicode."""
     return (
         request.method.encode("latin-1", "replace"),
@@ -199,18 +386,6 @@ def field_of(document: object, path: str) -> object:
         else:
             return MISSING
     return value
-
-
-def key_in_field(request: Request, body: bytes, path: str) -> str:
-    """Read a key from a field; a body without it is an error, never a silent fallback."""
-    value = field_of(document_of(request, body), path)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, str):
-        return value
-    raise InvalidKey(
-        f"the key comes from {path!r} of the body, which is no text or whole number there"
-    )
 
 
 def document_of(request: Request, body: bytes) -> object:
