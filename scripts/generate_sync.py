@@ -73,6 +73,13 @@ SHARED = {
         "Unanswered",
         "checked_resolvers",
     },
+    "semel.stores.batching": {
+        "ALONE",
+        "Alone",
+        "Batcher",
+        "weight_of_claim",
+        "weight_of_complete",
+    },
     "semel.transactions.links": {
         "command",
         "driver_connection",
@@ -166,7 +173,7 @@ MODULES = {
 } | {
     "asyncio": "time",
     "redis.asyncio": "redis",
-    "semel.stores.loops": "semel.stores.forking",
+    "semel.stores.batching": "semel.stores.forking",
 }
 """Where the generated modules, and what exists for both kinds, are imported from."""
 

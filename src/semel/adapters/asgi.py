@@ -23,7 +23,7 @@ from semel.http.options import MiddlewareOptions
 from semel.http.requests import Headers, Request
 from semel.http.rules import Rejected
 from semel.http.storing import UNPROTECTED, Answer, is_event_stream
-from semel.stores.loops import running_loop
+from semel.stores.batching import running_loop
 
 __all__ = ["App", "IdempotencyMiddleware", "Message", "Receive", "Scope", "Send"]
 

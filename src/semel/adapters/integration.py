@@ -24,8 +24,8 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
+from semel.stores.batching import AsyncPlaces, running_loop
 from semel.stores.forking import Places
-from semel.stores.loops import AsyncPlaces, running_loop
 from semel.sync import Idempotency
 
 T = TypeVar("T")

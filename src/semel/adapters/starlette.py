@@ -62,7 +62,7 @@ from semel.http.options import IntegrationOptions
 from semel.http.requests import Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, Answer, is_event_stream
-from semel.stores.loops import running_loop
+from semel.stores.batching import running_loop
 from semel.sync import Idempotency
 
 with Needed("semel[starlette]", by=__name__):

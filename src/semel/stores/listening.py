@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from semel.core.records import Ended
-from semel.stores.loops import has_ended
+from semel.stores.batching import has_ended
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from semel.adapters.integration import (
-    Engines,
-    awaited,
-    place,
-)
+from semel.adapters.integration import Engines, awaited, place
 from semel.core.attempts import Attempt
 from semel.core.decide import Undone
 from semel.engine.setup import Call

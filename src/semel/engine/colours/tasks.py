@@ -26,7 +26,7 @@ from semel.engine.colours.leaders import (
     one_for,
 )
 from semel.errors import ConfigError, about
-from semel.stores.loops import running_loop
+from semel.stores.batching import running_loop
 
 if TYPE_CHECKING:
     from semel.core.attempts import Lease

@@ -30,7 +30,7 @@ from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as TimedOut
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.loops import has_ended, only_loop
+from semel.stores.batching import has_ended, only_loop
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, scan_command
 from semel.stores.redis.errors import DRIVER_ERRORS, translated

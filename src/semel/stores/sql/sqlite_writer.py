@@ -25,8 +25,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from semel.errors import StoreUnavailable
+from semel.stores.batching import running_loop
 from semel.stores.forking import follow_forks
-from semel.stores.loops import running_loop
 from semel.stores.sql.sqlite_session import Job, Session
 from semel.stores.sql.verbs import Operation
 

@@ -27,12 +27,13 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import (
     ALONE,
     Alone,
+    AsyncPlaces,
     Batcher,
+    only_loop,
     weight_of_claim,
     weight_of_complete,
 )
 from semel.stores.forking import follow_forks
-from semel.stores.loops import AsyncPlaces, only_loop
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors

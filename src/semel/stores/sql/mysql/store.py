@@ -24,12 +24,7 @@ from semel.core.records import (
     Request,
 )
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.batching import (
-    ALONE,
-    Alone,
-    weight_of_claim,
-    weight_of_complete,
-)
+from semel.stores.batching import ALONE, Alone, weight_of_claim, weight_of_complete
 from semel.stores.forking import Places, follow_forks
 from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors

@@ -20,8 +20,8 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from semel.errors import StoreUnavailable
+from semel.stores.batching import AsyncPlaces, has_ended, only_loop
 from semel.stores.forking import follow_forks
-from semel.stores.loops import AsyncPlaces, has_ended, only_loop
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.errors import BECAME_REPLICA
 from semel.stores.sql.postgres.psycopg_sessions import (

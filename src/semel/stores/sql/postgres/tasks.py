@@ -21,7 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from semel.stores.loops import AsyncPlaces
+from semel.stores.batching import AsyncPlaces
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.aio_pool import (
     AsyncGivenConnection,
