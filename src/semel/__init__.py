@@ -46,7 +46,7 @@ from semel.errors import (
     WaitTimeout,
 )
 from semel.events import Event
-from semel.stores.registry import open_async_store, open_store
+from semel.stores.urls import open_async_store, open_store
 from semel.sync import Idempotency
 
 __version__ = "0.1.0"

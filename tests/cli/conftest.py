@@ -16,7 +16,7 @@ from contract.reference_store import DictStore
 from semel import Idempotency, Policy, open_store
 from semel.cli import main
 from semel.core.records import ClaimRequest, Identity
-from semel.stores.registry import BACKENDS, Backend
+from semel.stores.urls import BACKENDS, Backend
 from servers.redis import RedisServer, redis_server
 
 OWNER = b"\x00the owner\xff\x00"

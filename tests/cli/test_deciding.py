@@ -14,7 +14,7 @@ import pytest
 
 from semel import Idempotency, OutcomeUnknown, Policy, PreviousFailure, State
 from semel.core.records import Encoded, Identity
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 
 
 def test_forget_removes_a_record(semel):

@@ -14,8 +14,8 @@ from semel.errors import StoreError
 from semel.stores.memory import MemoryStore
 from semel.stores.redis import RedisStore
 from semel.stores.redis.replies import diagnose
-from semel.stores.registry import open_store
 from semel.stores.sql.sqlite import SQLiteStore
+from semel.stores.urls import open_store
 from semel.testing import FakeClock
 from servers.mariadb import mariadb_server
 from servers.postgres import postgres_server

@@ -17,7 +17,7 @@ import pytest
 from engines.facade import wait_until
 from semel import State
 from semel.core.records import Encoded, Identity
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 
 RESOLVERS = """
 from semel.repair import Failed, Succeeded, Unknown

@@ -13,7 +13,7 @@ import pytest
 
 from semel.core.optional import have, inside
 from semel.errors import ConfigError
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 
 
 def test_what_is_there_is_given():

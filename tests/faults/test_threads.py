@@ -19,7 +19,7 @@ from semel import Policy, State, StoreUnavailable, events
 from semel.core.records import ClaimRequest, Identity
 from semel.engine.colours.threads import Timer
 from semel.repair import Reconciler, Succeeded
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 from semel.testing import LoseReply
 
 fault = pytest.mark.fault

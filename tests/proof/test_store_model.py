@@ -12,7 +12,7 @@ from contract import broken_stores as broken
 from contract.reference_store import DictStore
 from proof.model import StoreBesideTheLaw, histories
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from semel.stores.registry import open_async_store, open_store
+from semel.stores.urls import open_async_store, open_store
 from semel.testing import FakeClock, StoreDriver
 from stores.postgres_given import always_in_batches
 

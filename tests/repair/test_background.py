@@ -12,7 +12,7 @@ from semel import State
 from semel.core.records import ClaimRequest, Identity
 from semel.repair import AsyncReconciler, Reconciler, Succeeded
 from semel.stores.memory import AsyncMemoryStore
-from semel.stores.registry import open_async_store, open_store
+from semel.stores.urls import open_async_store, open_store
 from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
 
 OWNER = b"\x00the owner\xff\x00"

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.stores.registry import DEFAULT_PREFIX
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, errors
 from semel.stores.sql.mysql.errors import code_of
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.threads import send
+from semel.stores.urls import DEFAULT_PREFIX
 from semel.testing import StoreDriver
 
 IDENTITY = Identity("orders.create", "42")

@@ -18,7 +18,7 @@ from semel.core.records import (
     State,
 )
 from semel.errors import ConfigError, StoreFull
-from semel.stores import registry
+from semel.stores import urls
 from semel.stores.memory import SLACK, AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock
 from stores.sqlite_helpers import in_a_fork
@@ -216,7 +216,7 @@ def test_a_child_goes_on_with_a_copy_though_another_thread_was_at_work():
 
 
 def test_the_url_sets_its_bounds():
-    store = registry.open_store("memory://?max_records=1&evict=finished")
+    store = urls.open_store("memory://?max_records=1&evict=finished")
     assert isinstance(store, MemoryStore)
     finish(store, 1)
     finish(store, 2)
@@ -224,7 +224,7 @@ def test_the_url_sets_its_bounds():
 
 
 async def test_the_async_url_takes_the_same_options(clock):
-    store = registry.open_async_store("memory://?max_records=1", clock=clock)
+    store = urls.open_async_store("memory://?max_records=1", clock=clock)
     assert isinstance(store, AsyncMemoryStore)
     await store.claim(ask(1))
     with pytest.raises(StoreFull):
@@ -252,7 +252,7 @@ async def test_the_async_url_takes_the_same_options(clock):
 )
 def test_a_wrong_option_is_named(url, options, words):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        registry.open_store(url, **options)
+        urls.open_store(url, **options)
 
 
 @pytest.mark.parametrize("cursor", ["", "next", "[1]", '["a"]'])

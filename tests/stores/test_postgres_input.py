@@ -12,11 +12,11 @@ from psycopg import errors as sql
 
 from semel.core.records import Claimed, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, psycopg_sessions
 from semel.stores.sql.postgres.errors import MOST_REPEATS, PostgresDeadline
 from semel.stores.sql.postgres.settings import part, settings
 from semel.stores.sql.verbs import ROUNDS
+from semel.stores.urls import open_async_store, open_store
 from stores.postgres_given import driven, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity
 

@@ -10,9 +10,9 @@ import pytest
 
 from semel.core.records import Claimed
 from semel.errors import ConfigError, StoreError
-from semel.stores.registry import open_store
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import PostgresStore
+from semel.stores.urls import open_store
 from stores.postgres_given import driven, in_threads, migrate, rows
 from stores.sqlite_helpers import RESULT, ask, finish, identity, spawn
 

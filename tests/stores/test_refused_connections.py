@@ -16,11 +16,11 @@ from semel.core.records import Identity
 from semel.stores.redis import clients, retry
 from semel.stores.redis import tasks as redis_tasks
 from semel.stores.redis import threads as redis_threads
-from semel.stores.registry import SEARCH_SHARE
 from semel.stores.sql import errors as sql_errors
 from semel.stores.sql.mysql import errors as mysql_errors
 from semel.stores.sql.mysql import tasks, threads
 from semel.stores.sql.postgres import aio, errors, store
+from semel.stores.urls import SEARCH_SHARE
 
 TIMEOUT = 4.0
 LONGEST_PAUSE = 0.25

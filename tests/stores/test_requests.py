@@ -25,7 +25,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreFull
 from semel.stores.base import CountRequest, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.registry import open_async_store, open_store
+from semel.stores.urls import open_async_store, open_store
 
 OWNER, OTHER = b"owner-------", b"other-------"
 RESULT = Encoded("json/1", b'"done"')

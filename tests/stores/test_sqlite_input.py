@@ -15,7 +15,7 @@ import pytest
 
 from semel.core.records import Claimed, Encoded
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
-from semel.stores import registry
+from semel.stores import urls
 from semel.stores.sql import sqlite
 from semel.stores.sql.batch import own_errors
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
@@ -38,7 +38,7 @@ def open_directory():
 
 def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    store = registry.open_store("sqlite:///semel%20file.db?synchronous=NORMAL&timeout=1.5&table=t")
+    store = urls.open_store("sqlite:///semel%20file.db?synchronous=NORMAL&timeout=1.5&table=t")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     finish(store, 1)
@@ -47,7 +47,7 @@ def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
 
 
 async def test_an_absolute_path_for_asyncio(path):
-    store = registry.open_async_store(f"sqlite:///{path}")
+    store = urls.open_async_store(f"sqlite:///{path}")
     assert isinstance(store, AsyncSQLiteStore)
     assert isinstance(await store.claim(ask(1)), Claimed)
     await store.close()
@@ -76,13 +76,13 @@ async def test_an_absolute_path_for_asyncio(path):
 def test_a_wrong_url_is_refused_before_anything_is_opened(url, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        registry.open_store(url)
+        urls.open_store(url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_timeout_of_another_type_is_refused():
     with pytest.raises(ConfigError, match="timeout must be a number"):
-        registry.open_store("sqlite:///x.db", timeout=None)
+        urls.open_store("sqlite:///x.db", timeout=None)
 
 
 def test_a_store_takes_a_path_or_a_connection(path):

@@ -11,8 +11,8 @@ import pytest
 
 from semel.core.records import Claimed
 from semel.errors import StoreUnavailable
-from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql import sqlite_session
+from semel.stores.urls import open_async_store, open_store
 from stores.sqlite_helpers import ask, finish, identity
 
 PATIENCE = 20.0

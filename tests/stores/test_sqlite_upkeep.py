@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from semel.core.records import Encoded, Identity, PutRequest
-from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql import sqlite
 from semel.stores.sql.sqlite import LOG_PAGES, SQLiteStore
+from semel.stores.urls import open_async_store, open_store
 from semel.testing import StoreDriver
 
 RECORDS = 3000

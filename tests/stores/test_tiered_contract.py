@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 from proof.model import StoreBesideTheLaw, histories
 from semel.core.records import Busy, Finished
-from semel.stores.registry import open_async_store, open_store
 from semel.stores.tiered import front as timing
 from semel.stores.tiered.rules import Tier
+from semel.stores.urls import open_async_store, open_store
 from semel.testing import StoreContract, StoreDriver
 from stores.tiered_given import PATIENT
 

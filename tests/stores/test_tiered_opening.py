@@ -17,9 +17,9 @@ from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.redis import RedisStore
 from semel.stores.redis import open_async_store as open_async_redis
 from semel.stores.redis import open_store as open_redis
-from semel.stores.registry import open_async_store, open_store
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.tiered import AsyncTieredStore, TieredStore
+from semel.stores.urls import open_async_store, open_store
 from servers.redis import redis_cluster
 from stores.tiered_given import ANNA, BERT, KEY, RED, RESULT, Tiers, ask, entry_key, succeed
 

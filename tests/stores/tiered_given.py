@@ -9,8 +9,8 @@ from typing import Any
 import redis
 
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.stores.registry import open_async_store, open_store
 from semel.stores.tiered.front import Calls, Entry, unpack
+from semel.stores.urls import open_async_store, open_store
 from semel.testing import StoreDriver
 from semel.testing.faults import VERBS, verb_of
 

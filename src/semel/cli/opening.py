@@ -20,7 +20,7 @@ from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
 from semel.repair.maintenance import reject_empty_stores, reject_memory, store_of
 from semel.stores.base import Creating, Store
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 from semel.sync import Idempotency
 
 PAGE = 500

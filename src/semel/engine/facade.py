@@ -32,7 +32,7 @@ from semel.engine.transactions import AsyncTransactionContext, AsyncTransactions
 from semel.errors import ConfigError, IdempotencyError, about, raise_about
 from semel.events import Hook
 from semel.stores.base import AsyncStore, ScanRequest
-from semel.stores.registry import open_async_store
+from semel.stores.urls import open_async_store
 from semel.transactions import block, db_errors
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from semel.errors import (
     raise_about,
 )
 from semel.stores.base import AsyncStore, ScanRequest
-from semel.stores.registry import open_async_store
+from semel.stores.urls import open_async_store
 from semel.transactions.block import warn_inside
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.stores.base import AsyncStore, AsyncWatch
-from semel.stores.registry import open_async_store
+from semel.stores.urls import open_async_store
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from semel.engine.setup import Call, Setup, unexpected
 from semel.errors import ConfigError, IdempotencyError, about, raise_about
 from semel.events import Hook
 from semel.stores.base import ScanRequest, Store
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 from semel.transactions import block, db_errors
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from semel.errors import (
     raise_about,
 )
 from semel.stores.base import ScanRequest, Store
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 from semel.transactions.block import warn_inside
 
 if TYPE_CHECKING:

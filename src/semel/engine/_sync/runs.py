@@ -56,7 +56,7 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.stores.base import Store, Watch
-from semel.stores.registry import open_store
+from semel.stores.urls import open_store
 
 T = TypeVar("T")
 

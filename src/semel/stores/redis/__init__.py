@@ -32,7 +32,7 @@ from semel.stores.redis.redis_py import check
 from semel.stores.redis.store import RedisStore
 from semel.stores.redis.tasks import AsyncServerTransport
 from semel.stores.redis.threads import Limit, ServerTransport
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 __all__ = ["AsyncRedisStore", "RedisStore", "open_async_store", "open_store"]
 

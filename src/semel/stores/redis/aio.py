@@ -31,7 +31,7 @@ from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
 from semel.stores.redis.subscriber import AsyncRedisSubscriber, RedisListeners, read_message
 from semel.stores.redis.tasks import AsyncServerTransport, AsyncTransport
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
 

@@ -45,8 +45,7 @@ from redis.sentinel import Sentinel
 from semel.errors import ConfigError
 from semel.stores.redis.errors import CLUSTER, is_hopeless
 from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
-from semel.stores.registry import OPEN_OPTIONS
-from semel.stores.urls import check_login, did_you_mean, refuse_in_url
+from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, refuse_in_url
 
 # --- URLs ------------------------------------------------------------------------------------
 

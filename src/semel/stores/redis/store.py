@@ -32,7 +32,7 @@ from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
 from semel.stores.redis.subscriber import RedisListeners, RedisSubscriber, read_message
 from semel.stores.redis.threads import ServerTransport, Transport
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
 

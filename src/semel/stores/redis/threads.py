@@ -50,7 +50,7 @@ from semel.stores.redis.retry import (
     never,
     unfit_server,
 )
-from semel.stores.registry import SEARCH_SHARE
+from semel.stores.urls import SEARCH_SHARE
 
 Answer = TypeVar("Answer")
 

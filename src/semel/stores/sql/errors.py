@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from semel.core.records import Busy
 from semel.errors import StoreUnavailable
-from semel.stores.registry import SEARCH_SHARE
+from semel.stores.urls import SEARCH_SHARE
 
 T = TypeVar("T")
 

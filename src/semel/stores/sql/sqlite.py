@@ -22,7 +22,6 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.records import PurgeRequest, Request
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql import sqlite_statements as schema
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.batch import answers_or_error
@@ -33,7 +32,14 @@ from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.sqlite_writer import Combiner, Writer
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation
-from semel.stores.urls import merge_options, positive_seconds, refuse_in_url, split_url
+from semel.stores.urls import (
+    DEFAULT_PREFIX,
+    DEFAULT_TIMEOUT,
+    merge_options,
+    positive_seconds,
+    refuse_in_url,
+    split_url,
+)
 
 Trace = Callable[[str], object]
 

@@ -20,7 +20,6 @@ from semel.stores.redis import AsyncRedisStore
 from semel.stores.redis import open_async_store as open_redis
 from semel.stores.redis.commands import Command
 from semel.stores.redis.tasks import AsyncTransport
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_async_store
 from semel.stores.tiered.front import (
     FRONT_TIMEOUT,
     FRONT_TTL,
@@ -34,6 +33,7 @@ from semel.stores.tiered.front import (
     looks,
 )
 from semel.stores.tiered.rules import Asked, Tier, not_confirmed
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_async_store
 
 T = TypeVar("T")
 

@@ -30,8 +30,7 @@ from semel.stores.base import AsyncStore, Store
 from semel.stores.forking import ForkSafeLock
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.commands import Command, KeyLayout, load, microseconds, milliseconds
-from semel.stores.registry import BACKENDS, TIER_OPTIONS
-from semel.stores.urls import did_you_mean
+from semel.stores.urls import BACKENDS, TIER_OPTIONS, did_you_mean
 
 VERSION: Final = 1
 _FIXED = struct.Struct(">BB7s7s")

@@ -21,7 +21,6 @@ from semel.stores.redis import RedisStore
 from semel.stores.redis import open_store as open_redis
 from semel.stores.redis.commands import Command
 from semel.stores.redis.threads import Transport
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_store
 from semel.stores.tiered.front import (
     FRONT_TIMEOUT,
     FRONT_TTL,
@@ -35,6 +34,7 @@ from semel.stores.tiered.front import (
     looks,
 )
 from semel.stores.tiered.rules import Asked, Tier, not_confirmed
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, open_store
 
 T = TypeVar("T")
 

@@ -34,7 +34,6 @@ from semel.stores.batching import (
     weight_of_complete,
 )
 from semel.stores.forking import follow_forks
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.aio import AsyncSQLStore
 from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import tasks
@@ -58,6 +57,7 @@ from semel.stores.sql.mysql.verbs import (
     weight_of_renewal,
 )
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
 

@@ -26,7 +26,6 @@ from semel.core.records import (
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, weight_of_claim, weight_of_complete
 from semel.stores.forking import Places, follow_forks
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import threads
 from semel.stores.sql.mysql.addresses import Options, set_up, settings
@@ -49,6 +48,7 @@ from semel.stores.sql.mysql.verbs import (
 )
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
 

@@ -24,7 +24,6 @@ from semel.core.records import (
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone
 from semel.stores.listening import Watch
-from semel.stores.registry import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 from semel.stores.sql.batch import all_differ, filled_in, left_open
 from semel.stores.sql.postgres import threads
 from semel.stores.sql.postgres.batch import BATCH_LIMIT, PostgresBatchVerbs, answers_of
@@ -51,7 +50,7 @@ from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
-from semel.stores.urls import positive_seconds, switch
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, positive_seconds, switch
 
 T = TypeVar("T")
 
