@@ -1,8 +1,7 @@
 """gRPC: interceptors for servers and clients, on threads and on asyncio, for unary calls.
 
-server   the interceptor of servers on threads    aio_server   the one for asyncio
-client   the interceptors of clients              storing      what is stored of a response
-rules    options, and what they mean for a call
+server    the interceptors of servers                client   the interceptors of clients
+rules     options, and what they mean for a call     storing  what is stored of a response
 
     server = grpc.server(pool, interceptors=[IdempotencyInterceptor("redis://localhost:6379/0")])
 
@@ -18,13 +17,12 @@ with Needed("semel[grpc]", by=__name__):
     import google.protobuf  # noqa: F401 - asked for here, so that the answer names the extra
     import grpc  # noqa: F401 - the same
 
-from semel.adapters.grpc.aio_server import AsyncIdempotencyInterceptor
 from semel.adapters.grpc.client import (
     AsyncIdempotencyClientInterceptor,
     IdempotencyClientInterceptor,
 )
 from semel.adapters.grpc.rules import CallView, MethodRule
-from semel.adapters.grpc.server import IdempotencyInterceptor
+from semel.adapters.grpc.server import AsyncIdempotencyInterceptor, IdempotencyInterceptor
 
 __all__ = [
     "AsyncIdempotencyClientInterceptor",

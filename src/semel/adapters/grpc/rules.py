@@ -10,7 +10,7 @@ This module decides. It never waits and touches neither a store nor a call: the 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 import grpc
@@ -350,13 +350,6 @@ class MethodRules:
     ) -> bytes | Undone:
         """Say what is stored of a code other than OK, or how its key ends."""
         return failed(code, details, trailers or (), self.choices.stored)
-
-
-def without_marker(trailers: Sequence[tuple[str, Any]] | None) -> Trailers | None:
-    """Leave out a marker of a replay that a handler passed on; None = there is none."""
-    if not trailers or all(name != REPLAYED for name, _ in trailers):
-        return None
-    return tuple((name, value) for name, value in trailers if name != REPLAYED)
 
 
 # --- the rules of all methods --------------------------------------------------------------------
