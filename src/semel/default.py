@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import UNSET
 
-from semel.core.attempts import Outcome
+from semel.core.attempts import Outcome, Result
 from semel.core.policy import Duration, Policy
 from semel.decorating import KeySource, PayloadSource
 from semel.engine._sync.facade import AttemptContext, Idempotency
@@ -164,32 +164,14 @@ def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
     return OnceDecorator.of(default_engine, given, key=key, **options)
 
 
-@overload
 def attempt(
     key: str,
     *,
-    returns: type[T],
+    returns: type[Result] | None = None,
     scope: str = "default",
     payload: object = UNSET,
     policy: Policy | None = None,
-) -> AttemptContext[T]: ...
-@overload
-def attempt(
-    key: str,
-    *,
-    returns: None = None,
-    scope: str = "default",
-    payload: object = UNSET,
-    policy: Policy | None = None,
-) -> AttemptContext[Any]: ...
-def attempt(
-    key: str,
-    *,
-    returns: type[Any] | None = None,
-    scope: str = "default",
-    payload: object = UNSET,
-    policy: Policy | None = None,
-) -> AttemptContext[Any]:
+) -> AttemptContext[Result]:
     """`Idempotency.attempt` on the default engine.
 
     Examples:

@@ -55,8 +55,6 @@ def test_any_call_binds_as_python_itself_binds_it(function, call):
     expected = inspect.signature(function).bind(*args, **kwargs)
     expected.apply_defaults()
     assert list(arguments.mapping(args, kwargs).items()) == list(expected.arguments.items())
-    for name in arguments.names:
-        assert arguments.getter(name)(args, kwargs) == expected.arguments[name]
 
 
 @pytest.mark.parametrize(
@@ -88,24 +86,11 @@ def test_arguments_without_a_digest_are_an_error():
         digest_key({"a": object()})
 
 
-def test_the_instance_is_no_part_of_what_is_asked():
-    order = Arguments.of(Shop.order)
-    assert order.mapping((Shop(), "tea"), {}, skip_first=True) == {"item": "tea", "amount": 1}
-    assert order.mapping((), {"self": Shop(), "item": "tea"}, skip_first=True) == {
-        "item": "tea",
-        "amount": 1,
-    }
-
-
-def test_the_instance_is_left_out_of_starred_arguments_too():
-    loose = Arguments.of(Shop.loose)
-    assert loose.mapping((Shop(), "tea", 2), {}, skip_first=True) == {"args": ("tea", 2)}
-
-
 def test_starred_arguments_are_read_whole():
     arguments = Arguments.of(starred)
-    assert arguments.getter("args")((1, 2, 3), {"x": 4}) == (2, 3)
-    assert arguments.getter("kwargs")((1, 2, 3), {"x": 4}) == {"x": 4}
+    values = arguments.mapping((1, 2, 3), {"x": 4})
+    assert values["args"] == (2, 3)
+    assert values["kwargs"] == {"x": 4}
 
 
 @pytest.mark.parametrize(
@@ -120,16 +105,6 @@ def test_starred_arguments_are_read_whole():
 def test_a_wrong_call_is_the_type_error_it_would_be_without_us(args, kwargs, message):
     with pytest.raises(TypeError, match=message):
         Arguments.of(plain).mapping(args, kwargs)
-
-
-def test_a_getter_says_what_is_missing():
-    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
-        Arguments.of(plain).getter("a")((), {})
-
-
-def test_a_getter_for_an_unknown_name_is_a_config_error_that_lists_the_names():
-    with pytest.raises(ConfigError, match=r"plain has no argument 'order'; it has: a, b, c"):
-        Arguments.of(plain).getter("order")
 
 
 def test_callables_without_a_readable_signature_are_a_config_error():

@@ -211,14 +211,8 @@ def new_key(app: str | None = None) -> str:
     return KeyGenerator(app).new()
 
 
-# --- owner ids ---------------------------------------------------------------------------
-
-
 # --- keys from the arguments of a call ---------------------------------------------------
 
-
-Getter: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
-"""Takes the `args` and `kwargs` of a call, returns the value of one parameter."""
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -262,44 +256,10 @@ class Arguments:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the parameters of {name} cannot be read: {error}") from error
 
-    def getter(self, name: str) -> Getter:
-        """Compile the reading of one parameter: by position, by keyword, or its default."""
-        if name not in self.names:
-            raise ConfigError(
-                f"{self._function_name} has no argument {name!r}; it has: {', '.join(self.names)}"
-            )
-        position = self._by_position.index(name) if name in self._by_position else None
-        keyword = name in self._by_keyword
-        defaults, bind = self._defaults, self._bind_slowly
-
-        def get(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            if position is not None and position < len(args):
-                return args[position]
-            if keyword and name in kwargs:
-                return kwargs[name]
-            if name in defaults:
-                return defaults[name]
-            return bind(args, kwargs)[name]
-
-        return get
-
-    def mapping(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, skip_first: bool = False
-    ) -> dict[str, Any]:
-        """Return all values by name, in the order of the signature, defaults included.
-
-        `skip_first` leaves out the first parameter: `self` and `cls` are no part of what is asked.
-        """
+    def mapping(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all values by name, in the order of the signature, defaults included."""
         bound = self._bind_quickly(args, kwargs)
-        if bound is None:
-            bound = self._bind_slowly(args, kwargs)
-        if skip_first:
-            first = self.names[0]
-            if first in self._by_position:
-                del bound[first]
-            else:  # def method(*args): the instance is the first of them
-                bound[first] = bound[first][1:]
-        return bound
+        return self._bind_slowly(args, kwargs) if bound is None else bound
 
     def _bind_quickly(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -394,7 +354,7 @@ class Field(NamedTuple):
 class Template:
     """A compiled template; `compile_template` makes it."""
 
-    __slots__ = ("_escapes", "_fields", "_literals", "names")
+    __slots__ = ("_escapes", "_fields", "_literals")
 
     def __init__(
         self, literals: Sequence[str], fields: Sequence[Field], escapes: Mapping[int, str]
@@ -402,7 +362,6 @@ class Template:
         self._literals = tuple(literals)
         self._fields = tuple(fields)
         self._escapes = escapes
-        self.names = tuple(dict.fromkeys(field.root for field in fields))
 
     def render(self, lookup: Callable[[str], Any]) -> str:
         """Write the key; `lookup` returns the value of an argument by its name."""
@@ -411,15 +370,6 @@ class Template:
             text = field.text(lookup(field.root))
             pieces += (text.translate(self._escapes) if self._escapes else text, literal)
         return "".join(pieces)
-
-    def bind(self, getter: Callable[[str], Getter]) -> Callable[..., str]:
-        """Make a function of a call's `args` and `kwargs`; `getter` is that of `Arguments`."""
-        getters = {name: getter(name) for name in self.names}
-
-        def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-            return self.render(lambda name: getters[name](args, kwargs))
-
-        return key
 
 
 def compile_template(text: str, parameters: Sequence[str]) -> Template:

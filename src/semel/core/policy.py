@@ -104,9 +104,8 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     payload_required: bool | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value is not UNSET:
-                force_setattr(self, name, _checked(name, value))
+        for name, value in written(self).items():
+            force_setattr(self, name, _checked(name, value))
 
     @classmethod
     def preset(cls, name: str, **changes: Unpack[PolicyFields]) -> Policy:
@@ -209,6 +208,11 @@ class Rules(Struct, frozen=True, kw_only=True):
         force_setattr(self, "replays", self.duplicate == "replay")
 
 
+def written(policy: Policy) -> dict[str, Any]:
+    """Return the fields that the author of a policy wrote."""
+    return {name: value for name, value in asdict(policy).items() if value is not UNSET}
+
+
 def changed(rules: Rules, **fields: Any) -> Rules:
     """Return the rules with other values, and with what follows from those."""
     # Not by msgspec's replace: until 0.19 it runs no __post_init__.
@@ -220,9 +224,7 @@ def resolve(*levels: Policy | None) -> Rules:
     fields: dict[str, Any] = {}
     for policy in levels:
         if policy is not None:
-            for name, value in asdict(policy).items():
-                if value is not UNSET:
-                    fields.setdefault(name, value)
+            fields = written(policy) | fields
     if isinstance(fields.get("codec"), str):
         fields["codec"] = codec_named(fields["codec"])
     if fields.get("duplicate") == "reject":

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import asdict
 
 from semel.core.keys import KeyRules
-from semel.core.policy import DAY, HOUR, MINUTE, POSITIVE, Policy
+from semel.core.policy import DAY, HOUR, MINUTE, POSITIVE, Policy, written
 from semel.errors import ConfigError, IdempotencyError
 
 FILE_NAME = "semel.toml"
@@ -239,7 +238,7 @@ class LayerReader:
 
     def _policy(self, where: str, table: object) -> dict[str, Any]:
         if isinstance(table, Policy):
-            return _written(table)
+            return written(table)
         fields: dict[str, Any] = {"preset": {}}
         for name, value in self._entries(where, table):
             if name in _POLICY:
@@ -397,7 +396,7 @@ _TOP_VARIABLES = tuple(name for name in _TOP if name != "preset")
 
 
 def _policy_preset(value: object) -> dict[str, Any]:
-    return _written(Policy.preset(_text(value)))
+    return written(Policy.preset(_text(value)))
 
 
 def _policy_value(name: str, value: object) -> object:
@@ -422,7 +421,3 @@ _POLICY: dict[str, Check] = {
     **{name: partial(_policy_value, name) for name in POLICY_NAMES},
     "preset": _policy_preset,
 }
-
-
-def _written(policy: Policy) -> dict[str, Any]:
-    return {name: value for name, value in asdict(policy).items() if value is not UNSET}

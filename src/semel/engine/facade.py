@@ -209,35 +209,15 @@ class AsyncIdempotency:
         """
         return AsyncOnceDecorator.of(lambda: self, given, key=key, **options)
 
-    @overload
     def attempt(
         self,
         key: str,
         *,
-        returns: type[T],
+        returns: type[Result] | None = None,
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
-    ) -> AsyncAttemptContext[T]: ...
-    @overload
-    def attempt(
-        self,
-        key: str,
-        *,
-        returns: None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-    ) -> AsyncAttemptContext[Any]: ...
-    def attempt(
-        self,
-        key: str,
-        *,
-        returns: type[Any] | None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-    ) -> AsyncAttemptContext[Any]:
+    ) -> AsyncAttemptContext[Result]:
         """Do what `execute` does by hand, in a block that may run or find a stored result.
 
         `key`, `scope`, `payload` and `policy` are those of `execute`. `returns` is the class of the
@@ -254,41 +234,17 @@ class AsyncIdempotency:
         call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=returns)
         return AsyncAttemptContext(self.internals, call)
 
-    @overload
     def transaction(
         self,
         connection: object,
         key: str,
         *,
-        returns: type[T],
+        returns: type[Result] | None = None,
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> AsyncTransactionContext[T]: ...
-    @overload
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> AsyncTransactionContext[Any]: ...
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: type[Any] | None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> AsyncTransactionContext[Any]:
+    ) -> AsyncTransactionContext[Result]:
         """Write the record in the caller's own open transaction.
 
         Record and business rows are committed together, by the caller, or not at all. `connection`

@@ -208,35 +208,15 @@ class Idempotency:
         """
         return OnceDecorator.of(lambda: self, given, key=key, **options)
 
-    @overload
     def attempt(
         self,
         key: str,
         *,
-        returns: type[T],
+        returns: type[Result] | None = None,
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
-    ) -> AttemptContext[T]: ...
-    @overload
-    def attempt(
-        self,
-        key: str,
-        *,
-        returns: None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-    ) -> AttemptContext[Any]: ...
-    def attempt(
-        self,
-        key: str,
-        *,
-        returns: type[Any] | None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-    ) -> AttemptContext[Any]:
+    ) -> AttemptContext[Result]:
         """Do what `execute` does by hand, in a block that may run or find a stored result.
 
         `key`, `scope`, `payload` and `policy` are those of `execute`. `returns` is the class of the
@@ -253,41 +233,17 @@ class Idempotency:
         call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=returns)
         return AttemptContext(self.internals, call)
 
-    @overload
     def transaction(
         self,
         connection: object,
         key: str,
         *,
-        returns: type[T],
+        returns: type[Result] | None = None,
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
         table: str | None = None,
-    ) -> TransactionContext[T]: ...
-    @overload
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> TransactionContext[Any]: ...
-    def transaction(
-        self,
-        connection: object,
-        key: str,
-        *,
-        returns: type[Any] | None = None,
-        scope: str = "default",
-        payload: object = UNSET,
-        policy: Policy | None = None,
-        table: str | None = None,
-    ) -> TransactionContext[Any]:
+    ) -> TransactionContext[Result]:
         """Write the record in the caller's own open transaction.
 
         Record and business rows are committed together, by the caller, or not at all. `connection`
