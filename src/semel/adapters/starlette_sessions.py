@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AsyncExitStack,
@@ -49,7 +48,6 @@ from semel.adapters.starlette import (
     response_of_answer,
     shield,
 )
-from semel.aio import AsyncIdempotency
 from semel.core.attempts import Attempt
 from semel.core.optional import Needed
 from semel.engine._sync.transactions import TransactionContext
@@ -199,7 +197,7 @@ class SessionChoice:
         if not isinstance(session, wanted):
             whose = f"the parameter {self.parameter!r} has" if self.depends else "session= gave"
             raise ConfigError(f"{whose} {_named(type(session))}, not {_named(wanted)}")
-        plain = plain_session(session)
+        plain: Any = getattr(session, "sync_session", session)
         if plain.new or plain.dirty or plain.deleted:
             raise ConfigError(
                 "the session has changes that were made before the endpoint ran, for example by a "
@@ -216,12 +214,6 @@ def _is_for(parameter: inspect.Parameter, *kinds: type) -> bool:
 def _named(kind: type) -> str:
     """Name a class in a sentence."""
     return f"{'an' if kind.__name__[:1] in 'AEIOaeio' else 'a'} {kind.__name__}"
-
-
-def plain_session(session: Any) -> Session:
-    """Return the session itself, which an `AsyncSession` stands in front of."""
-    plain: Session = getattr(session, "sync_session", session)
-    return plain
 
 
 # --- the transaction -----------------------------------------------------------------------------
@@ -301,115 +293,6 @@ class _CommitGuard:
             )
 
 
-class _Steps(ABC):
-    """The steps of one request: everything that waits for the database."""
-
-    session: Any = None
-    guard: _CommitGuard
-
-    def __init__(self, choice: SessionChoice, given: Any) -> None:
-        self._choice, self._given = choice, given
-
-    @property
-    def bound(self) -> Any:
-        """What bounds the requests that run at the same time; entered around all of one."""
-        return nullcontext()
-
-    @abstractmethod
-    async def begin(self, engine: Any, call: Call | None) -> Attempt | None:
-        """Open the session and a transaction, and claim the key in it."""
-
-    @abstractmethod
-    async def end(self, error: BaseException | None) -> None:
-        """Commit, or roll back because of an error; close what was opened."""
-
-    @abstractmethod
-    async def known(self, engine: Any, call: Call) -> Any:
-        """Look up the record of a call by the engine's own connection; the table is made."""
-
-    @property
-    def handed(self) -> dict[str, Any]:
-        """What the endpoint is called with beside what the framework gives to it."""
-        return {} if self._choice.depends else {self._choice.parameter: self.session}
-
-    def _opened(self) -> Any:
-        session = self._given if self._choice.depends else self._choice.given()
-        self._choice.check_given(session)
-        return session
-
-
-class _ThreadSteps(_Steps):
-    """For a `Session`."""
-
-    @property
-    def bound(self) -> Any:
-        """Bound them as the framework bounds plain endpoints."""
-        return limits_here().requests
-
-    async def begin(self, engine: Idempotency, call: Call | None) -> Attempt | None:
-        """Open the session and a transaction, and claim the key in it."""
-        attempt: Attempt | None = await in_step(self._begin, engine, call)
-        if attempt is not None and attempt.protected and not attempt.replayed:
-            attempt.__enter__()  # of the task, too: each thread gets a copy of its context
-        return attempt
-
-    def _begin(self, engine: Idempotency, call: Call | None) -> Attempt | None:
-        with ExitStack() as stack, _unbound():
-            self.session = session = self._opened()
-            if not self._choice.depends:
-                stack.enter_context(session)
-            stack.enter_context(_transaction(session))
-            attempt = None
-            if call is not None:
-                attempt = stack.enter_context(
-                    TransactionContext(engine.internals, call, session, None)
-                )
-            self.guard = _CommitGuard(session)
-            self._stack = stack.pop_all()
-        return attempt
-
-    async def end(self, error: BaseException | None) -> None:
-        """Commit, or roll back because of an error; close what was opened."""
-        await in_step(self._stack.__exit__, *_raised(error))
-
-    async def known(self, engine: Idempotency, call: Call) -> Any:
-        """Look up the record of a call."""
-        return await in_step(engine.internals.store.get, call.identity)
-
-
-class _AsyncSteps(_Steps):
-    """For an `AsyncSession`."""
-
-    async def begin(self, engine: AsyncIdempotency, call: Call | None) -> Attempt | None:
-        """Open the session and a transaction, and claim the key in it."""
-        async with AsyncExitStack() as stack:
-            with _unbound():
-                self.session = session = self._opened()
-                if not self._choice.depends:
-                    await stack.enter_async_context(session)
-                await stack.enter_async_context(_async_transaction(session))
-                attempt = None
-                if call is not None:
-                    attempt = await stack.enter_async_context(
-                        AsyncTransactionContext(engine.internals, call, session, None)
-                    )
-                self.guard = _CommitGuard(plain_session(session))
-                self._stack = stack.pop_all()
-        return attempt
-
-    async def end(self, error: BaseException | None) -> None:
-        """Commit, or roll back because of an error; close what was opened."""
-        await self._stack.__aexit__(*_raised(error))
-
-    async def known(self, engine: AsyncIdempotency, call: Call) -> Any:
-        """Look up the record of a call."""
-        return await engine.internals.store.get(call.identity)
-
-
-def _raised(error: BaseException | None) -> tuple[Any, Any, Any]:
-    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
-
-
 @contextmanager
 def _unbound() -> Iterator[None]:
     """Say what is missing, where a session does not know its database."""
@@ -453,7 +336,7 @@ def protected(
     `engine` gives the engine of the sessions' kind. Without a key a request runs in a transaction
     all the same.
     """
-    rules, steps_of = by.rules, _AsyncSteps if choice.is_async else _ThreadSteps
+    rules, kind = by.rules, Work if choice.is_async else ThreadWork
 
     async def answered(*args: Any, **values: Any) -> Any:
         invocation, call = by.invoked(args, values), None
@@ -464,53 +347,67 @@ def protected(
                 call = await by.integration.called(rules, body.request, body.read)
             except (IdempotencyError, Rejected) as error:
                 return response_of_answer(rules.rejection(error))
-        steps = steps_of(choice, values[choice.parameter] if choice.depends else None)
-        work = Work(rules, engine, steps, call)
+        given = values[choice.parameter] if choice.depends else None
+        work = kind(rules, choice, given, engine, call)
         return await work.flow.answer(by.background, work.run(invocation))
 
     return answered
 
 
 class Work:
-    """One request whose endpoint runs in a transaction."""
+    """One request whose endpoint runs in a transaction: that of an `AsyncSession`."""
+
+    _session: Any
+    _guard: _CommitGuard
+    _stack: Any
+    """The session and its transaction, to be closed with the request."""
 
     def __init__(
-        self, rules: RouteRules, engine: Callable[[], Any], steps: _Steps, call: Call | None
+        self,
+        rules: RouteRules,
+        choice: SessionChoice,
+        given: Any,
+        engine: Callable[[], Any],
+        call: Call | None,
     ) -> None:
-        self._rules, self._engine, self._steps, self._call = rules, engine, steps, call
-        self.flow = CommittingFlow(self._rules.max_response, self._commit)
+        self._rules, self._choice, self._given = rules, choice, given
+        self._engine, self._call = engine, call
+        self.flow = CommittingFlow(rules.max_response, self._commit)
         self._attempt: Attempt | None = None
         self._ended = False
 
     async def run(self, invocation: Invocation) -> Response:
         """Answer the request: by the endpoint, or by what is known of its key."""
-        async with self._steps.bound:
+        async with self._bound():
             try:
                 self._attempt = attempt = await self._begun()
             except IdempotencyError as error:
                 return response_of_answer(self._rules.rejection(await self._explained(error)))
             if attempt is not None and attempt.replayed:
                 return await self._replayed(attempt)
+            choice = self._choice
+            handed = {} if choice.depends else {choice.parameter: self._session}
             try:
-                with self._steps.guard:
-                    value = await invocation.call(**self._steps.handed)
+                with self._guard:
+                    value = await invocation.call(**handed)
                 return await self._recorded(await invocation.respond(value), invocation.request)
             except _Instead as instead:
                 return response_of_answer(instead.answer)
             except BaseException as error:
                 if self._ended:
                     raise
-                again = await self._rolled_back(error)
-                if again is None:
-                    raise
-                return response_of_answer(again)
+                try:
+                    await self._end(error)
+                except RetryTransaction as again:  # the database asks for one
+                    return response_of_answer(self._rules.rejection(again))
+                raise
 
     async def _begun(self) -> Attempt | None:
         engine, call = self._engine(), self._call
         if call is not None and engine not in _ready and not engine.internals.setup.bypassing():
-            await self._steps.known(engine, call)
+            await self._known(engine, call)  # by the engine's own connection: the table is made
             _ready.add(engine)
-        return await self._steps.begin(engine, call)
+        return await self._begin(engine, call)
 
     async def _replayed(self, attempt: Attempt) -> Response:
         await self._end(_Undone())
@@ -528,7 +425,7 @@ class Work:
                 self._rules.log_redirect(response.status_code, request, rolled_back=True)
             await self._end(_Undone())
             return response
-        self._steps.guard.check()
+        self._guard.check()
         if self._call is None or is_event_stream(lines):
             # Its rows are committed, so it must not run again; it is only not kept.
             await self._commit(response, None)
@@ -556,17 +453,12 @@ class Work:
                 raise _Instead(self._rules.rejection(again)) from error
             raise
 
-    async def _rolled_back(self, error: BaseException) -> Answer | None:
-        """Roll back because of an error; returns an answer if the database asks for a retry."""
-        try:
-            await self._end(error)
-        except RetryTransaction as raised:
-            return self._rules.rejection(raised)
-        return None
-
     async def _end(self, error: BaseException | None) -> None:
+        """Commit, or roll back because of an error; close what was opened."""
         self._ended = True
-        await self._steps.end(error)
+        await self._close(
+            (None, None, None) if error is None else (type(error), error, error.__traceback__)
+        )
 
     async def _explained(self, error: IdempotencyError) -> IdempotencyError:
         """Say that it is an integration around this one that has the record which refuses it."""
@@ -574,7 +466,77 @@ class Work:
         owners = set() if call is None else owners_around(call.identity)
         if call is not None and owners:
             with suppress(StoreError):
-                record = await self._steps.known(self._engine(), call)
+                record = await self._known(self._engine(), call)
                 if record is not None and record.owner in owners:
                     return claimed_outside("session")
         return error
+
+    def _opened(self) -> Any:
+        session = self._given if self._choice.depends else self._choice.given()
+        self._choice.check_given(session)
+        return session
+
+    # --- the steps that wait for the database ------------------------------------------------
+
+    def _bound(self) -> Any:
+        """Return what bounds the requests that run at the same time."""
+        return nullcontext()
+
+    async def _begin(self, engine: Any, call: Call | None) -> Attempt | None:
+        """Open the session and a transaction, and claim the key in it."""
+        async with AsyncExitStack() as stack:
+            with _unbound():
+                self._session = session = self._opened()
+                if not self._choice.depends:
+                    await stack.enter_async_context(session)
+                await stack.enter_async_context(_async_transaction(session))
+                attempt = None
+                if call is not None:
+                    attempt = await stack.enter_async_context(
+                        AsyncTransactionContext(engine.internals, call, session, None)
+                    )
+                self._guard = _CommitGuard(session.sync_session)
+                self._stack = stack.pop_all()
+        return attempt
+
+    async def _close(self, raised: tuple[Any, Any, Any]) -> None:
+        await self._stack.__aexit__(*raised)
+
+    async def _known(self, engine: Any, call: Call) -> Any:
+        """Look up the record of a call."""
+        return await engine.internals.store.get(call.identity)
+
+
+class ThreadWork(Work):
+    """The same with a `Session`, whose steps are done in threads."""
+
+    def _bound(self) -> Any:
+        """Bound them as the framework bounds plain endpoints."""
+        return limits_here().requests
+
+    async def _begin(self, engine: Idempotency, call: Call | None) -> Attempt | None:
+        attempt: Attempt | None = await in_step(self._begin_in_thread, engine, call)
+        if attempt is not None and attempt.protected and not attempt.replayed:
+            attempt.__enter__()  # of the task, too: each thread gets a copy of its context
+        return attempt
+
+    def _begin_in_thread(self, engine: Idempotency, call: Call | None) -> Attempt | None:
+        with ExitStack() as stack, _unbound():
+            self._session = session = self._opened()
+            if not self._choice.depends:
+                stack.enter_context(session)
+            stack.enter_context(_transaction(session))
+            attempt = None
+            if call is not None:
+                attempt = stack.enter_context(
+                    TransactionContext(engine.internals, call, session, None)
+                )
+            self._guard = _CommitGuard(session)
+            self._stack = stack.pop_all()
+        return attempt
+
+    async def _close(self, raised: tuple[Any, Any, Any]) -> None:
+        await in_step(self._stack.__exit__, *raised)
+
+    async def _known(self, engine: Idempotency, call: Call) -> Any:
+        return await in_step(engine.internals.store.get, call.identity)
