@@ -25,7 +25,7 @@ def route_rules(pattern=None, **options):
 
 def asked(rules, request, body=b""):
     """Drive the question as an integration does; also tells how often the body was asked for."""
-    waiting, given, bodies = rules.ask(request), None, 0
+    waiting, given, bodies = rules.identify(request), None, 0
     try:
         while True:
             need = waiting.send(given)

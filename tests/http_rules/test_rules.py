@@ -24,8 +24,8 @@ def identity_of(rules, request, body=b""):
 
 
 def test_a_request_with_a_key_is_asked_for_its_body_once():
-    ask, bodies = asked(route_rules(), a_request(KEYED), b"x")
-    assert ask.identity == Identity("http", "k")
+    operation, bodies = asked(route_rules(), a_request(KEYED), b"x")
+    assert operation.identity == Identity("http", "k")
     assert bodies == 1
 
 
@@ -223,8 +223,8 @@ def test_bodies_in_which_no_fields_can_be_looked_for_are_compared_as_a_whole(kin
 def test_a_path_that_is_not_unicode_is_one_of_many(options):
     rules = route_rules(**options)
     paths = "/\udcff", "/\udcfe", "/"
-    asks = [asked(rules, a_request(KEYED, JSON, path=path), b"{}")[0] for path in paths]
-    assert len({(ask.identity, ask.fingerprint) for ask in asks}) == len(paths)
+    operations = [asked(rules, a_request(KEYED, JSON, path=path), b"{}")[0] for path in paths]
+    assert len({(each.identity, each.fingerprint) for each in operations}) == len(paths)
 
 
 # --- rules and answers ---------------------------------------------------------------------

@@ -11,7 +11,6 @@ from semel.http.storing import (
     AnswerCodec,
     Stored,
     StoredRule,
-    decide,
     is_event_stream,
     kept_lines,
     packed,
@@ -65,13 +64,13 @@ ANSWER = Stored(201, ((b"x-a", b"1"), (b"x-a", b"2, 3")), b"\x00body")
     ],
 )
 def test_only_2xx_is_stored_unless_the_application_says_more(status, kept):
-    assert decide(status) == kept
+    assert StoredRule.of(None).decide(status) == kept
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
 def test_answers_about_the_client_are_never_stored(status):
-    assert decide(status, StoredRule.of(lambda _: True)) == "forget"
-    assert decide(status, StoredRule.of(lambda _: "unknown")) == "forget"
+    assert StoredRule.of(lambda _: True).decide(status) == "forget"
+    assert StoredRule.of(lambda _: "unknown").decide(status) == "forget"
 
 
 @pytest.mark.parametrize(
@@ -84,36 +83,36 @@ def test_answers_about_the_client_are_never_stored(status):
     ],
 )
 def test_a_function_says_which_statuses_are_stored(chosen, status, kept):
-    assert decide(status, StoredRule.of(lambda _: chosen)) == kept
+    assert StoredRule.of(lambda _: chosen).decide(status) == kept
 
 
 def test_a_function_that_raises_is_told_of_and_leaves_the_default(caplog):
     def broken(status):
         raise KeyError(status)
 
-    assert decide(200, StoredRule.of(broken)) == "store"
-    assert decide(404, StoredRule.of(broken)) == "forget"
+    assert StoredRule.of(broken).decide(200) == "store"
+    assert StoredRule.of(broken).decide(404) == "forget"
     assert "statuses are stored" in caplog.text
 
 
 @pytest.mark.parametrize("given", ["unkown", "no"])
 def test_a_function_that_decides_by_another_word_leaves_the_default(given, caplog):
     rule = StoredRule.of(lambda _: given)
-    assert [decide(status, rule) for status in (200, 302, 500)] == ["store", "forget", "failure"]
+    assert [rule.decide(status) for status in (200, 302, 500)] == ["store", "forget", "failure"]
     assert f"must return True, False or 'unknown', not {given!r}" in caplog.text
 
 
 def test_a_function_whose_decision_has_to_be_awaited_leaves_the_default(caplog):
     rule = StoredRule.of(lambda _: Later())
-    assert [decide(status, rule) for status in (200, 302)] == ["store", "forget"]
+    assert [rule.decide(status) for status in (200, 302)] == ["store", "forget"]
     assert "must return True, False or 'unknown', not Later" in caplog.text
 
 
 @pytest.mark.parametrize("stored", [303, [303, 404], {303, 404}, (HTTPStatus.SEE_OTHER,)])
 def test_statuses_that_are_named_are_stored_beside_2xx(stored):
     rule = StoredRule.of(stored)
-    assert [decide(status, rule) for status in (201, 303)] == ["store", "store"]
-    assert [decide(status, rule) for status in (302, 307, 409)] == ["forget"] * 3
+    assert [rule.decide(status) for status in (201, 303)] == ["store", "store"]
+    assert [rule.decide(status) for status in (302, 307, 409)] == ["forget"] * 3
 
 
 @pytest.mark.parametrize(
@@ -150,9 +149,9 @@ def test_a_function_gets_the_headers_if_it_wants_them():
         return (status, headers.get("Location"), headers.get("X-None")) == (302, "/thanks", None)
 
     rule = StoredRule.of(by_location)
-    assert decide(302, rule, [(b"location", b"/thanks")]) == "store"
-    assert decide(302, rule, [(b"location", b"/login")]) == "forget"
-    assert decide(302, rule) == "forget"
+    assert rule.decide(302, [(b"location", b"/thanks")]) == "store"
+    assert rule.decide(302, [(b"location", b"/login")]) == "forget"
+    assert rule.decide(302) == "forget"
 
 
 def test_a_function_gets_the_headers_if_it_names_them_even_with_a_default():
@@ -161,8 +160,8 @@ def test_a_function_gets_the_headers_if_it_names_them_even_with_a_default():
 
     rule = StoredRule.of(no_login)
     assert rule.sees_headers
-    assert decide(302, rule, [(b"location", b"/login")]) == "forget"
-    assert decide(302, rule, [(b"location", b"/thanks")]) == "store"
+    assert rule.decide(302, [(b"location", b"/login")]) == "forget"
+    assert rule.decide(302, [(b"location", b"/thanks")]) == "store"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,8 @@ def test_a_function_gets_the_headers_if_it_names_them_even_with_a_default():
     ],
 )
 def test_a_function_that_takes_the_status_alone_gets_no_more(function):
-    assert decide(404, StoredRule.of(function)) == "store"
-    assert decide(409, StoredRule.of(function)) == "forget"
+    assert StoredRule.of(function).decide(404) == "store"
+    assert StoredRule.of(function).decide(409) == "forget"
 
 
 @pytest.mark.parametrize(

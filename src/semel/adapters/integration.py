@@ -22,7 +22,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.events import logger
 from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
-from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
 from semel.stores.batching import AsyncPlaces, running_loop
 from semel.stores.forking import Places
@@ -64,25 +64,25 @@ class AsyncIntegration:
             chosen(options), engine.internals.setup.rules, engine.internals.setup.key_rules.pattern
         )
 
-    async def called(
+    async def prepare(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
-        waiting, given = rules.ask(request), None
+        waiting, given = rules.identify(request), None
         try:
             while True:
                 need = waiting.send(given)
                 given = await read() if need is BODY else await self.awaited(need)
         except StopIteration as end:
-            ask: Ask | None = end.value
-        return None if ask is None else Call(ask.identity, ask.fingerprint, rules.policy)
+            found: Operation | None = end.value
+        return None if found is None else Call(found.identity, found.fingerprint, rules.policy)
 
     async def begin(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> AsyncExchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            call = await self.called(rules, request, read)
+            call = await self.prepare(rules, request, read)
             if call is None:
                 return None
             self.before_claim()

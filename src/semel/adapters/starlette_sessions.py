@@ -344,7 +344,7 @@ def protected(
         if rules.concerns(invocation.request.method, by.name):
             body = Body(invocation.request, rules.max_body)
             try:
-                call = await by.integration.called(rules, body.request, body.read)
+                call = await by.integration.prepare(rules, body.request, body.read)
             except (IdempotencyError, Rejected) as error:
                 return response_of_answer(rules.rejection(error))
         given = values[choice.parameter] if choice.depends else None

@@ -1,8 +1,8 @@
 """The rules of a route: what to ask of a request, how to answer it, and which route has which.
 
 This module decides. It never waits, reads no socket and touches no store: an integration does that,
-and asks here what it means. `RouteRules.ask` is a generator: each integration drives it in its own
-way. `Routing` finds the rules of a request by its method and its path.
+and asks here what it means. `RouteRules.identify` is a generator: each integration drives it in its
+own way. `Routing` finds the rules of a request by its method and its path.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ from semel.http.storing import (
     AnswerCodec,
     Decision,
     Stored,
-    decide,
     kept_lines,
     location_of,
     packed,
@@ -97,16 +96,16 @@ _LAYERS: Final = 16
 
 
 class Need:
-    """What `ask` waits for: the whole body."""
+    """What `identify` waits for: the whole body."""
 
 
 BODY: Final = Need()
 
-Waiting: TypeAlias = Generator[Any, Any, "Ask | None"]
+Waiting: TypeAlias = Generator[Any, Any, "Operation | None"]
 """Yields `BODY`, or what a function of the application gave, which may have to be awaited."""
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class Operation(msgspec.Struct, frozen=True, gc=False):
     """A request that is protected: which operation it is, and the digest of what it says."""
 
     identity: Identity
@@ -173,7 +172,7 @@ class RouteRules:
                 return True
         return False
 
-    def ask(self, request: Request) -> Waiting:
+    def identify(self, request: Request) -> Waiting:
         """Find the key, whose it is and the fingerprint; None = the request is not protected."""
         body, key = None, None
         for needs_body, find in self._sources:
@@ -195,7 +194,7 @@ class RouteRules:
             body = yield BODY
         route = f"{request.method} {request.path}" if chosen.separate_routes else None
         identity = Identity(chosen.scope, stored_key(key, tenant, route))
-        return Ask(identity, self.fingerprint(request, body))
+        return Operation(identity, self.fingerprint(request, body))
 
     def fingerprint(self, request: Request, body: bytes) -> bytes:
         """Digest what the application compares: the whole request, or method, path and its choice.
@@ -244,7 +243,7 @@ class RouteRules:
 
     def decide(self, status: int, lines: Iterable[HeaderLine] = ()) -> Decision:
         """Say what becomes of the key after an answer with this status and these header lines."""
-        kept = decide(status, self.choices.stored, lines)
+        kept = self.choices.stored.decide(status, lines)
         if kept == "unknown" and not self.policy.hold:
             logger.warning(
                 'an outcome is "unknown" only under Policy(abandoned="hold"): '

@@ -1,10 +1,10 @@
 """What of an answer is stored, and what a replay is made of.
 
-`decide` says what becomes of a key after an answer. 2xx is stored by default; a 5xx is a failure,
-for the policy to judge; everything else runs again. `stored=` adds statuses, or decides by a
-function (`StoredRule`). Never stored, whatever a function says: answers about the client rather
-than the operation (`NEVER`), and header lines that are secret, that belong to one connection, or
-that the layers around us write anew (`_FORBIDDEN`).
+`StoredRule.decide` says what becomes of a key after an answer. 2xx is stored by default; a 5xx is a
+failure, for the policy to judge; everything else runs again. `stored=` adds statuses, or decides by
+a function. Never stored, whatever a function says: answers about the client rather than the
+operation (`NEVER`), and header lines that are secret, that belong to one connection, or that the
+layers around us write anew (`_FORBIDDEN`).
 """
 
 from __future__ import annotations
@@ -80,11 +80,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredRule(msgspec.Struct, frozen=True):
-    """What `stored=` says: the statuses that it names beside 2xx, or what its function decides.
-
-    >>> StoredRule.of([303]).choice(303, ()), StoredRule.of([303]).choice(302, ())
-    (True, False)
-    """
+    """What `stored=` says: the statuses that it names beside 2xx, or what its function decides."""
 
     statuses: frozenset[int]
     function: Any = None
@@ -102,10 +98,30 @@ class StoredRule(msgspec.Struct, frozen=True):
             raise ConfigError(_NEITHER.format(given))
         return cls(frozenset(map(_nameable, named)))
 
-    def choice(self, status: int, lines: Iterable[HeaderLine]) -> StoredChoice:
-        """Decide about one answer."""
-        if self.function is None:
-            return status in SUCCESSES or status in self.statuses
+    def decide(self, status: int, lines: Iterable[HeaderLine] = ()) -> Decision:
+        """Say what becomes of the key after an answer with this status and these header lines.
+
+        >>> rule = StoredRule.of([303])
+        >>> rule.decide(201), rule.decide(303), rule.decide(404), rule.decide(500)
+        ('store', 'store', 'forget', 'failure')
+        """
+        if status in NEVER:
+            return "forget"
+        choice: StoredChoice = status in SUCCESSES or status in self.statuses
+        if self.function is not None:
+            try:
+                choice = self._chosen(status, lines)
+            except Exception:  # noqa: BLE001 - the effect is done, and its answer must go out
+                logger.exception(
+                    "the function that says which statuses are stored raised for %d", status
+                )
+        if choice == "unknown":
+            return "unknown"
+        if choice:
+            return "store"
+        return "forget" if status < _FIRST_SERVER_ERROR else "failure"
+
+    def _chosen(self, status: int, lines: Iterable[HeaderLine]) -> StoredChoice:
         decided: StoredChoice = (
             self.function(status, Headers(lines)) if self.sees_headers else self.function(status)
         )
@@ -169,30 +185,6 @@ def _nameable(status: object) -> int:
     if status != SEE_OTHER and status not in _ERRORS:
         raise ConfigError(f"stored={status}: this is not the status of a complete answer")
     return int(status)
-
-
-DEFAULT: Final = StoredRule(frozenset())
-"""2xx is stored."""
-
-
-def decide(status: int, stored: StoredRule = DEFAULT, lines: Iterable[HeaderLine] = ()) -> Decision:
-    """Say what becomes of the key after an answer with this status and these header lines.
-
-    >>> decide(201), decide(404), decide(500)
-    ('store', 'forget', 'failure')
-    """
-    if status in NEVER:
-        return "forget"
-    try:
-        choice = stored.choice(status, lines)
-    except Exception:  # noqa: BLE001 - the effect is done, and its answer must go out
-        logger.exception("the function that says which statuses are stored raised for %d", status)
-        choice = status in SUCCESSES
-    if choice == "unknown":
-        return "unknown"
-    if choice:
-        return "store"
-    return "forget" if status < _FIRST_SERVER_ERROR else "failure"
 
 
 def is_event_stream(lines: Iterable[HeaderLine]) -> bool:

@@ -20,7 +20,7 @@ from semel.engine.setup import Call
 from semel.errors import IdempotencyError
 from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
-from semel.http.rules import BODY, Ask, Rejected, RouteRules, Routing
+from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
 from semel.stores.forking import Places
 from semel.sync import Idempotency
@@ -54,23 +54,25 @@ class Integration:
             chosen(options), engine.internals.setup.rules, engine.internals.setup.key_rules.pattern
         )
 
-    def called(self, rules: RouteRules, request: Request, read: Callable[[], bytes]) -> Call | None:
+    def prepare(
+        self, rules: RouteRules, request: Request, read: Callable[[], bytes]
+    ) -> Call | None:
         """Prepare the call of a request; None = it is not protected."""
-        waiting, given = rules.ask(request), None
+        waiting, given = rules.identify(request), None
         try:
             while True:
                 need = waiting.send(given)
                 given = read() if need is BODY else self.awaited(need)
         except StopIteration as end:
-            ask: Ask | None = end.value
-        return None if ask is None else Call(ask.identity, ask.fingerprint, rules.policy)
+            found: Operation | None = end.value
+        return None if found is None else Call(found.identity, found.fingerprint, rules.policy)
 
     def begin(
         self, rules: RouteRules, request: Request, read: Callable[[], bytes]
     ) -> Exchange | Answer | None:
         """Claim the request's key: run it, answer it with this, or (None) let it pass."""
         try:
-            call = self.called(rules, request, read)
+            call = self.prepare(rules, request, read)
             if call is None:
                 return None
             self.before_claim()

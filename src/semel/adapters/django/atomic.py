@@ -176,7 +176,7 @@ def run_view(
     """Answer one request: by the view, in a transaction, or by what is known of its key."""
     body = Body(request, rules.max_body)
     try:
-        call = integration.called(rules, body.request, body.read)
+        call = integration.prepare(rules, body.request, body.read)
     except (IdempotencyError, Rejected) as error:
         return response_of(rules.rejection(error))
     together: Any = transaction.atomic(using=alias)

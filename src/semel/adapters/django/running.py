@@ -114,14 +114,14 @@ class AsyncDjangoIntegration(AsyncIntegration):
         """Reject what would wait for itself."""
         reject_transactions(self.engine)
 
-    async def called(
+    async def prepare(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
     ) -> Call | None:
         """Prepare the call of a request, on a thread where the application has a part in it."""
         chosen = rules.choices
         if chosen.tenant is None and chosen.key is None and not callable(chosen.payload):
-            return await super().called(rules, request, read)
-        step, waiting, given = sync_to_async(_step), rules.ask(request), None
+            return await super().prepare(rules, request, read)
+        step, waiting, given = sync_to_async(_step), rules.identify(request), None
         while True:
             ended, need = await step(waiting, given)
             if ended:
