@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from semel import open_store
-from semel.core import judge
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.stores.redis.commands import Argument, Commands, KeyLayout
 from semel.stores.sql.mysql.statements import MySQLTable
@@ -103,10 +102,12 @@ def sqlite_statements(
 
 
 def _sqlite(verbs: SQLiteVerbs, ask: Asked) -> SQLiteStatements:
-    claiming = verbs.claiming(ask.claim)
+    judged = verbs.claim(ask.claim).look
+    assert judged is not None
+    claiming = judged()
     look = next(claiming)
     claim = claiming.send(Reply([], 0))
-    completing = verbs.judged(judge.complete, ask.complete)
+    completing = verbs.renew(ask.complete).start()  # judges any request
     next(completing)
     row = claim.parameters[2:]  # behind the digest and the prefix, it is what a look would read
     return SQLiteStatements(look, claim, completing.send(Reply([row], 1)))

@@ -99,7 +99,7 @@ def test_completes_are_found_by_their_keys_whatever_the_statistics_say(store, pa
     store.claim(ask(1))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ANALYZE")  # while next to nothing runs
-        update = texts.send("idempotent_record", rows)
+        update = texts.complete_many("idempotent_record", rows)
         plan = str(connection.execute(f"EXPLAIN QUERY PLAN {update}", [None] * rows * 6).fetchall())
     assert "SEARCH idempotent_record USING INDEX sqlite_autoindex_idempotent_record_1" in plan
 

@@ -28,10 +28,9 @@ from semel.stores.sql.batch import answers_or_error
 from semel.stores.sql.rows import COLUMNS
 from semel.stores.sql.schema import DEFAULT_TABLE, not_ours
 from semel.stores.sql.sqlite_session import Session, primary_code
-from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
+from semel.stores.sql.sqlite_statements import SQLiteOperation, SQLiteTable, SQLiteVerbs
 from semel.stores.sql.sqlite_writer import Combiner, Writer
 from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Operation
 from semel.stores.urls import (
     DEFAULT_PREFIX,
     DEFAULT_TIMEOUT,
@@ -124,7 +123,7 @@ class SQLiteStore(SQLStore):
 
     def migrate(self) -> int:
         """Make the table, as any first call does too unless it is gone, and return its version."""
-        return self._run(Operation(self.table.made, peek=True))
+        return self._run(SQLiteOperation(self.table.made, look=self.table.made))
 
     def migration(self) -> str:
         """Write what makes the table in an empty file, for a person to read and run."""
@@ -165,8 +164,8 @@ class AsyncSQLiteStore(AsyncSQLStore):
     async def ask(self, request: Request[T]) -> T:
         """Answer one request, straight from a writer: each coroutine on the way takes time."""
         submit = self._submit_upkeep if isinstance(request, PurgeRequest) else self._submit
-        operation = self._operations[type(request)](request)
-        return cast("T", answers_or_error(await submit((operation,)))[0])
+        outcomes = await submit((self._operations[type(request)](request),))
+        return cast("T", answers_or_error(outcomes)[0])
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

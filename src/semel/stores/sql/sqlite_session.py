@@ -9,10 +9,10 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -27,8 +27,8 @@ from semel.errors import (
 )
 from semel.stores.batching import ALONE
 from semel.stores.forking import follow_forks
-from semel.stores.sql.sqlite_statements import SIZES
-from semel.stores.sql.verbs import Operation, Reply
+from semel.stores.sql.sqlite_statements import SIZES, SQLiteOperation
+from semel.stores.sql.verbs import Reply
 
 PENDING: Final = object()
 """The outcome of an operation that has none yet."""
@@ -40,7 +40,7 @@ class Member(Struct):
     The collector follows it: an error knows the frames it came through, and they know the member.
     """
 
-    operation: Operation[Any]
+    operation: SQLiteOperation[Any]
     outcome: Any = PENDING
 
 
@@ -49,7 +49,7 @@ class Job:
 
     __slots__ = ("_ticket", "members", "served")
 
-    def __init__(self, operations: Sequence[Operation[Any]]) -> None:
+    def __init__(self, operations: Sequence[Any]) -> None:
         self.members = list(map(Member, operations))
         self._ticket = threading.Lock()
         self.served = False
@@ -87,37 +87,29 @@ class Job:
 
 def in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Put operations of one kind together; those on one record stay in their order."""
-    kinds: dict[Callable[..., Any], list[Member]] = {}
+    kinds: dict[Callable[..., Any] | None, list[Member]] = {}
     names: set[Identity] = set()
     for member in members:
-        part = member.operation.batch
-        if part is None or part.identity in names:
-            for group in kinds.values():
-                yield from _cut(group)
+        ask, batch = member.operation.ask, member.operation.batch
+        if ask is None or batch is None or ask.identity in names:
+            yield from _portions(kinds)
             kinds, names = {}, set()
-        if part is None:
+        if ask is None or batch is None:
             yield [member]
         else:
-            names.add(part.identity)
-            kinds.setdefault(part.run, []).append(member)
+            names.add(ask.identity)
+            kinds.setdefault(batch, []).append(member)
+    yield from _portions(kinds)
+
+
+def _portions(kinds: Mapping[Any, list[Member]]) -> Iterator[list[Member]]:
+    """Cut groups into sizes that statements are prepared for."""
     for group in kinds.values():
-        yield from _cut(group)
-
-
-def batch_operation(group: Sequence[Member]) -> Operation[list[Any]]:
-    """Make one operation of a group; `ALONE` stands for what it has no answer for."""
-    parts = [part for member in group if (part := member.operation.batch) is not None]
-    return Operation(partial(parts[0].run, [part.ask for part in parts]), peek=False)
-
-
-def _cut(group: list[Member]) -> Iterator[list[Member]]:
-    begin = 0
-    for size in SIZES:
-        while len(group) - begin >= size:
-            yield group[begin : begin + size]
-            begin += size
-    if begin < len(group):
-        yield group[begin:]
+        begin = 0
+        for size in (*SIZES, 1):
+            while len(group) - begin >= size:
+                yield group[begin : begin + size]
+                begin += size
 
 
 # --- the one place where SQLite's errors become ours --------------------------------------
@@ -342,7 +334,7 @@ class Session:
         return True
 
     def _peeked(self, connection: sqlite3.Connection, member: Member) -> bool:
-        if member.operation.peek:
+        if member.operation.look is not None:
             try:
                 self._drive(connection, member, may_write=False)
             except sqlite3.OperationalError as error:
@@ -414,7 +406,9 @@ class Session:
     def _drive_batch(self, connection: sqlite3.Connection, group: Sequence[Member]) -> None:
         outcomes = [ALONE] * len(group)
         if len(group) > 1:
-            shared = Member(batch_operation(group))
+            batch = cast("Callable[..., Any]", group[0].operation.batch)
+            asks = [member.operation.ask for member in group]
+            shared = Member(SQLiteOperation(partial(batch, asks)))
             try:
                 self._drive(connection, shared, may_write=True)
             except sqlite3.OperationalError as error:
@@ -469,10 +463,11 @@ class Session:
         self._lock = threading.Lock()
 
 
-def drive(connection: sqlite3.Connection, operation: Operation[Any], *, may_write: bool) -> Any:
+def drive(
+    connection: sqlite3.Connection, operation: SQLiteOperation[Any], *, may_write: bool
+) -> Any:
     """Run an operation to its answer; PENDING when it wants to write and may not."""
-    begin = operation.start if may_write or operation.look is None else operation.look
-    verb = begin()
+    verb = operation.start() if may_write or operation.look is None else operation.look()
     cursor = connection.cursor()
     cursor.row_factory = None  # an application's own connection may have another
     try:

@@ -14,31 +14,24 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from inspect import cleandoc
 from itertools import chain
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
 from semel.core import judge
 from semel.core.records import (
     Abandoned,
-    AdoptRequest,
     Busy,
     Claim,
     ClaimRequest,
     CompleteRequest,
-    FailRequest,
     ForgetRequest,
-    GetRequest,
     Identity,
-    PutRequest,
     Record,
-    RenewRequest,
     State,
-    TouchRequest,
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
@@ -58,7 +51,7 @@ from semel.stores.sql.rows import (
     to_row,
 )
 from semel.stores.sql.schema import VERSIONS
-from semel.stores.sql.verbs import BatchPart, Operation, Statement, Verb, operation
+from semel.stores.sql.verbs import Operation, Statement, Verb
 from semel.stores.urls import position, whole_number
 
 
@@ -321,12 +314,32 @@ log = logging.getLogger(__name__)
 UPDATES_MANY: Final = (3, 33)
 """The version of SQLite that learned to update from a list of values."""
 
-A = TypeVar("A", RenewRequest, CompleteRequest, FailRequest, PutRequest, TouchRequest)
-Law: TypeAlias = Callable[[Record | None, A, float], Record | None]
-"""A rule of `judge`: from the record as it is to the one to write; None = refused."""
+T = TypeVar("T")
+A = TypeVar("A")
 
 LARGE: Final = 16_384
 """Bytes of a result that has a statement of its own: a list is copied before it is worked on."""
+
+
+class SQLiteOperation(Operation[T], frozen=True, gc=False):
+    """An operation that may do without a transaction, or share a statement with others."""
+
+    look: Callable[[], Verb[T]] | None = None
+    """What to try without a transaction: it often, or always, ends without writing."""
+    ask: ClaimRequest | CompleteRequest | None = None
+    """What is asked for; set where many of a kind can be carried out by one statement."""
+    batch: Callable[[Sequence[Any]], Verb[list[T | Alone]]] | None = None
+    """Carries out many; it gets what each of them asks. No two are about the same identity."""
+
+
+def _reads(verb: Callable[[Any, A], Verb[T]]) -> Callable[[Any, A], SQLiteOperation[T]]:
+    """Turn a verb that writes nothing into a function that returns its operation."""
+
+    def prepare(verbs: Any, ask: A) -> SQLiteOperation[T]:
+        start = partial(verb, verbs, ask)
+        return SQLiteOperation(start, look=start)
+
+    return prepare
 
 
 class SQLiteVerbs:
@@ -339,69 +352,39 @@ class SQLiteVerbs:
         self._table = table
         self._shares = sqlite3.sqlite_version_info >= UPDATES_MANY
 
-    def claim(self, ask: ClaimRequest) -> Operation[Claim]:
+    def claim(self, ask: ClaimRequest) -> SQLiteOperation[Claim]:
         """Ask to run the operation."""
-        return Operation(
+        return SQLiteOperation(
             partial(self._insert_first, ask),
-            peek=True,
             # Without a transaction it is only looked for: a replay needs no write lock.
-            look=partial(self.claiming, ask),
-            batch=BatchPart(ask.identity, ask, self._insert_all) if self._shares else None,
+            look=partial(self._claim, ask),
+            ask=ask,
+            batch=self._insert_all if self._shares else None,
         )
 
-    def complete(self, ask: CompleteRequest) -> Operation[bool]:
+    def complete(self, ask: CompleteRequest) -> SQLiteOperation[bool]:
         """Store the owner's success."""
         shares = self._shares and len(ask.result.data) < LARGE
-        return Operation(
+        return SQLiteOperation(
             partial(self._update_first, ask),
-            peek=False,
-            batch=BatchPart(ask.identity, ask, self._update_all) if shares else None,
+            ask=ask,
+            batch=self._update_all if shares else None,
         )
 
-    def renew(self, ask: RenewRequest) -> Operation[bool]:
-        """Extend the owner's lease from now."""
-        return Operation(partial(self.judged, judge.renew, ask), peek=False)
+    def renew(self, ask: Any) -> SQLiteOperation[Any]:
+        """Carry out a request about one record that mostly writes."""
+        return SQLiteOperation(partial(self._judge, ask))
 
-    def fail(self, ask: FailRequest) -> Operation[bool]:
-        """Store the owner's failure."""
-        return Operation(partial(self.judged, judge.fail, ask), peek=False)
+    fail = touch = adopt = forget = renew
 
-    def put(self, ask: PutRequest) -> Operation[bool]:
-        """Mark as done without running."""
-        # A mark that exists is the frequent case here too.
-        return Operation(partial(self.judged, judge.put, ask), peek=True)
+    def get(self, ask: Any) -> SQLiteOperation[Any]:
+        """Carry out a request about one record that mostly, or always, finds nothing to write."""
+        start = partial(self._judge, ask)
+        return SQLiteOperation(start, look=start)
 
-    def touch(self, ask: TouchRequest) -> Operation[bool]:
-        """Keep a finished record for `ttl` from now."""
-        return Operation(partial(self.judged, judge.touch, ask), peek=False)
+    put = get
 
-    @operation(peek=True)
-    def get(self, ask: GetRequest) -> Verb[Record | None]:
-        """Read the record; expired is absent."""
-        stored, now, _ = yield from self._table.read(ask.identity)
-        return judge.present(stored, now)
-
-    @operation(peek=False)
-    def forget(self, ask: ForgetRequest) -> Verb[bool]:
-        """Remove the record, whatever its state."""
-        exists = known = True
-        with suppress(RecordUnreadable):  # a damaged record exists, and this is the way out of it
-            stored, now, _ = yield from self._table.read(ask.identity)
-            exists, known = stored is not None, judge.present(stored, now) is not None
-        if exists:
-            yield self._table.delete(ask.identity)
-        return known
-
-    @operation(peek=False)
-    def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
-        """Give an abandoned attempt to a resolver."""
-        stored, now, _ = yield from self._table.read(ask.identity)
-        adopted = judge.adopt(stored, ask, now)
-        if adopted is not None:
-            yield self._table.save(adopted)
-        return adopted
-
-    @operation(peek=True)
+    @_reads
     def page(self, ask: ScanRequest) -> Verb[Page]:
         """List records in the order of the unique index, so that no page sorts or skips."""
         whole_number("limit", ask.limit)
@@ -427,7 +410,7 @@ class SQLiteVerbs:
         )
         return page_of([(*row, stamp(now)) for row in reply.rows], ask.limit)
 
-    @operation(peek=True)
+    @_reads
     def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
         """Read the index of leases from its old end."""
         now = self._table.now()
@@ -439,8 +422,11 @@ class SQLiteVerbs:
         )
         return listed((*row, stamp(now)) for row in reply.rows)
 
-    @operation(peek=False)
-    def purge(self, ask: PurgeRequest) -> Verb[int]:
+    def purge(self, ask: PurgeRequest) -> SQLiteOperation[int]:
+        """Remove what has expired."""
+        return SQLiteOperation(partial(self._purge, ask))
+
+    def _purge(self, ask: PurgeRequest) -> Verb[int]:
         """Delete along the indexes, in one small batch."""
         now, prefix, table = self._table.now(), self._table.prefix, self._table.quoted
         # By rowid, which each index holds: the record is looked up once, where it is deleted.
@@ -459,7 +445,7 @@ class SQLiteVerbs:
         )
         return reply.changed
 
-    @operation(peek=True)
+    @_reads
     def counts(self, _: CountRequest) -> Verb[Counts]:
         """Count what has not expired."""
         now = stamp(self._table.now())
@@ -473,7 +459,7 @@ class SQLiteVerbs:
         )
         return Counts(*reply.rows[0])
 
-    def claiming(self, ask: ClaimRequest) -> Verb[Claim]:
+    def _claim(self, ask: ClaimRequest) -> Verb[Claim]:
         """Read, judge and write a claim; note that the clock is behind a running record."""
         stored, now, to_note = yield from self._table.read(ask.identity)
         answer, record = judge.claim(stored, ask, now)
@@ -491,24 +477,32 @@ class SQLiteVerbs:
             yield self._table.save(replace(stored, updated_at=now))
         return answer
 
-    def judged(self, law: Law[A], ask: A) -> Verb[bool]:
-        """Read, judge and write; the very record that was read means it is there already."""
-        stored, now, _ = yield from self._table.read(ask.identity)
-        record = law(stored, ask, now)
-        if record is not None and record is not stored:
+    def _judge(self, ask: Any) -> Verb[Any]:
+        """Read, judge and write any request about one record."""
+        try:
+            stored, now, _ = yield from self._table.read(ask.identity)
+        except RecordUnreadable:
+            if not isinstance(ask, ForgetRequest):
+                raise
+            yield self._table.delete(ask.identity)  # the way out of a damaged record
+            return True
+        answer, record = judge.answer(stored, ask, now)
+        if record is None and stored is not None:
+            yield self._table.delete(ask.identity)
+        elif record is not None and record is not stored:
             yield self._table.save(record)
-        return record is not None
+        return answer
 
     def _insert_first(self, ask: ClaimRequest) -> Verb[Claim]:
         answer, record = judge.first_claim(ask, self._table.now())
         reply = yield self._table.insert([record])
         if reply.changed:
             return answer
-        return (yield from self.claiming(ask))
+        return (yield from self._claim(ask))
 
     def _update_first(self, ask: CompleteRequest) -> Verb[bool]:
         reply = yield self._table.complete(ask)
-        return reply.changed > 0 or (yield from self.judged(judge.complete, ask))
+        return reply.changed > 0 or (yield from self._judge(ask))
 
     def _insert_all(self, asks: Sequence[ClaimRequest]) -> Verb[list[Claim | Alone]]:
         now = self._table.now()

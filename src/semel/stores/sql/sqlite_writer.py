@@ -28,7 +28,6 @@ from semel.errors import StoreUnavailable
 from semel.stores.batching import running_loop
 from semel.stores.forking import follow_forks
 from semel.stores.sql.sqlite_session import Job, Session
-from semel.stores.sql.verbs import Operation
 
 MOST_WAITERS = 256
 """Callers served by one transaction; more would make the first of them wait for the last."""
@@ -39,7 +38,7 @@ class _Waiter(Job):
 
     __slots__ = ("awake", "leads")
 
-    def __init__(self, operations: Sequence[Operation[Any]]) -> None:
+    def __init__(self, operations: Sequence[Any]) -> None:
         super().__init__(operations)
         self.leads = False
         self.awake = threading.Lock()
@@ -61,7 +60,7 @@ class Combiner:
         self._led = False
         """Whether someone leads. Nobody does exactly when the queue is empty."""
 
-    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+    def run(self, operations: Sequence[Any]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them."""
         waiter = _Waiter(operations)
         try:
@@ -160,7 +159,7 @@ class _Awaited(Job):
 
     __slots__ = ("answered", "loop", "since")
 
-    def __init__(self, operations: Sequence[Operation[Any]]) -> None:
+    def __init__(self, operations: Sequence[Any]) -> None:
         super().__init__(operations)
         self.loop = running_loop()
         self.answered: asyncio.Future[list[Any]] = self.loop.create_future()
@@ -199,14 +198,14 @@ class Writer:
         """The last job, an empty one: `close` waits for it, and the thread ends with it."""
         self._loops: dict[asyncio.AbstractEventLoop, _LoopQueue] = {}
 
-    async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+    async def run(self, operations: Sequence[Any]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them.
 
         A caller that is cancelled is freed at once; its operations are carried out all the same.
         """
         return await self.submit(operations)
 
-    def submit(self, operations: Sequence[Operation[Any]]) -> asyncio.Future[list[Any]]:
+    def submit(self, operations: Sequence[Any]) -> asyncio.Future[list[Any]]:
         """Ask the thread to run the operations."""
         job = _Awaited(operations)
         if self._closed:

@@ -24,11 +24,10 @@ SQLite has one writer at a time: its own verbs read, judge and write in a transa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from functools import partial, wraps
 from operator import itemgetter
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Generic,
@@ -61,9 +60,6 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.base import CountRequest, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
 
-if TYPE_CHECKING:
-    from semel.stores.batching import Alone
-
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -92,26 +88,11 @@ class Reply(NamedTuple):
 Verb: TypeAlias = Generator[Statement, Reply, T]
 
 
-class BatchPart(Struct, Generic[T], frozen=True, gc=False):
-    """One of many operations that a single statement can carry out."""
-
-    identity: Identity
-    """Two of the same never share a statement."""
-    ask: Any
-    run: Callable[[Sequence[Any]], Verb[list[T | Alone]]]
-    """The same for everybody who may share it; it gets what each of them asks."""
-
-
 class Operation(Struct, Generic[T], frozen=True, gc=False):
     """A verb with its arguments, ready to be started (again, if its transaction is lost)."""
 
     start: Callable[[], Verb[T]]
-    peek: bool
-    """Worth a try without a transaction: it often, or always, ends without writing."""
-    look: Callable[[], Verb[T]] | None = None
-    """What to try without a transaction, where `start` would begin with a write."""
-    batch: BatchPart[T] | None = None
-    """How it is carried out together with others, where the database gains by that."""
+    peek: bool = False
 
 
 def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Operation[T]]]:
