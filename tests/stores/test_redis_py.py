@@ -131,16 +131,15 @@ def test_an_older_pool_is_told_a_command(monkeypatch):
     assert redis_py.take_connection(pool) == "for ''"
 
 
-@pytest.mark.parametrize("name", ["aclose", "close"])
-def test_a_client_is_closed_by_the_name_that_its_version_has(name):
+@pytest.mark.parametrize("name", ["aclose", "disconnect"])
+def test_a_pool_is_closed_by_the_name_that_its_version_has(name):
     closed = []
 
-    async def closing(*which):
-        closed.append(which)
+    async def closing():
+        closed.append(name)
 
-    asyncio.run(redis_py.close_client(SimpleNamespace(**{name: closing})))
-    asyncio.run(redis_py.close_nodes(SimpleNamespace(**{name: closing}), ["nodes_cache"]))
-    assert closed == [(), ("nodes_cache",)]
+    asyncio.run(redis_py.close_pool(SimpleNamespace(**{name: closing})))
+    assert closed == [name]
 
 
 def test_a_connection_goes_back_to_a_node_of_every_version():
