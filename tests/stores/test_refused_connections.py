@@ -13,7 +13,7 @@ import pytest
 
 from semel import StoreUnavailable, open_async_store, open_store
 from semel.core.records import Identity
-from semel.stores.redis import clients, retry
+from semel.stores.redis import retry
 from semel.stores.redis import tasks as redis_tasks
 from semel.stores.redis import threads as redis_threads
 from semel.stores.sql import errors as sql_errors
@@ -56,11 +56,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clients, redis_threads, sql_errors, errors, threads, mysql_errors):
+    for module in (redis_threads, sql_errors, errors, threads, mysql_errors):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(retry, "monotonic", clock.monotonic)
-    monkeypatch.setattr("redis.retry.sleep", clock.sleep)
-    monkeypatch.setattr("redis.asyncio.retry.sleep", clock.async_sleep)
     patched = SimpleNamespace(**{**vars(asyncio), "sleep": clock.async_sleep})
     for module in (redis_tasks, tasks):
         monkeypatch.setattr(module, "asyncio", patched)

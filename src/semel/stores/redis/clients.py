@@ -11,11 +11,9 @@ repr here shows a password, not even one in a URL that could not be read.
 What differs from redis-py's defaults, and why:
 
 - Its commands are repeated ten times, each with its own timeout, which can add up to a minute.
-  Here a call is repeated only while half of `timeout` has not passed, and each wait for the
-  socket takes at most the other half, so that a call ends within `timeout` (or half as much
-  again, for threads, when its last repetition had to connect first). It is the transport that
-  repeats; redis-py itself does so only behind a Sentinel, which may be asked for another server.
-- A wrong password or certificate is not repeated: it stays wrong.
+  Here redis-py repeats nothing. The transport does, and only while half of `timeout` has not passed
+  (see `retry`); each wait for the socket takes at most the other half, so that a call ends within
+  `timeout` (or half as much again, for threads, when its last repetition had to connect first).
 - Pools do not refuse callers: a limit lets in as many as there are connections.
 """
 
@@ -25,7 +23,6 @@ import enum
 import inspect
 import re
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,14 +34,13 @@ from msgspec import Struct
 from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from redis.backoff import EqualJitterBackoff
+from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from semel.errors import ConfigError
-from semel.stores.redis.errors import CLUSTER, is_hopeless
-from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
+from semel.stores.redis.errors import CLUSTER
 from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, refuse_in_url
 
 # --- URLs ------------------------------------------------------------------------------------
@@ -247,64 +243,9 @@ NO_LIMIT = 2**31
 
 new_node: Any = ClusterNode  # redis-py leaves it without types
 
-_REPEATS = 10
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _SHARED = ("socket_", "ssl")
 """How the options begin that count for the Sentinels, too."""
 _OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
-
-
-def pauses(seconds: float) -> EqualJitterBackoff:
-    """Growing pauses between the tries of so many seconds."""
-    # The last pause must not take what is left of the time.
-    return EqualJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
-
-
-class DeadlineRetry(Retry):
-    """Repeats a command while there is time."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(pauses(seconds), _REPEATS)
-        self._seconds = seconds
-
-    def __deepcopy__(self, _memo: object) -> DeadlineRetry:
-        return DeadlineRetry(self._seconds)
-
-    def call_with_retry(self, do: Any, fail: Any, *more: Any, **options: Any) -> Any:
-        """See the base class; here a failure may be the last one before the count says so."""
-        deadline = time.monotonic() + self._seconds
-
-        def fail_in_time(error: Exception, *count: int) -> None:
-            fail(error, *count)
-            _give_up_if_due(error, deadline)
-
-        return super().call_with_retry(do, fail_in_time, *more, **options)
-
-
-class AsyncDeadlineRetry(AsyncRetry):
-    """Repeats a command while there is time."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(pauses(seconds), _REPEATS)
-        self._seconds = seconds
-
-    def __deepcopy__(self, _memo: object) -> AsyncDeadlineRetry:
-        return AsyncDeadlineRetry(self._seconds)
-
-    async def call_with_retry(self, do: Any, fail: Any, *more: Any, **options: Any) -> Any:
-        """See the base class; here a failure may be the last one before the count says so."""
-        deadline = time.monotonic() + self._seconds
-
-        async def fail_in_time(error: Exception, *count: int) -> None:
-            await fail(error, *count)
-            _give_up_if_due(error, deadline)
-
-        return await super().call_with_retry(do, fail_in_time, *more, **options)
-
-
-def _give_up_if_due(error: Exception, deadline: float) -> None:
-    if is_hopeless(error) or time.monotonic() >= deadline:
-        raise error
 
 
 class Driver(NamedTuple):
@@ -315,17 +256,15 @@ class Driver(NamedTuple):
     node: Any
     sentinel: Any
     retry: Any
-    deadline_retry: Any
 
 
-THREADS = Driver(redis.Redis, redis.RedisCluster, ClusterNode, Sentinel, Retry, DeadlineRetry)
+THREADS = Driver(redis.Redis, redis.RedisCluster, ClusterNode, Sentinel, Retry)
 TASKS = Driver(
     redis.asyncio.Redis,
     redis.asyncio.RedisCluster,
     AsyncClusterNode,
     AsyncSentinel,
     AsyncRetry,
-    AsyncDeadlineRetry,
 )
 
 
@@ -334,11 +273,9 @@ def opener(
 ) -> Callable[[], Any]:
     """Check the settings now; the function that is returned makes a client."""
     settings = _Settings(address, timeout, more)
-    once = driver.deadline_retry(0)
+    once = driver.retry(NoBackoff(), 0)
     match address.kind:
         case Kind.CLUSTER:
-            # The transport repeats by itself, with an eye on the time.
-            retry = once if RETRIES_BELONG_TO_NODES else driver.retry(pauses(timeout), 1)
             nodes = [driver.node(host, port) for host, port in address.hosts]
             if driver is THREADS:
                 settings.check(driver.cluster, driver.client)
@@ -347,13 +284,12 @@ def opener(
                 # Connections are few by themselves; a count that redis-py (until 7) does not get
                 # back when a node cannot be reached would end in a node that is lost for ever.
                 settings.both["max_connections"] = NO_LIMIT
-            return lambda: driver.cluster(startup_nodes=nodes, retry=retry, **settings.both)
+            return lambda: driver.cluster(startup_nodes=nodes, retry=once, **settings.both)
         case Kind.SENTINEL:
             settings.check(driver.client)
             finders = settings.for_sentinels | {"retry": once}
             sentinel = driver.sentinel(address.hosts, settings.min_other_sentinels, finders)
-            retry = driver.deadline_retry(timeout / 2)
-            return lambda: sentinel.master_for(address.service, retry=retry, **settings.both)
+            return lambda: sentinel.master_for(address.service, retry=once, **settings.both)
         case _:
             settings.check(driver.client)
             return lambda: driver.client(retry=once, **settings.place, **settings.both)

@@ -22,11 +22,11 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 from redis import exceptions as driver
+from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ReadOnlyError
 
 from semel.errors import StoreError
-from semel.stores.redis.clients import pauses
 from semel.stores.redis.commands import Command, pack
 from semel.stores.redis.errors import failure, is_hopeless
 from semel.stores.redis.redis_py import pool_is_empty
@@ -43,6 +43,7 @@ _OLD_MAP = (
     driver.SlotNotCoveredError,
 )
 _NOTE = -1
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
 class Sending(Struct, frozen=True):
@@ -147,7 +148,8 @@ class Backoff:
 
     def __init__(self, seconds: float) -> None:
         self._deadline = monotonic() + seconds
-        self._pauses = pauses(seconds)
+        # The last pause must not take what is left of the time.
+        self._pauses = EqualJitterBackoff(base=_FIRST_PAUSE, cap=min(_LONGEST_PAUSE, seconds / 4))
         self._failures = 0
 
     def pause_after(self, error: Exception) -> float:
