@@ -7,21 +7,19 @@ from redis.exceptions import TryAgainError
 from semel.core.records import Identity, RenewRequest
 from semel.stores.redis import commands
 from semel.stores.redis.commands import Commands, KeyLayout
-from semel.stores.redis.retry import deliver, never
+from semel.stores.redis.retry import Delivery
 
 CALL = Commands(KeyLayout("idem:")).adopt(RenewRequest(Identity("orders", "a"), bytes(12), 30.0))
 
 
 def after_moving(reply):
     """The scripts of the round trips after one that was told TRYAGAIN."""
-    delivery = deliver([CALL], never)
-    next(delivery)
-    (alone,) = delivery.send([TryAgainError("slot on the move")])
+    delivery = Delivery([CALL], 0.0)
+    delivery.replied([TryAgainError("slot on the move")])
+    (alone,) = delivery.pending
     assert alone.command.keys == CALL.keys[:1]
-    try:
-        return [attempt.command.script for attempt in delivery.send([reply])]
-    except StopIteration:
-        return []
+    delivery.replied([reply])
+    return [sending.command.script for sending in delivery.pending]
 
 
 def test_the_index_entry_of_an_adopted_record_follows():

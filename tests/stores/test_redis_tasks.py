@@ -327,10 +327,10 @@ async def test_a_connection_that_was_closed_by_the_application_is_opened_anew(se
 
 async def test_closing_ends_an_opening_that_is_under_way():
     class Slow:
-        async def borrow(self):
+        async def get_connection(self, *_command):
             await asyncio.sleep(PATIENCE)
 
-        async def give_back(self, connection):
+        async def release(self, connection):
             raise AssertionError(connection)
 
     slot = Slot(Slow(), PATIENCE)
@@ -401,10 +401,10 @@ def test_a_connection_that_is_given_back_to_a_closed_store_is_closed(server):
 
 async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_tries_again():
     class Full:
-        async def borrow(self):
+        async def get_connection(self, *_command):
             raise MaxConnectionsError
 
-        async def give_back(self, connection):
+        async def release(self, connection):
             raise AssertionError(connection)
 
     slot = Slot(Full(), PATIENCE)

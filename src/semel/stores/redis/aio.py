@@ -21,12 +21,13 @@ from semel.stores.redis.commands import (
     Command,
     Commands,
     KeyLayout,
+    ScanStep,
     is_urgent,
     may_be_too_large,
     rejections,
     with_rejections,
 )
-from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
+from semel.stores.redis.listing import Listing, Nodes, Steps
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
 from semel.stores.redis.subscriber import AsyncRedisSubscriber, RedisListeners, read_message
@@ -119,9 +120,7 @@ class AsyncRedisStore(AsyncStore):
                 case Nodes():
                     answer = await self.transport.nodes()
                 case ScanStep():
-                    answer = await self.transport.scan(
-                        step.node, step.cursor, step.pattern, step.count
-                    )
+                    answer = await self.transport.scan(step)
                 case commands:
                     answer = await self.transport.send(commands)
 

@@ -25,7 +25,7 @@ from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis import tasks
 from semel.stores.redis.clients import new_node
-from semel.stores.redis.commands import pack, scan_command
+from semel.stores.redis.commands import ScanStep, pack
 from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import (
     give_back_to_node,
@@ -36,6 +36,7 @@ from semel.stores.redis.replies import read_scan
 from semel.stores.redis.retry import Address, Reply, Sending, means_old_map
 from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.redis.threads import Connections, Transport
+from semel.stores.urls import SEARCH_SHARE
 
 ASKING = pack(("ASKING",))
 
@@ -102,11 +103,7 @@ class _Map(ABC):
     """Which node has which key: what both kinds of transport know."""
 
     client: Any
-    _timeout: float
-
-    def _may_redirect(self) -> Callable[[], bool]:
-        deadline = time.monotonic() + self._timeout / 2  # as long as clients repeat (see `clients`)
-        return lambda: time.monotonic() < deadline
+    _redirect_share = SEARCH_SHARE
 
     def _node(self, sending: Sending) -> Any:
         if sending.node is None:
@@ -210,14 +207,13 @@ class ClusterTransport(_Map, Transport):
         with self._turn():
             return sorted(node.name for node in self.client.get_primaries())
 
-    def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
-        """One step of SCAN; a primary that is gone has no more keys."""
+    def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
+        """Make one step of SCAN; a primary that is gone has no more keys."""
         with self._turn():
-            found = self.client.get_node(node_name=node)
+            found = self.client.get_node(node_name=step.node)
             if found is None:
                 return 0, []
-            command = scan_command(cursor, pattern, count)
-            [reply] = self._connections(found).exchange([command])
+            [reply] = self._connections(found).exchange([step.packed()])
             return read_scan(reply)
 
     def close(self) -> None:
@@ -283,7 +279,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         if known is not None and known[0] is node:
             return known[1]
         # A new map may bring a new object for a node, and close the old one.
-        fresh = tasks.Connections(_Node(node), self._timeout / 2)
+        fresh = tasks.Connections(_NodePool(node), self._timeout / 2)
         self._connections_of[node.name] = node, fresh
         return fresh
 
@@ -343,17 +339,15 @@ class AsyncClusterTransport(_Map, AsyncTransport):
             await self._know_map()
             return sorted(node.name for node in self.client.get_primaries())
 
-    async def scan(
-        self, node: str, cursor: int, pattern: bytes, count: int
-    ) -> tuple[int, list[bytes]]:
-        """One step of SCAN; a primary that is gone has no more keys."""
+    async def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
+        """Make one step of SCAN; a primary that is gone has no more keys."""
         async with self._turn():
             await self._know_map()
-            found = self.client.get_node(node_name=node)
+            found = self.client.get_node(node_name=step.node)
             if found is None:
                 return 0, []
             connection = await self._connections(found).open()
-            return read_scan(await connection.ask(scan_command(cursor, pattern, count)))
+            return read_scan(await connection.ask(step.packed()))
 
     async def _close(self) -> None:
         if self._first_map is not None:
@@ -396,13 +390,13 @@ def _succeeded(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-class _Node:
-    """A node of redis-py's cluster client as a source of connections."""
+class _NodePool:
+    """A node of redis-py's cluster client for asyncio, with the methods of its pools."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
 
-    async def borrow(self) -> Any:
+    async def get_connection(self, *_command: str) -> Any:
         connection = self._node.acquire_connection()
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it so
@@ -411,5 +405,5 @@ class _Node:
             raise
         return connection
 
-    async def give_back(self, connection: Any) -> None:
+    async def release(self, connection: Any) -> None:
         give_back_to_node(self._node, connection)

@@ -248,6 +248,19 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
         return Command(NOTE, (index,), (record.partition(b"}")[2], lease), bool)
 
 
+class ScanStep(Struct, frozen=True):
+    """One step of SCAN on one server; the answer is the next cursor and the keys."""
+
+    node: str
+    cursor: int
+    pattern: bytes
+    count: int
+
+    def packed(self) -> bytes:
+        """Write the command."""
+        return pack(("SCAN", self.cursor, "MATCH", self.pattern, "COUNT", self.count))
+
+
 class Commands:
     """Builds the commands of one store's keys."""
 
@@ -344,11 +357,6 @@ _BUILDERS: dict[type, Callable[[Commands, Any], Command[Any]]] = {
     AdoptRequest: Commands.adopt,
 }
 """What builds the command of each request about one record."""
-
-
-def scan_command(cursor: int, pattern: bytes, count: int) -> bytes:
-    """One SCAN command."""
-    return pack(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
 
 
 def is_urgent(ask: Request[Any]) -> bool:

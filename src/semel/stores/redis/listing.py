@@ -37,6 +37,7 @@ from semel.stores.redis.commands import (
     STATE,
     Command,
     Commands,
+    ScanStep,
     member_identity,
     microseconds,
 )
@@ -53,15 +54,6 @@ _STEPS_PER_PAGE = 20
 
 class Nodes(Struct, frozen=True):
     """Asks for the names of the servers that hold keys."""
-
-
-class ScanStep(Struct, frozen=True):
-    """Asks for one step of SCAN on one server; the answer is the next cursor and the keys."""
-
-    node: str
-    cursor: int
-    pattern: bytes
-    count: int
 
 
 Step: TypeAlias = Sequence[Command[Any]] | ScanStep | Nodes

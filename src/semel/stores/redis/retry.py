@@ -1,7 +1,7 @@
 """What to do when a server did not simply answer: what is sent again, where, and for how long.
 
-This module decides. It sends nothing and waits for nothing: `deliver` yields the commands of one
-round trip, is given a reply or an error for each, and goes on until every command has its own.
+This module decides. It sends nothing and waits for nothing: a `Delivery` has the commands of the
+next round trip, is given a reply or an error for each, and ends when every command has its own.
 
     NOSCRIPT             the server forgot the script      -> again, with the whole text
     TRYAGAIN             the slot is moving, two keys      -> the record alone, then its index entry
@@ -15,7 +15,7 @@ that failed is made again until half of the caller's time has passed (`Backoff`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
@@ -65,52 +65,42 @@ class Sending(Struct, frozen=True):
         return pack(self.command.parts(with_text=True)) if self.with_text else self.command.packed()
 
 
-Delivery: TypeAlias = Generator[list[Sending], Sequence[Reply | Exception], list[Reply | Exception]]
+class Delivery:
+    """The commands of one caller, on their way until each has a reply or an error."""
 
+    def __init__(self, commands: Sequence[Command[Any]], redirect_until: float) -> None:
+        self.pending = [Sending(command, position) for position, command in enumerate(commands)]
+        """What to send in the next round trip; empty at the end."""
+        self.answers: list[Reply | Exception] = [None] * len(commands)
+        self._redirect_until = redirect_until
+        """Until when there are other nodes to go to, and time left to do so."""
 
-def deliver(commands: Sequence[Command[Any]], may_redirect: Callable[[], bool]) -> Delivery:
-    """Yield what to send in each round trip; return a reply or an error for every command.
-
-    `may_redirect` says whether there are other nodes to go to, and time left to do so.
-    """
-    answers: list[Reply | Exception] = [None] * len(commands)
-    pending = [Sending(command, position) for position, command in enumerate(commands)]
-    while pending:
-        replies = yield pending
-        again: list[Sending] = []
+    def replied(self, replies: Sequence[Reply | Exception]) -> None:
+        """Take the replies to what was pending, and decide what to send next."""
+        pending, self.pending = self.pending, []
         for sending, reply in zip(pending, replies, strict=True):
             if sending.position != _NOTE:
-                answers[sending.position] = reply
-            follow = _after(sending, reply, may_redirect)
+                self.answers[sending.position] = reply
+            follow = self._after(sending, reply)
             if follow is not None:
-                again.append(follow)
-        pending = again
-    return answers
+                self.pending.append(follow)
 
-
-def _after(
-    sending: Sending, reply: Reply | Exception, may_redirect: Callable[[], bool]
-) -> Sending | None:
-    """What to send after this reply; None when there is nothing more to do."""
-    match reply:
-        case driver.NoScriptError() if not sending.with_text:
-            return replace(sending, with_text=True)
-        case driver.TryAgainError() if len(sending.command.keys) > 1:
-            alone = sending.command.without_index()
-            return Sending(alone, sending.position, whole=sending.command)
-        case driver.AskError() if may_redirect():  # a MovedError is one too
-            asking = not isinstance(reply, driver.MovedError)
-            return replace(sending, node=(reply.host, reply.port), asking=asking)
-        case _ if means_old_map(reply) and may_redirect():
-            return replace(sending, node=None, asking=False)
-        case _ if sending.whole is not None and granted(reply):
-            return Sending(sending.whole.note(), _NOTE)
-    return None
-
-
-def never() -> bool:
-    """For `deliver`: there is nowhere else to go."""
-    return False
+    def _after(self, sending: Sending, reply: Reply | Exception) -> Sending | None:
+        """What to send after this reply; None when there is nothing more to do."""
+        match reply:
+            case driver.NoScriptError() if not sending.with_text:
+                return replace(sending, with_text=True)
+            case driver.TryAgainError() if len(sending.command.keys) > 1:
+                alone = sending.command.without_index()
+                return Sending(alone, sending.position, whole=sending.command)
+            case driver.AskError() if monotonic() < self._redirect_until:  # also a MovedError
+                asking = not isinstance(reply, driver.MovedError)
+                return replace(sending, node=(reply.host, reply.port), asking=asking)
+            case _ if means_old_map(reply) and monotonic() < self._redirect_until:
+                return replace(sending, node=None, asking=False)
+            case _ if sending.whole is not None and granted(reply):
+                return Sending(sending.whole.note(), _NOTE)
+        return None
 
 
 def means_old_map(reply: Reply | Exception) -> bool:

@@ -22,12 +22,13 @@ from semel.stores.redis.commands import (
     Command,
     Commands,
     KeyLayout,
+    ScanStep,
     is_urgent,
     may_be_too_large,
     rejections,
     with_rejections,
 )
-from semel.stores.redis.listing import Listing, Nodes, ScanStep, Steps
+from semel.stores.redis.listing import Listing, Nodes, Steps
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
 from semel.stores.redis.subscriber import RedisListeners, RedisSubscriber, read_message
@@ -120,7 +121,7 @@ class RedisStore(Store):
                 case Nodes():
                     answer = self.transport.nodes()
                 case ScanStep():
-                    answer = self.transport.scan(step.node, step.cursor, step.pattern, step.count)
+                    answer = self.transport.scan(step)
                 case commands:
                     answer = self.transport.send(commands)
 

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from hiredis import PushNotification, Reader
 from redis import exceptions as driver
@@ -32,7 +32,7 @@ from redis.exceptions import TimeoutError as TimedOut
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import has_ended, only_loop
 from semel.stores.redis.clients import pools_of
-from semel.stores.redis.commands import Command, scan_command
+from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import (
     close_pool,
@@ -48,13 +48,12 @@ from semel.stores.redis.retry import (
     WITHOUT_SENTINEL,
     Address,
     Backoff,
+    Delivery,
     Reply,
     Sending,
     answers_to,
     certain,
-    deliver,
     follows_the_primary,
-    never,
     unfit_server,
 )
 from semel.stores.urls import SEARCH_SHARE
@@ -257,31 +256,13 @@ class Connection(asyncio.Protocol):
             self._pass_on(waiting, reply)
 
 
-class Source(Protocol):
-    """Where connections come from: a pool of redis-py's, or a node of its cluster."""
-
-    async def borrow(self) -> Any:
-        """Return a connection that is connected."""
-        ...
-
-    async def give_back(self, connection: Any) -> None:
-        """Take back a connection that was closed."""
-        ...
-
-
 class Slot:
     """Keeps one connection open: the first caller that finds none opens it for all."""
 
-    def __init__(
-        self,
-        source: Source,
-        timeout: float,
-        on_failure: OnFailure | None = None,
-        on_late: OnLate | None = None,
-    ) -> None:
-        self._source = source
+    def __init__(self, pool: Any, timeout: float, **callbacks: Any) -> None:
+        self._pool = pool
         self._timeout = timeout
-        self._new = partial(Connection, timeout=timeout, on_failure=on_failure, on_late=on_late)
+        self._new: Callable[[Any], Connection] = partial(Connection, timeout=timeout, **callbacks)
         self.connection: Connection | None = None
         """The connection that was opened last; it may be broken by now."""
         self._opening: asyncio.Task[Connection] | None = None
@@ -321,7 +302,7 @@ class Slot:
         # Twice: redis-py's own timeout must end first, because it knows the reason.
         async with asyncio.timeout(2 * self._timeout):
             await self._release()
-            connection = await self._source.borrow()
+            connection = await take_connection(self._pool)
         self.connection = self._new(connection)
         return self.connection
 
@@ -335,7 +316,7 @@ class Slot:
         if connection is not None:
             connection.end(_closed())
             await connection.connection.disconnect(nowait=True)
-            await self._source.give_back(connection.connection)
+            await self._pool.release(connection.connection)
 
     async def close(self) -> None:
         """Close the connection for good, and give it back."""
@@ -355,13 +336,13 @@ class Connections:
 
     def __init__(
         self,
-        source: Source,
+        pool: Any,
         timeout: float,
         on_failure: OnFailure | None = None,
         on_late: OnLate | None = None,
     ) -> None:
-        self._calls = Slot(source, timeout, on_failure, on_late)
-        self._renewals = Slot(source, timeout, None, on_late)
+        self._calls = Slot(pool, timeout, on_failure=on_failure, on_late=on_late)
+        self._renewals = Slot(pool, timeout, on_late=on_late)
 
     def ready(self, *, urgent: bool = False) -> Connection | None:
         """Return the connection for a command, if one is open."""
@@ -388,6 +369,9 @@ class Connections:
 class AsyncTransport(ABC):
     """What every kind of server has in common."""
 
+    _redirect_share = 0.0
+    """For which part of the time a command may be sent to another node: where there are several."""
+
     def __init__(self, client: Any, where: str, timeout: float, *, owned: bool = False) -> None:
         self.where = where
         self.client = client
@@ -409,9 +393,11 @@ class AsyncTransport(ABC):
         """Send commands in one round trip (per node); each has its own answer."""
         if not commands:
             return []
+        delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
         async with self._turn(spent):
-            replies = await self._deliver(commands, urgent=urgent)
-        return answers_to(commands, replies, self.where)
+            while delivery.pending:
+                delivery.replied(await self._exchange(delivery.pending, urgent=urgent))
+        return answers_to(commands, delivery.answers, self.where)
 
     @contextlib.asynccontextmanager
     async def _turn(self, spent: float = 0.0) -> AsyncIterator[None]:
@@ -422,22 +408,6 @@ class AsyncTransport(ABC):
         with translated(self.where):
             async with asyncio.timeout(self._timeout - spent):
                 yield
-
-    async def _deliver(
-        self, commands: Sequence[Command[Any]], *, urgent: bool
-    ) -> list[Reply | Exception]:
-        delivery = deliver(commands, self._may_redirect())
-        sendings = next(delivery)
-        while True:
-            replies = await self._exchange(sendings, urgent=urgent)
-            try:
-                sendings = delivery.send(replies)
-            except StopIteration as done:
-                answers: list[Reply | Exception] = done.value
-                return answers
-
-    @abstractmethod
-    def _may_redirect(self) -> Callable[[], bool]: ...
 
     @abstractmethod
     async def _exchange(
@@ -474,10 +444,8 @@ class AsyncTransport(ABC):
         """Names of the servers that hold keys, in an order that stays."""
 
     @abstractmethod
-    async def scan(
-        self, node: str, cursor: int, pattern: bytes, count: int
-    ) -> tuple[int, list[bytes]]:
-        """One step of SCAN on one of the `nodes`."""
+    async def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
+        """Make one step of SCAN on one of the `nodes`."""
 
 
 class AsyncServerTransport(AsyncTransport):
@@ -487,7 +455,7 @@ class AsyncServerTransport(AsyncTransport):
         super().__init__(client, where, timeout, **more)
         self._follows_the_primary = follows_the_primary(client)
         self._connections = Connections(
-            _Pool(client.connection_pool),
+            client.connection_pool,
             timeout / 2,
             self._send_again,
             self._answered_late if self._follows_the_primary else None,
@@ -514,9 +482,6 @@ class AsyncServerTransport(AsyncTransport):
         task = asyncio.ensure_future(long_way)
         task.add_done_callback(partial(_pass_outcome, answer))
         answer.add_done_callback(lambda _: task.cancel())  # its caller may leave
-
-    def _may_redirect(self) -> Callable[[], bool]:
-        return never
 
     def _all_connections(self) -> list[Connections]:
         return [self._connections]
@@ -617,16 +582,10 @@ class AsyncServerTransport(AsyncTransport):
         """There is one, and it needs no name."""
         return [""]
 
-    async def scan(
-        self,
-        node: str,  # noqa: ARG002 - there is only one
-        cursor: int,
-        pattern: bytes,
-        count: int,
-    ) -> tuple[int, list[bytes]]:
-        """One step of SCAN."""
+    async def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
+        """Make one step of SCAN."""
         async with self._turn():
-            [reply] = await self._repeated([scan_command(cursor, pattern, count)])
+            [reply] = await self._repeated([step.packed()])
             return read_scan(reply)
 
 
@@ -645,16 +604,3 @@ def _pass_outcome(
         answer.set_exception(outcome)
     else:
         answer.set_result(outcome)
-
-
-class _Pool:
-    """A pool of redis-py's as a source of connections."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-
-    async def borrow(self) -> Any:
-        return await take_connection(self._pool)
-
-    async def give_back(self, connection: Any) -> None:
-        await self._pool.release(connection)

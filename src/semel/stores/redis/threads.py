@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from queue import Empty
@@ -31,7 +31,7 @@ from redis.exceptions import ResponseError
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.forking import Place, Places
 from semel.stores.redis.clients import pools_of
-from semel.stores.redis.commands import Command, scan_command
+from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import known_error, parser_of, primary_address, take_connection
 from semel.stores.redis.replies import read_scan
@@ -41,13 +41,12 @@ from semel.stores.redis.retry import (
     WITHOUT_SENTINEL,
     Address,
     Backoff,
+    Delivery,
     Reply,
     Sending,
     answers_to,
     certain,
-    deliver,
     follows_the_primary,
-    never,
     unfit_server,
 )
 from semel.stores.urls import SEARCH_SHARE
@@ -271,6 +270,9 @@ def _reply(connection: Any) -> Reply | Exception:
 class Transport(ABC):
     """What every kind of server has in common."""
 
+    _redirect_share = 0.0
+    """For which part of the time a command may be sent to another node: where there are several."""
+
     def __init__(
         self,
         where: str,
@@ -295,9 +297,11 @@ class Transport(ABC):
         """Send commands in one round trip (per node); each has its own answer."""
         if not commands:
             return []
+        delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
         with self._turn(urgent=urgent):
-            replies = self._deliver(commands)
-        return answers_to(commands, replies, self.where)
+            while delivery.pending:
+                delivery.replied(self._exchange(delivery.pending))
+        return answers_to(commands, delivery.answers, self.where)
 
     @contextmanager
     def _turn(self, *, urgent: bool = False) -> Iterator[None]:
@@ -311,20 +315,6 @@ class Transport(ABC):
                 yield
             finally:
                 limit.give(place)
-
-    def _deliver(self, commands: Sequence[Command[Any]]) -> list[Reply | Exception]:
-        delivery = deliver(commands, self._may_redirect())
-        sendings = next(delivery)
-        while True:
-            replies = self._exchange(sendings)
-            try:
-                sendings = delivery.send(replies)
-            except StopIteration as done:
-                answers: list[Reply | Exception] = done.value
-                return answers
-
-    @abstractmethod
-    def _may_redirect(self) -> Callable[[], bool]: ...
 
     @abstractmethod
     def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
@@ -347,8 +337,8 @@ class Transport(ABC):
         """Names of the servers that hold keys, in an order that stays."""
 
     @abstractmethod
-    def scan(self, node: str, cursor: int, pattern: bytes, count: int) -> tuple[int, list[bytes]]:
-        """One step of SCAN on one of the `nodes`."""
+    def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
+        """Make one step of SCAN on one of the `nodes`."""
 
 
 class ServerTransport(Transport):
@@ -381,9 +371,6 @@ class ServerTransport(Transport):
             pass
         # It did not simply answer: the long way, from the start, knows what to do then.
         return super().ask(command, urgent=urgent)
-
-    def _may_redirect(self) -> Callable[[], bool]:
-        return never
 
     def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
         return self._repeated([sending.packed() for sending in sendings])
@@ -418,14 +405,8 @@ class ServerTransport(Transport):
         """There is one, and it needs no name."""
         return [""]
 
-    def scan(
-        self,
-        node: str,  # noqa: ARG002 - there is only one
-        cursor: int,
-        pattern: bytes,
-        count: int,
-    ) -> tuple[int, list[bytes]]:
-        """One step of SCAN."""
+    def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
+        """Make one step of SCAN."""
         with self._turn():
-            [reply] = self._repeated([scan_command(cursor, pattern, count)])
+            [reply] = self._repeated([step.packed()])
             return read_scan(reply)
