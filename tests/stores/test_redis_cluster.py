@@ -461,7 +461,7 @@ def test_closing_a_store_closes_what_is_idle_in_the_pools_of_its_nodes(cluster):
 async def test_closing_a_store_that_waits_for_its_first_map_ends_its_callers(silent_port):
     async with opened_async(f"redis+cluster://127.0.0.1:{silent_port}", timeout=60) as store:
         caller = asyncio.ensure_future(store.claim(ask()))
-        await until(lambda: store.transport._first_map is not None)
+        await until(lambda: store.transport._first_map.task is not None)
         await store.close()
         with pytest.raises(StoreUnavailable, match="the store was closed"):
             await caller

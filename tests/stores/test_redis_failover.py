@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import redis.asyncio
 import redis.sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -19,7 +20,7 @@ from engines.facade import until
 from semel.core.records import Claimed, Identity
 from semel.errors import StoreUnavailable
 from semel.stores.redis import RedisStore
-from semel.stores.redis.clients import TASKS, THREADS, opener, parse_url
+from semel.stores.redis.clients import opener, parse_url
 from semel.stores.redis.retry import SILENCE
 from servers.proxy import answering_for
 from servers.redis import redis_sentinel, wait_until
@@ -327,7 +328,7 @@ def test_the_sentinels_have_one_limit_of_time_for_all_of_them(slow):
 @pytest.mark.parametrize(("given", "each"), [("", 2.0), ("?socket_timeout=5", 5.0)])
 def test_each_sentinel_has_a_share_of_the_time_unless_the_url_says_otherwise(given, each):
     url = f"redis+sentinel://a,b,c/semel{given}"
-    for driver in (THREADS, TASKS):
+    for driver in (redis, redis.asyncio):
         client = opener(parse_url(url), 12.0, {}, driver)()
         manager = client.connection_pool.sentinel_manager
         options = [one.connection_pool.connection_kwargs for one in manager.sentinels]

@@ -340,7 +340,7 @@ async def test_closing_ends_an_opening_that_is_under_way():
     with pytest.raises(Disconnected, match="closed"):  # nobody cancelled that caller
         await opening
     with pytest.raises(Disconnected, match="closed"):
-        slot.open_soon()
+        await slot.open()
 
 
 async def test_a_caller_who_leaves_during_an_opening_is_cancelled_as_ever(server):

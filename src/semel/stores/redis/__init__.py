@@ -25,8 +25,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import redis
+import redis.asyncio
+
 from semel.stores.redis.aio import AsyncRedisStore
-from semel.stores.redis.clients import TASKS, THREADS, Kind, connection_limit, opener, parse_url
+from semel.stores.redis.clients import Kind, connection_limit, opener, parse_url
 from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.store import RedisStore
@@ -43,7 +46,7 @@ def open_store(
     """Open a store for threads; options are redis-py's (`max_connections`, `ssl_ca_certs`...)."""
     check()
     address = parse_url(url)
-    where, connect = address.where, opener(address, timeout, options, THREADS)
+    where, connect = address.where, opener(address, timeout, options, redis)
     limit = Limit(connection_limit(address, options), timeout, where)
     if address.kind is Kind.CLUSTER:
         cluster = ClusterTransport(connect, where, timeout, limit=limit, owned=True)
@@ -58,7 +61,7 @@ def open_async_store(
     """Open a store for asyncio; connects on first use."""
     check()
     address = parse_url(url)
-    where, connect = address.where, opener(address, timeout, options, TASKS)
+    where, connect = address.where, opener(address, timeout, options, redis.asyncio)
     if address.kind is Kind.CLUSTER:
         cluster = AsyncClusterTransport(connect, where, timeout, owned=True)
         return AsyncRedisStore(cluster, prefix=prefix)

@@ -25,19 +25,13 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import redis
-import redis.asyncio
 from msgspec import Struct
-from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from semel.errors import ConfigError
 from semel.stores.redis.errors import CLUSTER
@@ -241,58 +235,39 @@ SPARE_CONNECTIONS = 8
 NO_LIMIT = 2**31
 """What redis-py's own pools take for no limit."""
 
-new_node: Any = ClusterNode  # redis-py leaves it without types
-
 _SHARED = ("socket_", "ssl")
 """How the options begin that count for the Sentinels, too."""
 _OURS = {"max_connections", "sentinel_username", "sentinel_password", "min_other_sentinels"}
 
 
-class Driver(NamedTuple):
-    """redis-py's classes for threads, or for asyncio."""
-
-    client: Any
-    cluster: Any
-    node: Any
-    sentinel: Any
-    retry: Any
-
-
-THREADS = Driver(redis.Redis, redis.RedisCluster, ClusterNode, Sentinel, Retry)
-TASKS = Driver(
-    redis.asyncio.Redis,
-    redis.asyncio.RedisCluster,
-    AsyncClusterNode,
-    AsyncSentinel,
-    AsyncRetry,
-)
-
-
 def opener(
-    address: ServerAddress, timeout: float, more: Mapping[str, Any], driver: Driver
+    address: ServerAddress, timeout: float, more: Mapping[str, Any], driver: ModuleType
 ) -> Callable[[], Any]:
-    """Check the settings now; the function that is returned makes a client."""
+    """Check the settings now; the function that is returned makes a client.
+
+    `driver` is redis-py's module for threads (`redis`) or for asyncio (`redis.asyncio`).
+    """
     settings = _Settings(address, timeout, more)
-    once = driver.retry(NoBackoff(), 0)
+    once = driver.retry.Retry(NoBackoff(), 0)
     match address.kind:
         case Kind.CLUSTER:
-            nodes = [driver.node(host, port) for host, port in address.hosts]
-            if driver is THREADS:
-                settings.check(driver.cluster, driver.client)
+            nodes = [driver.cluster.ClusterNode(host, port) for host, port in address.hosts]
+            if driver is redis:
+                settings.check(driver.RedisCluster, driver.Redis)
             else:
-                settings.check(driver.cluster)
+                settings.check(driver.RedisCluster)
                 # Connections are few by themselves; a count that redis-py (until 7) does not get
                 # back when a node cannot be reached would end in a node that is lost for ever.
                 settings.both["max_connections"] = NO_LIMIT
-            return lambda: driver.cluster(startup_nodes=nodes, retry=once, **settings.both)
+            return lambda: driver.RedisCluster(startup_nodes=nodes, retry=once, **settings.both)
         case Kind.SENTINEL:
-            settings.check(driver.client)
+            settings.check(driver.Redis)
             finders = settings.for_sentinels | {"retry": once}
-            sentinel = driver.sentinel(address.hosts, settings.min_other_sentinels, finders)
+            sentinel = driver.Sentinel(address.hosts, settings.min_other_sentinels, finders)
             return lambda: sentinel.master_for(address.service, retry=once, **settings.both)
         case _:
-            settings.check(driver.client)
-            return lambda: driver.client(retry=once, **settings.place, **settings.both)
+            settings.check(driver.Redis)
+            return lambda: driver.Redis(retry=once, **settings.place, **settings.both)
 
 
 def pools_of(client: Any) -> list[Any]:

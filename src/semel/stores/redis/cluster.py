@@ -19,12 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import redis
 from redis.asyncio.cluster import ClusterNode
-from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import MovedError, SlotNotCoveredError
 
 from semel.stores.redis import tasks
-from semel.stores.redis.clients import new_node
 from semel.stores.redis.commands import ScanStep, pack
 from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import (
@@ -83,13 +82,11 @@ class _RoundTrip:
         for position in positions:
             self.replies[position] = error
 
-    def moved(self) -> bool:
-        """Whether another node has a slot now."""
-        return any(isinstance(reply, MovedError) for reply in self.replies)
-
-    def needs_map(self) -> bool:
-        """Whether a new map may help, after a pause."""
-        return any(means_old_map(reply) for reply in self.replies)
+    def pause_before_map(self) -> float | None:
+        """After which seconds a new map may help; None when the map was right."""
+        if any(isinstance(reply, MovedError) for reply in self.replies):
+            return 0.0  # another node has a slot now
+        return PAUSE if any(means_old_map(reply) for reply in self.replies) else None
 
     def lost_node(self) -> str | None:
         """Name a node that has failed: it is the last one to be asked for the new map."""
@@ -163,15 +160,15 @@ class ClusterTransport(_Map, Transport):
                 trip.failed(positions, error)
             else:
                 trip.answered(positions, replies)
-        if trip.moved():
-            self._read_map(trip.lost_node())
-        elif trip.needs_map():
-            time.sleep(PAUSE)
+        pause = trip.pause_before_map()
+        if pause is not None:
+            time.sleep(pause)
             self._read_map(trip.lost_node())
         return trip.replies
 
     def _newcomer(self, address: Address) -> Any:
-        return self._newcomers.setdefault(address, new_node(*address))
+        node = redis.cluster.ClusterNode(*address)  # type: ignore[no-untyped-call]  # left so
+        return self._newcomers.setdefault(address, node)
 
     def connector_of(self, key: bytes) -> tuple[str, Any]:
         """Name the node that has a key, and the pool that connects to it."""
@@ -237,7 +234,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         super().__init__(connect(), where, timeout, **more)
         self._newcomers: dict[Address, ClusterNode] = {}
         self._connections_of: dict[str, tuple[ClusterNode, tasks.Connections]] = {}
-        self._first_map: asyncio.Task[None] | None = None
+        self._first_map = tasks.SharedTask[None]()
         self._reading_map = asyncio.Lock()
         self._maps_read = 0
 
@@ -257,10 +254,9 @@ class AsyncClusterTransport(_Map, AsyncTransport):
                 trip.answered(positions, replies)
 
         await asyncio.gather(*(ask(node, positions) for node, positions in trip.by_node.values()))
-        if trip.moved():
-            await self._read_map(trip.lost_node())
-        elif trip.needs_map():
-            await asyncio.sleep(PAUSE)
+        pause = trip.pause_before_map()
+        if pause is not None:
+            await asyncio.sleep(pause)
             await self._read_map(trip.lost_node())
         return trip.replies
 
@@ -291,17 +287,8 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         if not self._owned:
             await self.client.initialize()
         elif not self.client.nodes_manager.slots_cache:
-            if self._first_map is None:
-                self._first_map = asyncio.create_task(self._read_first_map())
-                self._first_map.add_done_callback(self._first_map_read)
-            reading = self._first_map
-            try:
-                # Shielded: to find a node that answers may take longer than one caller has.
-                await asyncio.shield(reading)
-            except asyncio.CancelledError:
-                if self._closed and reading.cancelled():
-                    raise Disconnected("the store was closed") from None  # nobody cancelled this
-                raise
+            # To find a node that answers may take longer than one caller has.
+            await self._first_map.join(self._read_first_map)
 
     async def _read_first_map(self) -> None:
         """Read the map from the first node that answers.
@@ -317,11 +304,6 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         except BaseException:
             manager.startup_nodes = listed
             raise
-
-    def _first_map_read(self, reading: asyncio.Task[None]) -> None:
-        self._first_map = None
-        if not reading.cancelled():
-            reading.exception()  # raised to those who wait; if nobody does any more, to nobody
 
     async def _read_map(self, lost: str | None) -> None:
         known = self._maps_read
@@ -350,9 +332,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
             return read_scan(await connection.ask(step.packed()))
 
     async def _close(self) -> None:
-        if self._first_map is not None:
-            self._first_map.cancel()
-            await asyncio.wait((self._first_map,))
+        await self._first_map.close()
         await super()._close()
         nodes = list(self._newcomers.values())
         if self._owned:

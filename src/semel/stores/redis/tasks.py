@@ -17,11 +17,11 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from hiredis import PushNotification, Reader
 from redis import exceptions as driver
@@ -59,6 +59,7 @@ from semel.stores.redis.retry import (
 from semel.stores.urls import SEARCH_SHARE
 
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 LOOKS_PER_TIMEOUT = 4
 """How often a connection looks at its oldest command while that may time out."""
@@ -256,6 +257,49 @@ class Connection(asyncio.Protocol):
             self._pass_on(waiting, reply)
 
 
+class SharedTask(Generic[T]):
+    """Work that all who need it wait for together; they share a failure.
+
+    A caller that leaves must not take it from those who stay.
+    """
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[T] | None = None
+        """What is under way."""
+        self._closed = False
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Begin the work, unless it is under way; nobody has to wait for it."""
+        if self._closed:
+            raise _closed()
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(work())
+            self.task.add_done_callback(self._ended)
+        return self.task
+
+    async def join(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for the work, begun if need be."""
+        task = self.begin(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise _closed() from None  # nobody cancelled this caller
+            raise
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self.task = None
+        if not task.cancelled():
+            task.exception()  # raised to those who wait; if nobody does any more, to nobody
+
+    async def close(self) -> None:
+        """End what is under way, for good."""
+        self._closed = True
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+
+
 class Slot:
     """Keeps one connection open: the first caller that finds none opens it for all."""
 
@@ -265,38 +309,21 @@ class Slot:
         self._new: Callable[[Any], Connection] = partial(Connection, timeout=timeout, **callbacks)
         self.connection: Connection | None = None
         """The connection that was opened last; it may be broken by now."""
-        self._opening: asyncio.Task[Connection] | None = None
-        self._closed = False
+        self._opening = SharedTask[Connection]()
 
     def open_connection(self) -> Connection | None:
         """Return the connection; if it is not open, begin to open it and return none."""
         connection = self.connection
         if connection is None or connection.broken:
-            self.open_soon()
+            self._opening.begin(self._open)
             return None
         return connection
 
     async def open(self) -> Connection:
-        """Return the connection, opened if need be; all who wait for it share a failure."""
+        """Return the connection, opened if need be."""
         if self.connection is not None and self.connection.broken is None:
             return self.connection
-        opening = self.open_soon()
-        try:
-            # Shielded: one who leaves must not take the connection from those who stay.
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            if self._closed and opening.cancelled():
-                raise _closed() from None  # nobody cancelled this caller
-            raise
-
-    def open_soon(self) -> asyncio.Task[Connection]:
-        """Begin to open the connection, unless that is under way; nobody has to wait for it."""
-        if self._closed:
-            raise _closed()
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open())
-            self._opening.add_done_callback(self._opened)
-        return self._opening
+        return await self._opening.join(self._open)
 
     async def _open(self) -> Connection:
         # Twice: redis-py's own timeout must end first, because it knows the reason.
@@ -305,11 +332,6 @@ class Slot:
             connection = await take_connection(self._pool)
         self.connection = self._new(connection)
         return self.connection
-
-    def _opened(self, opening: asyncio.Task[Connection]) -> None:
-        self._opening = None
-        if not opening.cancelled():
-            opening.exception()  # raised to those who wait; if nobody does any more, to nobody
 
     async def _release(self) -> None:
         connection, self.connection = self.connection, None
@@ -320,10 +342,7 @@ class Slot:
 
     async def close(self) -> None:
         """Close the connection for good, and give it back."""
-        self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait((self._opening,))
+        await self._opening.close()
         await self._release()
 
 
