@@ -279,9 +279,6 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         self._connections_of[node.name] = node, fresh
         return fresh
 
-    def _all_connections(self) -> list[tasks.Connections]:
-        return [connections for _, connections in self._connections_of.values()]
-
     async def _know_map(self) -> None:
         """Read the map of the cluster, unless it is known; all who wait for it share one task."""
         if not self._owned:
@@ -333,7 +330,8 @@ class AsyncClusterTransport(_Map, AsyncTransport):
 
     async def _close(self) -> None:
         await self._first_map.close()
-        await super()._close()
+        for _, connections in self._connections_of.values():
+            await connections.close()
         nodes = list(self._newcomers.values())
         if self._owned:
             # The client would not close them: it does not know that there is a map.

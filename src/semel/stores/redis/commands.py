@@ -331,12 +331,12 @@ class Commands:
         keys = self.keys.record_and_index(ask.identity)
         return Command(ADOPT, keys, (ask.owner, lease), partial(read_adopted, ask.identity), lease)
 
-    def limits_of(self, asks: Sequence[Request[Any]]) -> list[Command[int]]:
+    def limits_of(self, asks: Sequence[Any]) -> list[Command[int]]:
         """Ask for what bounds each of the large values among these; mostly there are none."""
         return [
             Command(INFO, (self.keys.record(ask.identity),), (), read_limit, written=written)
             for ask in asks
-            if isinstance(ask, _WITH_VALUES) and may_be_too_large(ask)
+            if may_be_too_large(ask)
             for written in _GET_LIMITS
         ]
 
@@ -386,27 +386,27 @@ def may_be_too_large(ask: Request[Any]) -> bool:
 
 
 def rejections(
-    asks: Sequence[Request[Any]], limits: Sequence[int | StoreError], where: str
+    asks: Sequence[Any], limits: Sequence[int | StoreError], where: str
 ) -> list[ValueRejected | None]:
     """Tell which values their server can never take, from what it answered to `limits_of`."""
     answers = iter(limits)
-    found: list[ValueRejected | None] = []
-    for ask in asks:
-        rejected = None
-        if isinstance(ask, _WITH_VALUES) and may_be_too_large(ask):
-            size = len(ask.result.data)
-            # If CONFIG GET is not permitted, assume the default limits.
-            found_limits = [next(answers) for _ in LIMITS]
-            limit = min(
-                DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in found_limits
-            )
-            if size > limit - (1 << 12):
-                rejected = ValueRejected(
-                    f"{where} cannot take this: {size} bytes, and it takes at most {limit} at once "
-                    f"({' and '.join(LIMITS)})"
-                )
-        found.append(rejected)
-    return found
+    return [
+        _rejection(len(ask.result.data), [next(answers) for _ in LIMITS], where)
+        if may_be_too_large(ask)
+        else None
+        for ask in asks
+    ]
+
+
+def _rejection(size: int, limits: list[int | StoreError], where: str) -> ValueRejected | None:
+    # If CONFIG GET is not permitted, assume the default limits.
+    limit = min(DEFAULT_LIMIT if isinstance(each, StoreError) else each for each in limits)
+    if size <= limit - (1 << 12):
+        return None
+    return ValueRejected(
+        f"{where} cannot take this: {size} bytes, and it takes at most {limit} at once "
+        f"({' and '.join(LIMITS)})"
+    )
 
 
 def with_rejections(

@@ -14,6 +14,7 @@ from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final
 
+from hiredis import Reader
 from redis import exceptions as driver
 
 from semel.core.optional import have, inside
@@ -128,6 +129,8 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     "TRYAGAIN": driver.TryAgainError,
     "WRONGPASS": driver.AuthenticationError,
 }
+NOT_YET: Final = object()
+"""What a `new_reader` returns while a reply is not whole."""
 _MAXCLIENTS: Final = "ERR max number of clients reached"
 
 
@@ -138,6 +141,13 @@ def reply_error(text: str) -> Exception:
     code, _, rest = text.partition(" ")
     kind = _ERRORS.get(code)
     return driver.ResponseError(text) if kind is None else kind(rest)
+
+
+def new_reader() -> Reader:
+    """Make a parser of what a server sends; an error that it answers is returned."""
+    return Reader(
+        protocolError=driver.InvalidResponse, replyError=reply_error, notEnoughData=NOT_YET
+    )
 
 
 def known_error(error: driver.ResponseError) -> Exception:

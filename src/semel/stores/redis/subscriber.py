@@ -16,21 +16,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from hiredis import Reader
-from redis.exceptions import AskError, InvalidResponse, ResponseError
+from redis.exceptions import AskError, ResponseError
 
 from semel.core.records import Ended
 from semel.errors import RecordUnreadable
 from semel.stores.listening import OnLost, Reopen, Subscriptions
 from semel.stores.redis.commands import pack
-from semel.stores.redis.redis_py import reply_error, socket_of, take_over
+from semel.stores.redis.redis_py import NOT_YET, new_reader, socket_of, take_over
 from semel.stores.redis.replies import unpack_ended
 from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.redis.threads import Transport
 
 CHUNK: Final = 65536
 
-_NOT_YET: Final = object()
 _TTL_BYTES: Final = 6
 
 
@@ -65,16 +63,12 @@ class MessageReader:
 
     def __init__(self, commands: ChannelCommands) -> None:
         self._commands = commands
-        self._reader = Reader(
-            protocolError=InvalidResponse,
-            replyError=reply_error,
-            notEnoughData=_NOT_YET,
-        )
+        self._reader = new_reader()
 
     def read(self, data: bytes, subscriptions: Subscriptions[Any]) -> None:
         """Pass on what is in a piece of the stream; an error that ends the connection is raised."""
         self._reader.feed(data)
-        while (reply := self._reader.gets()) is not _NOT_YET:
+        while (reply := self._reader.gets()) is not NOT_YET:
             match reply:
                 case [b"smessage" | b"message", channel, message]:
                     subscriptions.received(channel, message)
@@ -91,10 +85,11 @@ class MessageReader:
                     raise reply
 
 
-class RedisSubscriber:
-    """One connection of redis-py's that is notified, for threads."""
+class _Subscriber:
+    """What both kinds have in common."""
 
     confirms = True
+    _write: Callable[[bytes], None]
 
     def __init__(self, server: Any, commands: ChannelCommands) -> None:
         # Beside the pool: this connection is in use for long, and must not count there.
@@ -102,23 +97,28 @@ class RedisSubscriber:
         self._commands = commands
         self._messages = MessageReader(commands)
 
+    def subscribe(self, channel: Any) -> None:
+        """Request the messages of a channel."""
+        self._write(self._commands.subscribe(channel))
+
+    def unsubscribe(self, channel: Any) -> None:
+        """Request them no longer."""
+        self._write(self._commands.unsubscribe(channel))
+
+
+class RedisSubscriber(_Subscriber):
+    """One connection of redis-py's that is notified, for threads."""
+
     def open(self) -> None:
         """Connect."""
         self._connection.connect()
         self._socket = socket_of(self._connection)
+        self._write = self._socket.sendall
 
     def fileno(self) -> int:
         """Return the socket to wait on."""
         number: int = self._socket.fileno()
         return number
-
-    def subscribe(self, channel: Any) -> None:
-        """Request the messages of a channel."""
-        self._socket.sendall(self._commands.subscribe(channel))
-
-    def unsubscribe(self, channel: Any) -> None:
-        """Request them no longer."""
-        self._socket.sendall(self._commands.unsubscribe(channel))
 
     def read(self, subscriptions: Subscriptions[Any]) -> None:
         """Pass on what has come."""
@@ -136,29 +136,15 @@ class RedisSubscriber:
         self._connection.disconnect()
 
 
-class AsyncRedisSubscriber(asyncio.Protocol):
+class AsyncRedisSubscriber(_Subscriber, asyncio.Protocol):
     """One connection of redis-py's that is notified, for asyncio."""
-
-    confirms = True
-
-    def __init__(self, server: Any, commands: ChannelCommands) -> None:
-        self._connection = server.connection_class(**server.connection_kwargs)
-        self._commands = commands
-        self._messages = MessageReader(commands)
 
     async def open(self, subscriptions: Subscriptions[Any], on_lost: OnLost) -> None:
         """Connect, and read the stream from then on."""
         await self._connection.connect()
         self._subscriptions, self._on_lost = subscriptions, on_lost
-        self._transport, self._stream = take_over(self._connection, self)
-
-    def subscribe(self, channel: Any) -> None:
-        """Request the messages of a channel."""
-        self._transport.write(self._commands.subscribe(channel))
-
-    def unsubscribe(self, channel: Any) -> None:
-        """Request them no longer."""
-        self._transport.write(self._commands.unsubscribe(channel))
+        transport, self._stream = take_over(self._connection, self)
+        self._write = transport.write
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has come."""

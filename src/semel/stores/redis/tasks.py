@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from hiredis import PushNotification, Reader
+from hiredis import PushNotification
 from redis import exceptions as driver
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import InvalidResponse
@@ -35,9 +35,10 @@ from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import (
+    NOT_YET,
     close_pool,
+    new_reader,
     primary_address,
-    reply_error,
     take_connection,
     take_over,
 )
@@ -69,8 +70,6 @@ SHARE = 4
 """A handful of commands leaves without waiting for more, if it is a good share (one in four) of all
 that is under way: the server works on them while the next ones are made. Were they all in one
 write, client and server would take turns; were it many small ones, each would cost its own."""
-
-_NOT_YET: Final = object()
 
 Waiting: TypeAlias = tuple["asyncio.Future[Any]", float, Command[Any] | None]
 """Who waits, since when, and for the answer to which command (None: for the bare reply)."""
@@ -112,11 +111,7 @@ class Connection(asyncio.Protocol):
         """The commands on their way."""
         self._outbox: list[bytes] = []
         self._alarm: asyncio.TimerHandle | None = None
-        self._reader = Reader(
-            protocolError=InvalidResponse,
-            replyError=reply_error,
-            notEnoughData=_NOT_YET,
-        )
+        self._reader = new_reader()
         self._transport, self._stream = take_over(connection, self)
 
     def ask(self, packed: bytes, command: Command[Any] | None = None) -> asyncio.Future[Any]:
@@ -178,7 +173,7 @@ class Connection(asyncio.Protocol):
             self._note_silence(self._on_late)
         try:
             reader.feed(data)
-            while (reply := reader.gets()) is not _NOT_YET:
+            while (reply := reader.gets()) is not NOT_YET:
                 if type(reply) is PushNotification:
                     continue  # news of the server (RESP3) that nobody asked for
                 first = waiting.popleft()
@@ -434,10 +429,6 @@ class AsyncTransport(ABC):
     ) -> list[Reply | Exception]:
         """Send one round trip."""
 
-    @abstractmethod
-    def _all_connections(self) -> list[Connections]:
-        """The connections to every server that was ever asked."""
-
     async def close(self) -> None:
         """Close what was opened for this transport; a client of the application stays open."""
         ended = has_ended(self._loop, self.where)
@@ -446,9 +437,9 @@ class AsyncTransport(ABC):
         if self._loop is not None and not ended:
             await self._close()
 
+    @abstractmethod
     async def _close(self) -> None:
-        for connections in self._all_connections():
-            await connections.close()
+        """Close what was opened for this transport, on its loop."""
 
     def server_of(self, _key: bytes) -> str | None:
         """Name the server that has a key; None = there is only one."""
@@ -502,17 +493,10 @@ class AsyncServerTransport(AsyncTransport):
         task.add_done_callback(partial(_pass_outcome, answer))
         answer.add_done_callback(lambda _: task.cancel())  # its caller may leave
 
-    def _all_connections(self) -> list[Connections]:
-        return [self._connections]
-
     async def _exchange(
-        self, sendings: Sequence[Sending], *, urgent: bool
+        self, sendings: Sequence[Sending | ScanStep], *, urgent: bool
     ) -> list[Reply | Exception]:
-        return await self._repeated([sending.packed() for sending in sendings], urgent=urgent)
-
-    async def _repeated(
-        self, commands: Sequence[bytes], *, urgent: bool = False
-    ) -> list[Reply | Exception]:
+        commands = [sending.packed() for sending in sendings]
         backoff = Backoff(self._timeout * SEARCH_SHARE)
         while True:
             try:
@@ -588,7 +572,7 @@ class AsyncServerTransport(AsyncTransport):
     async def _close(self) -> None:
         for check in self._checks:
             check.cancel()
-        await super()._close()
+        await self._connections.close()
         if self._owned:
             for pool in pools_of(self.client):
                 await close_pool(pool)
@@ -604,7 +588,7 @@ class AsyncServerTransport(AsyncTransport):
     async def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
         """Make one step of SCAN."""
         async with self._turn():
-            [reply] = await self._repeated([step.packed()])
+            [reply] = await self._exchange([step], urgent=False)
             return read_scan(reply)
 
 

@@ -372,10 +372,8 @@ class ServerTransport(Transport):
         # It did not simply answer: the long way, from the start, knows what to do then.
         return super().ask(command, urgent=urgent)
 
-    def _exchange(self, sendings: Sequence[Sending]) -> list[Reply | Exception]:
-        return self._repeated([sending.packed() for sending in sendings])
-
-    def _repeated(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
+    def _exchange(self, sendings: Sequence[Sending | ScanStep]) -> list[Reply | Exception]:
+        commands = [sending.packed() for sending in sendings]
         backoff = Backoff(self._timeout * SEARCH_SHARE)
         while True:
             try:
@@ -408,5 +406,5 @@ class ServerTransport(Transport):
     def scan(self, step: ScanStep) -> tuple[int, list[bytes]]:
         """Make one step of SCAN."""
         with self._turn():
-            [reply] = self._repeated([step.packed()])
+            [reply] = self._exchange([step])
             return read_scan(reply)
