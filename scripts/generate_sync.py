@@ -67,11 +67,13 @@ SHARED = {
         "store_of",
     },
     "semel.repair.reconcile": {
+        "Background",
         "Case",
         "OpenCases",
         "Report",
         "Unanswered",
         "checked_resolvers",
+        "consult",
     },
     "semel.stores.batching": {
         "ALONE",
@@ -148,12 +150,13 @@ ONLY_TASKS = {
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
 OMITTED = {
+    "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
     "stores/sql/mysql/aio.py": {"_batcher", "_inherited", "_loop", "ask", "batching"},
     "stores/sql/postgres/aio.py": {"_batcher", "ask"},
     "stores/sql/postgres/aio_pool.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},
 }
-"""Functions, methods and attributes that only tasks have, by file: their calls share statements."""
+"""Classes, functions, methods and attributes that only tasks have, by file."""
 
 LOOP = "loop_guard"
 """The attribute that holds an engine's event loop: its checks and its use as an argument."""
@@ -260,7 +263,9 @@ def called(node: ast.AST) -> str | None:
 def is_only_for_tasks(node: ast.stmt, omitted: Container[str]) -> bool:
     """Tell whether a statement has no meaning for threads."""
     match node:
-        case ast.AsyncFunctionDef(name=name) | ast.FunctionDef(name=name) if name in omitted:
+        case (
+            ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name)
+        ) if name in omitted:
             return True
         case ast.If(test=part) | ast.Assign(targets=[part]) | ast.AnnAssign(target=part):
             attributes = (each.attr for each in ast.walk(part) if isinstance(each, ast.Attribute))

@@ -61,6 +61,7 @@ from semel.repair import (
     settle,
 )
 from semel.repair._sync.reconcile import Reconciliation
+from semel.repair._sync.resolve import Decider
 from semel.repair.maintenance import store_of
 from semel.stores.base import Migrating, Store
 from semel.sync import Idempotency
@@ -254,12 +255,10 @@ def reconcile(options: Namespace) -> int:
     resolvers = _imported(options.resolvers)
     with opened(options) as engine:
         reconciliation = Reconciliation(
-            engine,
+            Decider(engine, name=options.name, audit=audit_of(options)),
             resolvers,
             older_than=options.older_than,
             max_tries=options.max_tries,
-            name=options.name,
-            audit=audit_of(options),
         )
 
         def once(stopped: Callable[[], bool]) -> int:

@@ -6,9 +6,11 @@ runs is remembered in memory alone: a restarted reconciler tries everything anew
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from random import random
 from time import monotonic
@@ -20,7 +22,6 @@ from semel.aio import AsyncIdempotency
 from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
-from semel.repair.background import AsyncBackground, aio_consult
 from semel.repair.decisions import (
     AsyncResolver,
     Audit,
@@ -100,7 +101,8 @@ class AsyncReconciler:
         name: str | None = None,
         audit: Audit | None = None,
     ) -> None:
-        self._background = AsyncBackground(seconds("every", every))
+        self._every = seconds("every", every)
+        self._background = AsyncBackground()
         self._own: AsyncIdempotency | None = None
         if isinstance(idempotency, AsyncIdempotency):
             engine = idempotency
@@ -108,14 +110,11 @@ class AsyncReconciler:
             check_target(idempotency)
             engine = self._own = AsyncIdempotency(idempotency)
         self._reconciliation = AsyncReconciliation(
-            engine,
+            AsyncDecider(engine, name=name, lease=lease, audit=audit),
             resolvers,
             older_than=older_than,
             max_tries=max_tries,
             backoff=backoff,
-            lease=lease,
-            name=name,
-            audit=audit,
         )
         self._stops = 0
 
@@ -126,7 +125,7 @@ class AsyncReconciler:
 
     def start(self) -> None:
         """Look now, and again and again, in a task of its own."""
-        self._background.start(self._run)
+        self._background.start(self._look)
 
     async def stop(self) -> None:
         """Look no more; only the record that is being resolved is finished first.
@@ -141,6 +140,15 @@ class AsyncReconciler:
         await self.stop()
         if self._own is not None:
             await self._own.close()
+
+    async def _look(self, stopped: Callable[[], bool]) -> float:
+        """Look once, whatever comes of it; returns seconds until the next look."""
+        try:
+            await self._run(stopped)
+        except Exception:
+            logger.exception("a reconciliation failed; it is tried again")
+        # Many processes that start together should not all look together.
+        return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
     async def _run(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
         async with self._background.one_at_a_time:
@@ -159,17 +167,14 @@ class AsyncReconciliation:
 
     def __init__(
         self,
-        engine: AsyncIdempotency,
+        decider: AsyncDecider,
         resolvers: Mapping[str, AsyncResolver],
         *,
         older_than: Duration,
         max_tries: int,
         backoff: Duration = 60.0,
-        lease: Duration = LEASE,
-        name: str | None,
-        audit: Audit | None,
     ) -> None:
-        self._decider = AsyncDecider(engine, name=name, lease=lease, audit=audit)
+        self._decider = decider
         self._resolvers = checked_resolvers(resolvers, asynchronous=True)
         self._older_than = seconds("older_than", older_than, zero=True)
         self._warned: set[str] = set()
@@ -425,3 +430,86 @@ class OpenCases:
         if case is None or (case.number, case.created_at) != (record.number, record.created_at):
             return None
         return case
+
+
+class AsyncBackground:
+    """Repeats a step in a task, until it is stopped; by hand, as threads and tasks differ here."""
+
+    def __init__(self) -> None:
+        self.one_at_a_time = asyncio.Lock()
+        self.stopping = asyncio.Event()
+        self.running: asyncio.Task[None] | None = None
+
+    def start(self, step: Callable[[Callable[[], bool]], Awaitable[float]]) -> None:
+        """Do the step now, and again after the seconds that it returns.
+
+        It can ask whether it has to end early.
+        """
+        if self.running is None:
+            self.stopping.clear()
+            self.running = asyncio.create_task(self._run(step), name="semel-reconciler")
+
+    async def stop(self) -> None:
+        """Wait for the end of a step in progress."""
+        running, self.running = self.running, None
+        if running is not None:
+            self.stopping.set()
+            await running
+
+    async def _run(self, step: Callable[[Callable[[], bool]], Awaitable[float]]) -> None:
+        while True:
+            pause = await step(self.stopping.is_set)
+            try:
+                await asyncio.wait_for(self.stopping.wait(), pause)
+            except TimeoutError:
+                continue
+            return
+
+
+class Background:
+    """Repeats a step in a thread, until it is stopped."""
+
+    def __init__(self) -> None:
+        self.one_at_a_time = threading.Lock()
+        self.stopping = threading.Event()
+        self.running: threading.Thread | None = None
+
+    def start(self, step: Callable[[Callable[[], bool]], float]) -> None:
+        """Do the step now, and again after the seconds that it returns; see `AsyncBackground`."""
+        if self.running is None:
+            self.stopping.clear()
+            running = threading.Thread(
+                target=self._run, args=(step,), name="semel-reconciler", daemon=True
+            )
+            try:
+                running.start()
+            except BaseException:
+                self.stopping.set()  # an interruption may have come after the thread began
+                raise
+            self.running = running
+
+    def stop(self) -> None:
+        """Wait for the end of a step in progress."""
+        running, self.running = self.running, None
+        if running is not None:
+            self.stopping.set()
+            running.join()
+
+    def _run(self, step: Callable[[Callable[[], bool]], float]) -> None:
+        while not self.stopping.wait(step(self.stopping.is_set)):
+            pass
+
+
+async def aio_consult(resolver: Callable[[Record], object], record: Record) -> object:
+    """Ask a resolver, which may be async."""
+    answer: object
+    if inspect.iscoroutinefunction(resolver):
+        answer = resolver(record)
+    else:  # It asks other systems: a plain function would hold up the event loop.
+        answer = await asyncio.to_thread(resolver, record)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def consult(resolver: Callable[[Record], object], record: Record) -> object:
+    """Ask a resolver."""
+    return resolver(record)

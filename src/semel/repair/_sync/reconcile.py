@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from random import random
 from time import monotonic
 from typing import Self, TypeVar
 
@@ -16,7 +17,6 @@ from semel.core.policy import Duration, seconds
 from semel.core.records import Identity, Record, State
 from semel.errors import StoreError
 from semel.repair._sync.resolve import LEASE, Decider
-from semel.repair.background import Background, consult
 from semel.repair.decisions import (
     Audit,
     Decision,
@@ -30,7 +30,14 @@ from semel.repair.decisions import (
     Unresolved,
 )
 from semel.repair.maintenance import check_target
-from semel.repair.reconcile import OpenCases, Report, Unanswered, checked_resolvers
+from semel.repair.reconcile import (
+    Background,
+    OpenCases,
+    Report,
+    Unanswered,
+    checked_resolvers,
+    consult,
+)
 from semel.stores.base import Store
 from semel.stores.urls import whole_number
 from semel.sync import Idempotency
@@ -78,7 +85,8 @@ class Reconciler:
         name: str | None = None,
         audit: Audit | None = None,
     ) -> None:
-        self._background = Background(seconds("every", every))
+        self._every = seconds("every", every)
+        self._background = Background()
         self._own: Idempotency | None = None
         if isinstance(idempotency, Idempotency):
             engine = idempotency
@@ -86,14 +94,11 @@ class Reconciler:
             check_target(idempotency)
             engine = self._own = Idempotency(idempotency)
         self._reconciliation = Reconciliation(
-            engine,
+            Decider(engine, name=name, lease=lease, audit=audit),
             resolvers,
             older_than=older_than,
             max_tries=max_tries,
             backoff=backoff,
-            lease=lease,
-            name=name,
-            audit=audit,
         )
         self._stops = 0
 
@@ -104,7 +109,7 @@ class Reconciler:
 
     def start(self) -> None:
         """Look now, and again and again, on a thread of its own."""
-        self._background.start(self._run)
+        self._background.start(self._look)
 
     def stop(self) -> None:
         """Look no more; only the record that is being resolved is finished first.
@@ -119,6 +124,15 @@ class Reconciler:
         self.stop()
         if self._own is not None:
             self._own.close()
+
+    def _look(self, stopped: Callable[[], bool]) -> float:
+        """Look once, whatever comes of it; returns seconds until the next look."""
+        try:
+            self._run(stopped)
+        except Exception:
+            logger.exception("a reconciliation failed; it is tried again")
+        # Many processes that start together should not all look together.
+        return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
     def _run(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
         with self._background.one_at_a_time:
@@ -137,17 +151,14 @@ class Reconciliation:
 
     def __init__(
         self,
-        engine: Idempotency,
+        decider: Decider,
         resolvers: Mapping[str, Resolver],
         *,
         older_than: Duration,
         max_tries: int,
         backoff: Duration = 60.0,
-        lease: Duration = LEASE,
-        name: str | None,
-        audit: Audit | None,
     ) -> None:
-        self._decider = Decider(engine, name=name, lease=lease, audit=audit)
+        self._decider = decider
         self._resolvers = checked_resolvers(resolvers, asynchronous=False)
         self._older_than = seconds("older_than", older_than, zero=True)
         self._warned: set[str] = set()
