@@ -185,7 +185,7 @@ def held(semel) -> OutcomeUnknown:
 @pytest.mark.parametrize("page", [500, 1])
 @pytest.mark.parametrize("other", [False, True])
 def test_the_command_that_an_error_names_decides(semel, held, page, other, monkeypatch):
-    monkeypatch.setattr("semel.cli.opening.PAGE", page)
+    monkeypatch.setattr("semel.cli.store.PAGE", page)
     command, instead, retryable = re.findall(r"`([^`]+)`", str(held))
     named = command.replace("--succeeded JSON", f"{instead} {retryable}") if other else command
     words = shlex.split(named.replace("JSON", "'[1]'").replace("TEXT", "declined"))[1:]

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from semel import Idempotency, open_store
-from semel.cli.opening import create_nothing
+from semel.cli.store import create_nothing
 from semel.stores.memory import MemoryStore
 from stores.mysql_given import database_of
 

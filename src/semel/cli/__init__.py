@@ -1,6 +1,6 @@
 """The command `semel`: look at records, resolve what is stuck, keep the store in order.
 
-    commands     what each command does        opening    the engine behind the settings
+    commands     what each command does        store      the engine and store behind the settings
     formatting   records as columns and JSON
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;

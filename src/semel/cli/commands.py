@@ -31,14 +31,14 @@ from semel.cli.formatting import (
     row,
     state_of,
 )
-from semel.cli.opening import (
+from semel.cli.store import (
     NO_RECORD,
     PAGE,
-    all_records,
-    deciding_store,
-    found_settings,
     key_of,
-    opened,
+    open_deciding_store,
+    open_engine,
+    read_records,
+    read_settings,
 )
 from semel.core.attempts import OwnerIds
 from semel.core.codec import omitted
@@ -71,7 +71,7 @@ from semel.sync import Idempotency
 
 def list_records(options: Namespace) -> int:
     """List records by scope, beginning of the key and state, as the column shows it."""
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         records = list(islice(_listed(engine, options), options.limit + 1))
         _print(engine, records[: options.limit], options)
         if len(records) > options.limit:
@@ -82,13 +82,13 @@ def list_records(options: Namespace) -> int:
 def _listed(engine: Idempotency, options: Namespace) -> Iterator[Record]:
     limit = min(PAGE, options.limit + 1)
     stored = None if options.state is None else STATES[options.state]
-    found = all_records(engine, limit, scope=options.scope, prefix=options.prefix, state=stored)
+    found = read_records(engine, limit, scope=options.scope, prefix=options.prefix, state=stored)
     return (record for record in found if options.state in {None, state_of(record)})
 
 
 def stuck(options: Namespace) -> int:
     """List abandoned attempts; the exit code says whether there are any."""
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         found = store_of(engine).stuck(older_than=options.older_than, limit=options.limit)
         if found or options.json:
             _print(engine, found, options)
@@ -99,7 +99,7 @@ def stuck(options: Namespace) -> int:
 
 def show(options: Namespace) -> int:
     """Show everything about one record."""
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         key = key_of(engine, options)
         record = None if key is None else engine.peek(key, scope=options.scope)
         if record is None:
@@ -111,7 +111,7 @@ def show(options: Namespace) -> int:
 
 def counts(options: Namespace) -> int:
     """Count the records by state."""
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         _print_fields(asdict(store_of(engine).counts()), options)
     return 0
 
@@ -149,7 +149,7 @@ def _print_fields(shown: dict[str, Any], options: Namespace) -> None:
 
 def forget(options: Namespace) -> int:
     """Remove a record: the next call runs again."""
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         key = key_of(engine, options)
         record = None if key is None else engine.peek(key, scope=options.scope)
         if key is None or not engine.forget(key, scope=options.scope):
@@ -164,7 +164,7 @@ def forget(options: Namespace) -> int:
 def resolve(options: Namespace) -> int:
     """Write the outcome of an abandoned attempt, as a person found it out."""
     resolution = _resolution(options)
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         key = key_of(engine, options)
         if key is None:
             print(f"nothing was decided: {NO_RECORD}", file=sys.stderr)
@@ -235,7 +235,7 @@ def _why_not(record: Record | None) -> str:
 
 def purge_records(options: Namespace) -> int:
     """Remove expired records, once or again and again."""
-    with opened(options) as engine:
+    with open_engine(options) as engine:
 
         def once(_: Callable[[], bool]) -> int:
             removed = purge(
@@ -253,7 +253,7 @@ def purge_records(options: Namespace) -> int:
 def reconcile(options: Namespace) -> int:
     """Let resolvers say what became of stuck records, once or again and again."""
     resolvers = _imported(options.resolvers)
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         reconciliation = Reconciliation(
             Decider(engine, name=options.name, audit=audit_of(options)),
             resolvers,
@@ -269,7 +269,7 @@ def reconcile(options: Namespace) -> int:
 
 def migrate(options: Namespace) -> int:
     """Make the tables of the store, or bring them up to date."""
-    with closing(deciding_store(options, create=True)) as store:
+    with closing(open_deciding_store(options, create=True)) as store:
         if not isinstance(store, Migrating):
             print("this store makes what it needs by itself: nothing to migrate")
         elif options.print:
@@ -350,9 +350,9 @@ class Finding(NamedTuple):
 
 def doctor(options: Namespace) -> int:
     """Look at the settings and at the store."""
-    settings = found_settings(options)
+    settings = read_settings(options)
     findings = list(_settings(settings))
-    with opened(options) as engine:
+    with open_engine(options) as engine:
         try:
             findings += _store(engine, options)
         except (StoreError, ConfigError) as error:
@@ -381,13 +381,13 @@ def _scheme(url: str) -> str:
 def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
     store = engine.internals.store
     identity = Identity("semel.doctor", new_key())
-    behind = found_settings(options).behind
+    behind = read_settings(options).behind
     if behind is None:
         yield from _written_and_read(store, identity)
         yield from _dangers(store)
     else:
         # By itself: it decides, and what is written to it alone is forgotten without the front.
-        with closing(deciding_store(options, create=False)) as deciding:
+        with closing(open_deciding_store(options, create=False)) as deciding:
             yield from _written_and_read(deciding, identity)
             yield from _dangers(deciding)
         yield _front(store, identity, _scheme(behind))

@@ -1,4 +1,4 @@
-"""Opens the engine that the options and the settings describe.
+"""The engine and the store that the options and the settings name, and reading its records.
 
 A command looks at what others have written: a store that can only be empty is rejected.
 """
@@ -37,9 +37,9 @@ NO_RECORD = (
 
 
 @contextmanager
-def opened(options: Namespace) -> Iterator[Idempotency]:
+def open_engine(options: Namespace) -> Iterator[Idempotency]:
     """Open the engine, and close it afterwards."""
-    settings = found_settings(options)
+    settings = read_settings(options)
     with configured(options), _naming_the_file(options):
         reject_empty_stores(settings)
         engine = Idempotency(
@@ -50,12 +50,12 @@ def opened(options: Namespace) -> Iterator[Idempotency]:
         yield engine
 
 
-def deciding_store(options: Namespace, *, create: bool) -> Store:
+def open_deciding_store(options: Namespace, *, create: bool) -> Store:
     """Open the store that decides, which of two tiers is the one behind.
 
     With `create` it may be new, and a call makes what it needs.
     """
-    settings = found_settings(options)
+    settings = read_settings(options)
     url = settings.url if settings.behind is None else settings.behind
     with configured(options), _naming_the_file(options):
         reject_memory(str(url))
@@ -73,7 +73,7 @@ def create_nothing(store: object) -> None:
         deciding.create_nothing()
 
 
-def found_settings(options: Namespace) -> Settings:
+def read_settings(options: Namespace) -> Settings:
     """Read what an engine of these options is made from."""
     written = {"url": options.url, "prefix": options.store_prefix}
     with configured(options):
@@ -118,13 +118,13 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
             "--digest takes a whole key_digest, which is 32 hexadecimal digits; leave out --digest "
             "to give the key itself"
         )
-    for record in all_records(engine, PAGE, scope=options.scope):
+    for record in read_records(engine, PAGE, scope=options.scope):
         if record.identity.key_digest == wanted:
             return str(record.key)
     return None
 
 
-def all_records(engine: Idempotency, limit: int, **filters: Any) -> Iterator[Record]:
+def read_records(engine: Idempotency, limit: int, **filters: Any) -> Iterator[Record]:
     """Read the records that these filters let through, `limit` at a time."""
     store, cursor = store_of(engine), None
     while True:
