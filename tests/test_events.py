@@ -37,7 +37,7 @@ SHORT = Policy(lease=0.3)
 
 @pytest.fixture(params=KINDS)
 def world(request, monkeypatch) -> Iterator[World]:
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.1)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.1)
     with World(request.param, "memory://") as opened:
         yield opened
 

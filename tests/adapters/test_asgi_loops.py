@@ -87,18 +87,18 @@ def test_it_keeps_the_engine_of_a_loop_that_is_only_paused(sqlite_url):
 
 def test_loops_that_begin_at_the_same_time_have_engines_of_their_own(sqlite_url, monkeypatch):
     app = IdempotencyMiddleware(application, sqlite_url)
-    made = integration.AsyncPlaces
+    made = integration.AsyncSlots
 
     def places(value):
         """Let a second loop, in another thread, come between the steps of the first one."""
-        monkeypatch.setattr(integration, "AsyncPlaces", made)
+        monkeypatch.setattr(integration, "AsyncSlots", made)
         other = threading.Thread(target=lambda: second.append(asyncio.run(asked(app, b"k"))))
         other.start()
         other.join()
         return made(value)
 
     second = []
-    monkeypatch.setattr(integration, "AsyncPlaces", places)
+    monkeypatch.setattr(integration, "AsyncSlots", places)
     assert asyncio.run(asked(app, b"k")) == (200, b"true")
     assert second == [(200, None)]
 

@@ -75,7 +75,7 @@ def test_what_still_runs_after_the_timeout_is_renewed_no_more_but_may_save(idem)
 
 
 def test_nothing_ticks_after_closing_even_if_a_late_result_cannot_be_saved(idem, monkeypatch):
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.01)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.01)
     effect = Effect().held()
     running = idem.start("k", effect, policy=Policy(lease=0.1))
     effect.wait_started()
@@ -90,7 +90,7 @@ def test_nothing_ticks_after_closing_even_if_a_late_result_cannot_be_saved(idem,
 
 
 def test_closing_tries_once_more_to_save_what_could_not_be_saved(idem, monkeypatch):
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.01)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.01)
     idem.store.inject("complete", Refuse(), times=1000)
     assert idem.execute("k", lambda: "paid") == "paid"
     assert len(idem.told(events.ResultNotStored)) == 1
@@ -101,7 +101,7 @@ def test_closing_tries_once_more_to_save_what_could_not_be_saved(idem, monkeypat
 
 
 def test_closing_gives_up_on_a_store_that_stays_down(idem, monkeypatch):
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.01)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.01)
     idem.store.inject("complete", Refuse(), times=1000)
     assert idem.execute("k", lambda: "paid") == "paid"
     idem.close()

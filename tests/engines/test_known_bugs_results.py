@@ -120,7 +120,7 @@ def test_a_stored_result_that_cannot_be_read_is_never_a_reason_to_run_again(worl
 @pytest.fixture
 def quick_to_give_up(monkeypatch):
     """Calls leave the saving to the timer after a moment."""
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.2)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.2)
 
 
 def test_a_result_that_cannot_be_saved_reaches_its_caller_and_keeps_its_key(

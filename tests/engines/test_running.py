@@ -217,7 +217,7 @@ def test_a_claim_that_was_interrupted_though_it_was_never_given_leaves_nothing(m
 
 
 def test_a_result_that_was_lost_while_it_could_not_be_saved_is_told(memory_world, monkeypatch):
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.05)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.05)
     engine, operator = memory_world.engine(), memory_world.engine()
     engine.store.inject("complete", Refuse(), times=3)
     assert engine.execute("k", Effect("paid")) == "paid"
@@ -352,7 +352,7 @@ def test_an_end_that_the_store_rejects_even_without_the_result_is_given_up(memor
 def test_a_late_end_that_the_store_rejects_even_without_the_result_is_given_up(
     memory_world, monkeypatch
 ):
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", -1.0)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", -1.0)
     idem = memory_world.engine()
     idem.store.inject("complete", Refuse())
     idem.store.inject("complete", Refuse(ValueRejected("a trigger says no")), times=MANY)

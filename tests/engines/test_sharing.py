@@ -317,7 +317,7 @@ def test_a_leader_that_lost_its_lease_wakes_one(world):
 
 
 def test_a_result_that_is_not_saved_yet_is_not_shared(world, monkeypatch):
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.05)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.05)
     engine, effect = world.engine(), Effect("paid")
     engine.store.inject("complete", Refuse(), times=MANY)
     leader = running(engine, effect)

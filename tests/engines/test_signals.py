@@ -291,7 +291,7 @@ def check_nothing_is_left(idem: Idempotency) -> None:
     assert current_attempt() is None
     transport = getattr(idem.internals.store, "transport", None)
     if transport is not None:
-        wait_until(lambda: transport._limit._free.qsize() == transport._limit._places)
+        wait_until(lambda: transport._limit._free.qsize() == transport._limit._count)
         pool = transport.client.connection_pool
         wait_until(lambda: len(pool._in_use_connections) == len(transport._connections._idle))
 
@@ -416,7 +416,7 @@ def check_every_place_is_free(idem: Idempotency) -> None:
     check_nothing_is_left(idem)
     for pool in pools_of(idem):
         slots = pool._slots
-        wait_until(lambda slots=slots: slots._free.qsize() == slots._places)
+        wait_until(lambda slots=slots: slots._free.qsize() == slots._count)
 
 
 def take_all(pool: Any) -> None:

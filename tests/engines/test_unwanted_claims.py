@@ -194,7 +194,7 @@ def test_a_closing_engine_gives_back_what_is_in_doubt(memory_world):
 @pytest.fixture
 def impatient(memory_world, monkeypatch):
     """An engine that leaves a save to its timer at once, and a timer that is soon there again."""
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.0)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.0)
     monkeypatch.setattr("semel.core.attempts.SLOWEST_RETRY", 0.05)
     return memory_world.engine(policy=Policy(lease=0.6))
 

@@ -30,7 +30,7 @@ REFUSING = Policy(concurrent="reject")
 @pytest.fixture
 def impatient(monkeypatch):
     """Let a call hand its result over to the timer sooner."""
-    monkeypatch.setattr("semel.engine.outcomes.SAVE_PATIENCE", 0.3)
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", 0.3)
 
 
 def start_held(engine, policy=None):

@@ -289,7 +289,7 @@ def test_a_case_that_a_person_decided_is_closed(given_up):
     assert workshop.store("adopt", identity, OWNER, 60.0) is not None
     assert workshop.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0)
     assert workshop.run(reconciler).waiting == 0
-    assert reconciler._reconciliation._cases._open == {}
+    assert reconciler._reconciliation._open_cases._open == {}
 
 
 def test_a_case_whose_record_is_gone_is_closed(given_up):

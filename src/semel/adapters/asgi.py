@@ -115,7 +115,7 @@ class IdempotencyMiddleware:
         running_loop()  # a server on trio learns here that semel cannot work there
         heard = False
 
-        async def hearing() -> Message:
+        async def receiving() -> Message:
             nonlocal heard
             heard = True
             return await receive()
@@ -129,7 +129,7 @@ class IdempotencyMiddleware:
             await send(message)
 
         try:
-            await self.app(scope, hearing, closing)
+            await self.app(scope, receiving, closing)
         except Exception:
             if heard or not self._integration.opened_here:
                 raise

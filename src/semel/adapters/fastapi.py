@@ -193,7 +193,7 @@ class Responses:
         self._class: type[Response] = given.value if is_default else given
         self._status: int | None = route.status_code
         # FastAPI's quick way: a model is written to JSON at once.
-        self._quick = "dump_json" in _KNOWN and has_model and is_default
+        self._dumps_json = "dump_json" in _KNOWN and has_model and is_default
         told = {
             "field": route.response_field,
             "include": route.response_model_include,
@@ -203,7 +203,7 @@ class Responses:
             "exclude_defaults": route.response_model_exclude_defaults,
             "exclude_none": route.response_model_exclude_none,
             "is_coroutine": is_coroutine,
-            "dump_json": self._quick,
+            "dump_json": self._dumps_json,
         }
         self._serialize: Callable[..., Awaitable[Any]] = partial(
             serialize_response, **{name: value for name, value in told.items() if name in _KNOWN}
@@ -216,7 +216,7 @@ class Responses:
         content = await self._serialize(response_content=value)
         status = beginnings.status_code or self._status
         options: dict[str, Any] = {} if status is None else {"status_code": status}
-        if self._quick:
+        if self._dumps_json:
             response = Response(content, media_type="application/json", **options)
         else:
             response = self._class(content, **options)

@@ -240,7 +240,7 @@ def answered(integration: Integration, rules: RouteRules, view: Callable[[], Any
         try:
             response = current_app.make_response(view())
         except HTTPException as error:
-            _refused(begun, error)
+            _rejected(begun, error)
             raise
         return _recorded(begun, response)
     except BaseException as error:
@@ -249,7 +249,7 @@ def answered(integration: Integration, rules: RouteRules, view: Callable[[], Any
         raise
 
 
-def _refused(exchange: Exchange, error: HTTPException) -> None:
+def _rejected(exchange: Exchange, error: HTTPException) -> None:
     """Record an answer that was raised, as by `abort(404)`; it goes on its way as an error."""
     raised = error.get_response()
     status, lines = raised.status_code, _lines(raised)
@@ -361,7 +361,7 @@ class Body:
         this = _behind(request)
         environ, known = this.environ, vars(this)
         self._untouched = "stream" not in known
-        self._kept = "_cached_data" in known
+        self._cached = "_cached_data" in known
         self._parsed = "form" in known
         self._form = "form" in known and this.mimetype in _FORMS and not this.get_data()
         lines = wsgi.header_lines(environ)
@@ -389,7 +389,7 @@ class Body:
         if self._form and not body and (chunked or length > 0):
             # Flask parses a form with errors as an empty one, and empty forms all look alike.
             raise Rejected("body_incomplete")
-        if not self._kept and self._is_cut(body, length, chunked=chunked):
+        if not self._cached and self._is_cut(body, length, chunked=chunked):
             raise ConfigError(
                 "the body was read from request.stream before the view: read it by "
                 "request.get_data(), which keeps it"

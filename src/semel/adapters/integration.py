@@ -24,8 +24,8 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
-from semel.stores.batching import AsyncPlaces, running_loop
-from semel.stores.forking import Places
+from semel.stores.batching import AsyncSlots, running_loop
+from semel.stores.forking import Slots
 from semel.sync import Idempotency
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class AsyncExchange(Struct, eq=False):
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: AsyncPlaces
+    _large: AsyncSlots
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -199,7 +199,7 @@ class AsyncHere(NamedTuple):
     """What an integration has for one event loop."""
 
     engine: AsyncIdempotency
-    large: AsyncPlaces
+    large: AsyncSlots
 
 
 class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
@@ -221,7 +221,7 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
 
     def __missing__(self, loop: asyncio.AbstractEventLoop) -> AsyncHere:
         # Loops run in threads of their own: each step here is atomic.
-        here = AsyncHere(self._next(), AsyncPlaces(LARGE_AT_ONCE))
+        here = AsyncHere(self._next(), AsyncSlots(LARGE_AT_ONCE))
         # An engine keeps its loop alive, so it is for us to let both go.
         for other in self.copy():
             if other.is_closed():
@@ -258,7 +258,7 @@ class Here(NamedTuple):
     """What an integration has for all threads."""
 
     engine: Idempotency
-    large: Places
+    large: Slots
 
 
 class Engines(dict[str, Here]):
@@ -269,7 +269,7 @@ class Engines(dict[str, Here]):
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self.first = engine
-        self[place()] = Here(engine, Places(LARGE_AT_ONCE))
+        self[place()] = Here(engine, Slots(LARGE_AT_ONCE))
 
     def close(self) -> None:
         """Close the engine."""

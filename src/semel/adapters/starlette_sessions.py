@@ -264,12 +264,12 @@ class _CommitGuard:
         self._root, self._savepoint = session.get_transaction(), session.get_nested_transaction()
 
     def __enter__(self) -> None:
-        event.listen(self._session, "before_commit", self._refuse)
+        event.listen(self._session, "before_commit", self._reject)
 
     def __exit__(self, *_: object) -> None:
-        event.remove(self._session, "before_commit", self._refuse)
+        event.remove(self._session, "before_commit", self._reject)
 
-    def _refuse(self, session: Session) -> None:
+    def _reject(self, session: Session) -> None:
         # Savepoints of the endpoint's own are committed as ever.
         if session.get_nested_transaction() is self._savepoint:
             raise ConfigError(

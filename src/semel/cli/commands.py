@@ -384,12 +384,12 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
     behind = read_settings(options).behind
     if behind is None:
         yield from _written_and_read(store, identity)
-        yield from _dangers(store)
+        yield from _diagnosed(store)
     else:
         # By itself: it decides, and what is written to it alone is forgotten without the front.
         with closing(open_deciding_store(options, create=False)) as deciding:
             yield from _written_and_read(deciding, identity)
-            yield from _dangers(deciding)
+            yield from _diagnosed(deciding)
         yield _front(store, identity, _scheme(behind))
     if ScanRequest not in store.unsupported:
         looked = health(store)
@@ -401,7 +401,7 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
         yield Finding("warning" if looked.alert else "ok", "stuck", age)
 
 
-def _dangers(store: Store) -> Iterator[Finding]:
+def _diagnosed(store: Store) -> Iterator[Finding]:
     """Ask the server whose word counts: what a front forgets, SQL still has."""
     try:
         for danger in store.diagnose():

@@ -82,7 +82,7 @@ START_AGAIN = 0.1
 """Seconds after which a timer that could not be started is tried again."""
 
 
-SAVE_PATIENCE = 2.0
+SAVE_FOR = 2.0
 """How long a call goes on telling the store its result before the timer takes over."""
 
 
@@ -190,7 +190,7 @@ class Outcomes(Generic[S]):
         self._endings: dict[Identity, tuple[int, str]] = {}
         """How held attempts of this engine ended: the number of each, and what happened."""
 
-    def switch(self, store: S) -> dict[str, Any]:
+    def use_store(self, store: S) -> dict[str, Any]:
         """Go on with another store, as an engine that has just been made; for tests.
 
         Returns the state to go back to: everything that the engine knew of its own store.
@@ -296,7 +296,7 @@ class Outcomes(Generic[S]):
             )
         return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
 
-    def refuse(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
+    def reject(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
         """Reject the call; `number` is of the attempt that is in its way."""
         if isinstance(error, OutcomeUnknown) and number is not None:
             known, ending = self._endings.get(call.identity, (number, None))
@@ -306,11 +306,11 @@ class Outcomes(Generic[S]):
         raise about(error, call.identity)
 
     def _wait_timed_out(self, call: Call, retry_after: float) -> NoReturn:
-        self.refuse(call, waited_too_long(call.rules, retry_after))
+        self.reject(call, waited_too_long(call.rules, retry_after))
 
     def too_many(self, call: Call, retry_after: float) -> NoReturn:
         """Reject the call, because so many wait already."""
-        self.refuse(call, TooManyWaiting(call.rules.message or "", retry_after=retry_after))
+        self.reject(call, TooManyWaiting(call.rules.message or "", retry_after=retry_after))
 
     def _left(self, call: Call, busy: Wait, end: float) -> float:
         """How many seconds this call may still wait."""
@@ -323,7 +323,7 @@ class Outcomes(Generic[S]):
         """Return an outcome that the store was not asked for now, unless the rules reject it."""
         step = decide(finished, call.rules)
         if isinstance(step, Reject):
-            self.refuse(call, step.error, step.number)
+            self.reject(call, step.error, step.number)
         return finished
 
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
@@ -577,7 +577,7 @@ class SaveBackoff:
     """How a call goes on telling the store its result, after the first failure."""
 
     def __init__(self, rules: Rules, now: float) -> None:
-        self._end = now + SAVE_PATIENCE
+        self._end = now + SAVE_FOR
         self._pauses = pauses(rules)
 
     def pause(self, now: float) -> float | None:

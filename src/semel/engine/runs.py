@@ -249,7 +249,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 raise
             self._not_claiming(call, request)
             if type(step) is Reject:
-                self.refuse(call, step.error, step.number)
+                self.reject(call, step.error, step.number)
             return step
 
     async def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:

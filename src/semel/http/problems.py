@@ -104,7 +104,7 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
 
 _FIRST_SERVER_ERROR: Final = 500
 _TYPE: Final = "urn:semel:problem:"
-_WORDS: Final = ("status", "title", "detail", "type")
+_FIELDS: Final = ("status", "title", "detail", "type")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -122,7 +122,7 @@ def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
             raise ConfigError(f"no problem has the code {code!r}; known: {', '.join(PROBLEMS)}")
         for name, value in words.items():
             kind = int if name == "status" else str
-            if name not in _WORDS or not isinstance(value, kind):
+            if name not in _FIELDS or not isinstance(value, kind):
                 raise ConfigError(
                     f"problem {code!r}: {name}={value!r} is not one of status (a number), "
                     "title, detail, type (texts)"

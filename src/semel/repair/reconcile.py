@@ -178,19 +178,21 @@ class AsyncReconciliation:
         self._resolvers = checked_resolvers(resolvers, asynchronous=True)
         self._older_than = seconds("older_than", older_than, zero=True)
         self._warned: set[str] = set()
-        self._cases = OpenCases(whole_number("max_tries", max_tries), seconds("backoff", backoff))
+        self._open_cases = OpenCases(
+            whole_number("max_tries", max_tries), seconds("backoff", backoff)
+        )
 
     async def run(self, *, full: bool, stopped: Callable[[], bool]) -> Report:
         """Look into what is stuck, and into what was left open before.
 
         Once `stopped`, the record that is being looked into is the last one.
         """
-        again = self._cases.due(monotonic())
+        again = self._open_cases.due(monotonic())
         found = await self._scan(stopped) if full else await self._list()
         errors = await self._close_what_was_decided(found, stopped)
         decisions = self._report_without_resolver(found)
         moved_on = 0
-        due = [self._cases.open(record).identity for record in found if self._is_ready(record)]
+        due = [self._open_cases.open(record).identity for record in found if self._is_ready(record)]
         for identity in dict.fromkeys([*again, *due]):
             if stopped():
                 break
@@ -205,7 +207,7 @@ class AsyncReconciliation:
             decisions=tuple(decisions),
             moved_on=moved_on,
             errors=errors,
-            waiting=len(self._cases.waiting()),
+            waiting=len(self._open_cases.waiting()),
         )
 
     async def _tolerant(
@@ -248,14 +250,16 @@ class AsyncReconciliation:
         )
 
     def _is_ready(self, record: Record) -> bool:
-        return record.scope in self._resolvers and self._cases.is_ready(record, monotonic())
+        return record.scope in self._resolvers and self._open_cases.is_ready(record, monotonic())
 
     def _report_without_resolver(self, found: list[Record]) -> list[Decision]:
         """Report once each record whose scope has no resolver."""
         decisions: list[Decision] = []
         for record in found:
-            if record.scope not in self._resolvers and self._cases.is_ready(record, monotonic()):
-                self._cases.leave(record)
+            if record.scope not in self._resolvers and self._open_cases.is_ready(
+                record, monotonic()
+            ):
+                self._open_cases.leave(record)
                 reason = "no resolver is registered for its scope"
                 decisions.append(self._decider.made(Unresolved, record, reason=reason, tries=0))
                 self._decider.report(decisions[-1])
@@ -267,7 +271,7 @@ class AsyncReconciliation:
         """Forget cases that somebody else has decided; returns how many could not be looked at."""
         errors = 0
         listed = {record.identity for record in found}
-        for identity in self._cases.waiting():
+        for identity in self._open_cases.waiting():
             if stopped():
                 break
             if identity not in listed:
@@ -277,9 +281,9 @@ class AsyncReconciliation:
 
     async def _close_if_over(self, identity: Identity) -> bool:
         record = await self._decider.store.get(identity)
-        over = self._cases.is_over(record)
+        over = self._open_cases.is_over(record)
         if over:
-            self._cases.close(identity)
+            self._open_cases.close(identity)
         return over
 
     # --- deciding --------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ class AsyncReconciliation:
             return []
         resolution = await self._consult(record)
         if isinstance(resolution, Unknown):
-            age = record.now - self._cases.open(record).abandoned_at + monotonic() - sent
+            age = record.now - self._open_cases.open(record).abandoned_at + monotonic() - sent
             if not await self._decider.give_back(record, age):
                 await self._close_if_over(identity)
                 return []
@@ -301,7 +305,7 @@ class AsyncReconciliation:
         else:
             self._warn_of_ttl(record, resolution)
             stored = await self._decider.write(record, resolution, may_omit=True)
-            self._cases.close(identity)
+            self._open_cases.close(identity)
             made = [self._decider.decision(record, resolution, stored=stored)]
         for decision in made:
             self._decider.report(decision)
@@ -319,7 +323,7 @@ class AsyncReconciliation:
         return Unanswered(f"the resolver gave {type(answer).__name__}, which is no resolution")
 
     def _leave_open(self, record: Record, unknown: Unknown) -> list[Decision]:
-        tries, last = self._cases.tried(record, monotonic())
+        tries, last = self._open_cases.tried(record, monotonic())
         kind = ResolverFailed if isinstance(unknown, Unanswered) else Unresolved
         made = [self._decider.made(kind, record, reason=unknown.reason, tries=tries)]
         if last:

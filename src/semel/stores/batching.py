@@ -194,7 +194,7 @@ class RequestQueue:
             self._sender = None
             for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
-            self._next.refuse(_INTERRUPTED)
+            self._next.reject(_INTERRUPTED)
 
     async def _send_batch(self, batch: list[Member]) -> None:
         answers: Sequence[Any] = [ALONE] * len(batch)
@@ -205,7 +205,7 @@ class RequestQueue:
         except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
             pass
         if all(type(answer) is StoreUnavailable for answer in answers):
-            self._next.refuse(str(answers[0]))  # a locked record has an error of another class
+            self._next.reject(str(answers[0]))  # a locked record has an error of another class
         for member, answer in zip(batch, answers, strict=True):
             if answer is ALONE:
                 self._ask_alone(member)
@@ -235,7 +235,7 @@ class RequestQueue:
     async def close(self) -> None:
         """Refuse those that wait, and let what is away come back."""
         self._closed = True
-        self._next.refuse("the store was closed")
+        self._next.reject("the store was closed")
         while away := {*self._stragglers, *filter(None, (self._sender,))}:
             await asyncio.wait(away)
 
@@ -309,7 +309,7 @@ class NextBatches:
         batches = _rounded_up(waiting, self._most_members)
         return _rounded_up(waiting, batches) if batches else 0
 
-    def refuse(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
         """Let nobody wait any longer."""
         for member in self._members:
             member.fail(StoreUnavailable(reason))
@@ -369,8 +369,8 @@ def has_ended(first: asyncio.AbstractEventLoop | None, place: str) -> bool:
     return True
 
 
-class AsyncPlaces:
-    """A limited number of places for tasks, taken and given back as `forking.Places` are."""
+class AsyncSlots:
+    """A limited number of slots for tasks, taken and given back as `forking.Slots` are."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
@@ -381,7 +381,7 @@ class AsyncPlaces:
         block: bool = True,
         timeout: float | None = None,  # noqa: ASYNC109 - as a queue for threads has it
     ) -> object:
-        """Take a place; raises `queue.Empty`."""
+        """Take a slot; raises `queue.Empty`."""
         if self._free.locked():  # else there is no need for a timer
             if not block:
                 raise Empty
@@ -394,6 +394,6 @@ class AsyncPlaces:
             await self._free.acquire()
         return self
 
-    def give(self, _place: object) -> None:
-        """Give a place back."""
+    def give(self, _slot: object) -> None:
+        """Give a slot back."""
         self._free.release()

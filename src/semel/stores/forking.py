@@ -2,7 +2,7 @@
 
 A lock that another thread holds at the moment of a fork stays held in the child for ever, and
 what it protects is copied half changed. So every store that registers here is brought to rest
-before the fork, goes on in the parent, and starts afresh in the child. `ForkSafeLock` and `Places`
+before the fork, goes on in the parent, and starts afresh in the child. `ForkSafeLock` and `Slots`
 are two that do.
 """
 
@@ -68,11 +68,11 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-MOST_PLACES: Final = 1 << 16
+MOST_SLOTS: Final = 1 << 16
 """There are no more ports to connect from; more than that means "as many as possible"."""
 
 
-class Place:
+class Slot:
     """The right to be one of a limited number. One that nobody holds any more returns by itself.
 
     So none is lost when an exception of a signal handler strikes between taking and giving.
@@ -86,19 +86,19 @@ class Place:
     def __del__(self) -> None:
         free = self._free()
         if free is not None:  # else all of them are gone, or were left behind by a fork
-            free.put(Place(self._free))
+            free.put(Slot(self._free))
 
 
-class Places:
-    """A limited number of places for threads: at connections, or at work that few may do at a time.
+class Slots:
+    """A limited number of slots for threads: at connections, or at work that few may do at a time.
 
     Each has one holder at a time. Taking and giving are one step each, which no exception of a
     signal handler can tear apart; a semaphore for threads is written in Python, and may lose a
-    place or keep its lock. It costs ten times as much, too.
+    slot or keep its lock. It costs ten times as much, too.
     """
 
     def __init__(self, count: int) -> None:
-        self._places = count
+        self._count = count
         self.after_fork_in_child()
         follow_forks(self)
 
@@ -109,16 +109,16 @@ class Places:
         """Go on."""
 
     def after_fork_in_child(self) -> None:
-        """Begin anew: places taken by the parent's threads will never come back here."""
-        self._free: SimpleQueue[Place] = SimpleQueue()
+        """Begin anew: slots taken by the parent's threads will never come back here."""
+        self._free: SimpleQueue[Slot] = SimpleQueue()
         free = ref(self._free)
-        for _ in range(min(self._places, MOST_PLACES)):
-            self._free.put(Place(free))
+        for _ in range(min(self._count, MOST_SLOTS)):
+            self._free.put(Slot(free))
         # No functions of ours around these: every exchange with a server asks.
-        self.get: Callable[..., Place] = self._free.get
-        """Take a place (`block=`, `timeout=`); raises `queue.Empty`."""
+        self.get: Callable[..., Slot] = self._free.get
+        """Take a slot (`block=`, `timeout=`); raises `queue.Empty`."""
         self.give: Callable[[Any], None] = self._free.put
-        """Give a place back."""
+        """Give a slot back."""
 
 
 class ForkSafeLock:

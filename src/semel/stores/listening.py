@@ -188,7 +188,7 @@ class Subscriptions(Generic[W]):
         self.backoff.succeeded()
         self._requested.popleft().set(Listening.YES)
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """The oldest subscription that was requested is not possible here."""
         self._requested.popleft().set(Listening.NO)
 

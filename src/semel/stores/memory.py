@@ -49,7 +49,7 @@ from semel.stores.urls import (
     cursor_after,
     merge_options,
     position,
-    refuse_in_url,
+    reject_in_url,
     split_url,
     whole_number,
 )
@@ -100,7 +100,7 @@ def _arguments(url: str, options: dict[str, Any]) -> dict[str, Any]:
     address, in_url = split_url(url)
     if address not in {"", "/"}:
         raise ConfigError(f"memory:// has no address; got {address!r}")
-    refuse_in_url(in_url, clock="a function")
+    reject_in_url(in_url, clock="a function")
     return merge_options("memory", in_url, options, OPTIONS)
 
 

@@ -212,7 +212,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     return unquote(address), options
 
 
-def refuse_in_url(in_url: Iterable[str], **by_name: str) -> None:
+def reject_in_url(in_url: Iterable[str], **by_name: str) -> None:
     """Refuse the options that a URL cannot carry; `by_name` are those of this store, and why."""
     reasons = _BESIDE_EVERY_URL | by_name
     for name in in_url:
@@ -265,12 +265,12 @@ def positive_seconds(name: str, value: object) -> float:
     return number
 
 
-_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+_BOOLEANS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
-def switch(name: str, value: object) -> bool:
+def boolean(name: str, value: object) -> bool:
     """Read on or off, from a URL or as it is."""
-    read = value if isinstance(value, bool) else _SWITCH.get(str(value).lower())
+    read = value if isinstance(value, bool) else _BOOLEANS.get(str(value).lower())
     if read is None:
         raise ConfigError(f"{name} is on or off, not {value!r}")
     return read

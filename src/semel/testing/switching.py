@@ -38,7 +38,7 @@ class _Block:
     """An open block: the inside of its engine, its state there, and that before the block."""
 
     def __init__(self, engine: Any, store: Any) -> None:
-        self.before: dict[str, Any] = engine.switch(store)
+        self.before: dict[str, Any] = engine.use_store(store)
         self.engine, self.mine, self.process = engine, vars(engine), os.getpid()
 
 

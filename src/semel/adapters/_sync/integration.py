@@ -22,7 +22,7 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
-from semel.stores.forking import Places
+from semel.stores.forking import Slots
 from semel.sync import Idempotency
 
 LARGE: Final = 64 * 1024
@@ -106,7 +106,7 @@ class Exchange(Struct, eq=False):
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: Places
+    _large: Slots
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""

@@ -238,7 +238,7 @@ class Runs(Outcomes[Store]):
                 raise
             self._not_claiming(call, request)
             if type(step) is Reject:
-                self.refuse(call, step.error, step.number)
+                self.reject(call, step.error, step.number)
             return step
 
     def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:

@@ -148,10 +148,10 @@ class TransactionContext(Generic[Result]):
             case Finished():
                 return runs.answered(call, step, waited=False)
             case Reject(error=error, number=number):
-                runs.refuse(call, error, number)
+                runs.reject(call, error, number)
             case Wait(retry_after=retry_after):
                 # It runs elsewhere under a lease: no lock of ours would end with it.
-                runs.refuse(call, ConcurrentRequest(retry_after=retry_after))
+                runs.reject(call, ConcurrentRequest(retry_after=retry_after))
             case _:
                 assert_never(step)
 

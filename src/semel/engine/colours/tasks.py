@@ -166,7 +166,7 @@ class SharedRuns:
 
     def __init__(self, leaders: LeadersOfLoops, guard: LoopGuard) -> None:
         self._guard = guard
-        self._following: dict[Waiter, tuple[Hashable, ReferenceType[Any]]] = {}
+        self._waiting: dict[Waiter, tuple[Hashable, ReferenceType[Any]]] = {}
         """The calls of this engine that wait, by their waiters; for `_check`."""
         self._checking: asyncio.TimerHandle | None = None
         self.forgets = leaders.forgets
@@ -199,7 +199,7 @@ class SharedRuns:
         self, place: Hashable, caller: object, waiter: Waiter, end: float | None
     ) -> Reply | None:
         """Wait for a reply; None when nobody leads any more."""
-        self._following[waiter] = place, ref(caller)
+        self._waiting[waiter] = place, ref(caller)
         try:
             if self._checking is None:
                 self._check_later()
@@ -207,7 +207,7 @@ class SharedRuns:
                 return await waiter
             await asyncio.wait((waiter,), timeout=max(0.0, end - time.monotonic()))
         finally:
-            self._following.pop(waiter, None)
+            self._waiting.pop(waiter, None)
         if not waiter.done():
             self._leaders.leave(place, waiter)
             return LATE
@@ -219,9 +219,9 @@ class SharedRuns:
     def _check(self) -> None:
         """Wake those whose leader ended without saying so; one timer serves all that wait."""
         self._checking = None
-        if self._following:
+        if self._waiting:
             self._check_later()  # first: it goes on, whatever interrupts this one
-        for waiter, (place, caller) in tuple(self._following.items()):
+        for waiter, (place, caller) in tuple(self._waiting.items()):
             if not waiter.done() and self._leaders.is_orphaned(place, caller(), waiter):
                 waiter.set_result(None)
 

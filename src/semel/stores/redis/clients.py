@@ -35,7 +35,7 @@ from redis.backoff import NoBackoff
 
 from semel.errors import ConfigError
 from semel.stores.redis.errors import CLUSTER
-from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, refuse_in_url
+from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, reject_in_url
 
 # --- URLs ------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ def _database(path: str) -> int:
 def _query_options(query: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
-        refuse_in_url([name], timeout="an option of open_store, and the setting store_timeout")
+        reject_in_url([name], timeout="an option of open_store, and the setting store_timeout")
         parse = OPTIONS.get(name)
         if parse is None:
             raise ConfigError(

@@ -54,7 +54,7 @@ _BUSY = "{where} is busy running somebody's script"
 _NO_SENTINEL = "no sentinel of {where} answers and knows a primary of that name"
 _CLIENTS = "{where} has reached its maxclients"
 _DATABASE = "{where} has no database of that number"
-_FOREIGN = "its key at {where} holds another type, so somebody else uses this prefix"
+_OTHER_TYPE = "its key at {where} holds another type, so somebody else uses this prefix"
 
 # The first class that fits gives the answer, so subclasses stand before their bases.
 _BY_CLASS: tuple[tuple[type[Exception], type[StoreError], str], ...] = (
@@ -84,7 +84,7 @@ _BY_WORD: tuple[tuple[str, type[StoreError], str], ...] = (
     ("NOREPLICAS", StoreUnavailable, _NO_REPLICAS),
     ("MASTERDOWN", StoreUnavailable, _NO_PRIMARY),
     ("BUSY ", StoreUnavailable, _BUSY),
-    ("WRONGTYPE", RecordUnreadable, _FOREIGN),
+    ("WRONGTYPE", RecordUnreadable, _OTHER_TYPE),
     ("NOAUTH", StoreRefused, _LOGIN),
     ("WRONGPASS", StoreRefused, _LOGIN),
     ("unauthenticated", StoreRefused, _LOGIN),

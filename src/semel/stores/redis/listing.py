@@ -167,7 +167,7 @@ class Listing:
                 if not keys:
                     count = min(count * 2, _WIDEST_STEP)  # few keys here are ours: look further
                 if position == 0:
-                    node = _following(nodes, node)
+                    node = _next_node(nodes, node)
             room = limit - len(records)
             chunk, waiting = waiting[:room], waiting[room:]
             found = yield [self._single.get(GetRequest(identity)) for identity in chunk]
@@ -231,7 +231,7 @@ def _matches(record: Record, ask: ScanRequest) -> bool:
     )
 
 
-def _following(nodes: Sequence[str], node: str) -> str | None:
+def _next_node(nodes: Sequence[str], node: str) -> str | None:
     """The server after this one; a server that joined since has what another one gave away."""
     return next((other for other in nodes if other > node), None)
 

@@ -77,7 +77,7 @@ class MessageReader:
                 case [b"sunsubscribe" | b"unsubscribe", channel, _]:
                     subscriptions.ended(channel)
                 case AskError():  # a MovedError is one too: another node has the slot
-                    subscriptions.refused()
+                    subscriptions.rejected()
                 case ResponseError() if self._commands.sharded and "unknown command" in str(reply):
                     self._commands.sharded = False
                     raise Reopen

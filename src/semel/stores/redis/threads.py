@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.forking import Place, Places
+from semel.stores.forking import Slot, Slots
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -57,7 +57,7 @@ Answer = TypeVar("Answer")
 # --- how many callers ------------------------------------------------------------------------
 
 
-class Limit(Places):
+class Limit(Slots):
     """Lets as many callers in as there are connections; the others wait, for a bounded time.
 
     redis-py's own pools refuse the caller that finds every connection in use (only one of its four
@@ -70,13 +70,13 @@ class Limit(Places):
         self._timeout = timeout
         self._where = where
 
-    def take(self) -> Place:
+    def take(self) -> Slot:
         """Wait for a place; the caller returns it with `give`."""
         try:
             return self.get(timeout=self._timeout)
         except Empty:
             raise StoreUnavailable(
-                f"all {self._places} connections to {self._where} stayed in use for "
+                f"all {self._count} connections to {self._where} stayed in use for "
                 f"{self._timeout:g} s; nothing was sent. "
                 "Raise max_connections, or look for what holds them"
             ) from None

@@ -36,7 +36,7 @@ from semel.stores.urls import (
     DEFAULT_TIMEOUT,
     merge_options,
     positive_seconds,
-    refuse_in_url,
+    reject_in_url,
     split_url,
 )
 
@@ -172,7 +172,7 @@ def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, 
     address, in_url = split_url(url)
     if not address.startswith("/"):
         raise ConfigError(f"{url}: write sqlite:///semel.db, or sqlite:////var/lib/semel.db")
-    refuse_in_url(in_url, clock="a function", trace="a function")
+    reject_in_url(in_url, clock="a function", trace="a function")
     arguments = merge_options("sqlite", in_url, options, OPTIONS)
     given = arguments.pop("timeout", timeout)
     return address[1:], {**arguments, "timeout": positive_seconds("timeout", given)}

@@ -116,7 +116,7 @@ def complete_many(table: str, rows: int) -> str:
     return (
         f"UPDATE {table} SET status = {int(State.SUCCEEDED)}, result_payload = v.column1, "  # noqa: S608 - names from this module
         "codec = v.column2, lease_until = NULL, expire_at = v.column3, updated_at = v.column4 "
-        f"FROM (VALUES {_places(rows, 6)}) AS v WHERE identity = v.column5 "
+        f"FROM (VALUES {_placeholders(rows, 6)}) AS v WHERE identity = v.column5 "
         f"AND owner = v.column6 AND +status = {int(State.PROCESSING)}"
     )
 
@@ -125,7 +125,8 @@ def whose(table: str, rows: int) -> str:
     """Read who owns the rows that are running for the first time, by which claim."""
     return (
         f"SELECT biz_type, idem_key, owner, fence FROM {table} "  # noqa: S608 - names from this module
-        f"WHERE identity IN {_places(1, rows)} AND status = {int(State.PROCESSING)} AND number = 1"
+        f"WHERE identity IN {_placeholders(1, rows)} "
+        f"AND status = {int(State.PROCESSING)} AND number = 1"
     )
 
 
@@ -135,12 +136,12 @@ def upsert(table: str) -> str:
     changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in kept)
     names = ("identity", "prefix", *COLUMNS)
     return (
-        f"INSERT INTO {table} ({', '.join(names)}) VALUES {_places(1, len(names))} "  # noqa: S608 - names from this module
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES {_placeholders(1, len(names))} "  # noqa: S608 - names from this module
         f"ON CONFLICT (identity) DO UPDATE SET {changes}"
     )
 
 
-def _places(rows: int, columns: int) -> str:
+def _placeholders(rows: int, columns: int) -> str:
     row = ", ".join("?" * columns)
     return ", ".join([f"({row})"] * rows)
 

@@ -227,12 +227,13 @@ class Breaker:
     call that is let through moves the time of the next one on, so one that never comes back blocks
     nobody.
 
-    `patience` is how long a call may take: no second one tries while the first may still answer.
+    `longest_call` is how long a call may take: while the first may still answer, no second one
+    tries.
     """
 
-    def __init__(self, where: str, patience: float) -> None:
+    def __init__(self, where: str, longest_call: float) -> None:
         self._where = where
-        self._patience = patience
+        self._longest_call = longest_call
         self._lock = ForkSafeLock()
         self._pause = FIRST_PAUSE
         self._tried = 0.0
@@ -247,7 +248,7 @@ class Breaker:
                 return True
             if now < self._next:
                 return False
-            self._tried, self._next = now, now + max(self._pause, self._patience)
+            self._tried, self._next = now, now + max(self._pause, self._longest_call)
             return True
 
     def learn(self, answers: Sequence[object], began: float, now: float) -> None:

@@ -127,8 +127,8 @@ HINTED: Final = 1.0
 """Seconds that a hint lasts. Its owner takes it away when the attempt ends, unless the front is out
 of its reach: then nobody would, and a waiting caller would wait for the whole lease."""
 
-_KINDS: Final = {State.SUCCEEDED: Kind.SUCCEEDED, State.FAILED: Kind.FAILED}
-_STATES: Final = {kind: state for state, kind in _KINDS.items()}
+_KIND_OF: Final = {State.SUCCEEDED: Kind.SUCCEEDED, State.FAILED: Kind.FAILED}
+_STATES: Final = {kind: state for state, kind in _KIND_OF.items()}
 
 _CONCERNING: Final = frozenset(
     {
@@ -294,7 +294,7 @@ class Tier:
         if look is None or not isinstance(answer, Finished) or not _fits(answer.outcome):
             return False
         entry = look.found.entry
-        return entry is None or entry.rank < (answer.fence, _KINDS[answer.state])
+        return entry is None or entry.rank < (answer.fence, _KIND_OF[answer.state])
 
     def copies(
         self, wanted: Sequence[Asked], records: Sequence[Record | None], sent: float
@@ -335,7 +335,7 @@ class Tier:
             return self._closed(note, identity)
         body = pack_body(note.number, note.fingerprint, outcome)
         return self._calls.put(
-            identity, _KINDS[state], note.fence, body, look=note.look, sent=sent, valid=valid
+            identity, _KIND_OF[state], note.fence, body, look=note.look, sent=sent, valid=valid
         )
 
 

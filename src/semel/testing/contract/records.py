@@ -387,31 +387,31 @@ VALUES = {
     "a codec with a suffix": Encoded("json+aesgcm/2", b"1"),
 }
 
-KEPT = {Identity("values", name): value for name, value in VALUES.items()}
+STORED = {Identity("values", name): value for name, value in VALUES.items()}
 
 
 class ValueContract(StoreUnderTest):
     """Stores never look inside an outcome. All values are kept side by side in one store."""
 
     def test_a_result_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
-        for identity, value in KEPT.items():
+        for identity, value in STORED.items():
             driven.claim(ask(ANNA, identity=identity))
             assert driven.complete(identity, ANNA, value, LONG) is True, identity
-        for identity, value in KEPT.items():
+        for identity, value in STORED.items():
             assert record_of(driven, identity).outcome == value, identity
             finished = driven.claim(ask(BERT, identity=identity))
             assert isinstance(finished, Finished), identity
             assert finished.outcome == value, identity
 
     def test_an_error_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
-        for identity, value in KEPT.items():
+        for identity, value in STORED.items():
             driven.claim(ask(ANNA, identity=identity))
             driven.fail(identity, ANNA, value, retryable=False, keep_fingerprint=True, ttl=LONG)
-        for identity, value in KEPT.items():
+        for identity, value in STORED.items():
             assert record_of(driven, identity).outcome == value, identity
 
     def test_a_mark_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
-        for identity, value in KEPT.items():
+        for identity, value in STORED.items():
             driven.put(identity, value, LONG, owner=ANNA)
-        for identity, value in KEPT.items():
+        for identity, value in STORED.items():
             assert record_of(driven, identity).outcome == value, identity

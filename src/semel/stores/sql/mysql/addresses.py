@@ -19,12 +19,12 @@ from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.verbs import OwnColumns
 from semel.stores.urls import (
+    boolean,
     check_login,
     merge_options,
     positive_seconds,
-    refuse_in_url,
+    reject_in_url,
     split_url,
-    switch,
     whole_number,
 )
 
@@ -99,7 +99,7 @@ def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
     if not database or "/" in database:
         raise ConfigError(f"name the database in the URL: {scheme}://user:password@host/database")
     in_url = split_url(url)[1]
-    refuse_in_url(in_url, columns="a mapping of functions")
+    reject_in_url(in_url, columns="a mapping of functions")
     merged = merge_options(scheme, in_url, options, ADDRESS_OPTIONS | STORE_OPTIONS)
     address = Address(
         host=parts.hostname or "localhost",
@@ -122,7 +122,7 @@ def _user(parts: SplitResult, scheme: str) -> str:
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
     """Make a context that checks the server's certificate, unless `ssl_verify` is off."""
-    if not options or not switch("ssl", options.get("ssl", True)):
+    if not options or not boolean("ssl", options.get("ssl", True)):
         return None
     try:
         context = ssl.create_default_context(cafile=options.get("ssl_ca"))
@@ -130,7 +130,7 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
             context.load_cert_chain(options["ssl_cert"], options.get("ssl_key"))
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the certificates of the URL cannot be read: {error}") from error
-    if not switch("ssl_verify", options.get("ssl_verify", True)):
+    if not boolean("ssl_verify", options.get("ssl_verify", True)):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
@@ -177,9 +177,9 @@ def set_up(
         seconds,
         merged.get("table", DEFAULT_TABLE),
         merged.get("columns", {}),
-        switch("autocreate", merged.get("autocreate", True)),
+        boolean("autocreate", merged.get("autocreate", True)),
         whole_number("max_size", merged.get("max_size", MOST_CONNECTIONS)),
-        switch("batching", merged.get("batching", True)),
+        boolean("batching", merged.get("batching", True)),
     )
 
 

@@ -27,7 +27,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import (
     ALONE,
     Alone,
-    AsyncPlaces,
+    AsyncSlots,
     Batcher,
     only_loop,
     weight_of_claim,
@@ -367,7 +367,7 @@ class Pool:
 
     def _fresh(self) -> None:
         self._loop: AbstractEventLoop | None = None
-        self._slots = AsyncPlaces(self._size)
+        self._slots = AsyncSlots(self._size)
         self._lent: WeakKeyDictionary[tasks.Connection, Any] = WeakKeyDictionary()
         """The place of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[tasks.Connection] = deque()

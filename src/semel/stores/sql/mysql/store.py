@@ -25,7 +25,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, weight_of_claim, weight_of_complete
-from semel.stores.forking import Places, follow_forks
+from semel.stores.forking import Slots, follow_forks
 from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors
 from semel.stores.sql.mysql import threads
 from semel.stores.sql.mysql.addresses import Options, set_up, settings
@@ -343,7 +343,7 @@ class Pool:
         follow_forks(self)
 
     def _fresh(self) -> None:
-        self._slots = Places(self._size)
+        self._slots = Slots(self._size)
         self._lent: WeakKeyDictionary[threads.Connection, Any] = WeakKeyDictionary()
         """The place of each connection that is in use: one that is lost takes none along."""
         self._idle: deque[threads.Connection] = deque()

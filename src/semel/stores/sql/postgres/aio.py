@@ -49,7 +49,7 @@ from semel.stores.sql.postgres.settings import all_options, settings
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
-from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, positive_seconds, switch
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, boolean, positive_seconds
 
 T = TypeVar("T")
 
@@ -302,7 +302,7 @@ class AsyncPostgresStore(AsyncSingles):
         self._renewals = AsyncExecutor(reserved, self._schema, seconds)
         self._batches = AsyncBatches(self._postgres_verbs, self._postgres, self._renewals)
         super().__init__(self._postgres_verbs, self._postgres)
-        self._shares = switch("batching", batching)
+        self._shares = boolean("batching", batching)
         """Whether tasks that ask at the same time share statements; threads never do."""
         self._batcher = (
             Batcher(AsyncSingles(self._postgres_verbs, self._postgres).ask, self._batches.send)

@@ -20,7 +20,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from semel.errors import StoreUnavailable
-from semel.stores.batching import AsyncPlaces, has_ended, only_loop
+from semel.stores.batching import AsyncSlots, has_ended, only_loop
 from semel.stores.forking import follow_forks
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.errors import BECAME_REPLICA
@@ -120,7 +120,7 @@ class AsyncOwnPool:
 
     def _start(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._slots = AsyncPlaces(self._settings.max_size)
+        self._slots = AsyncSlots(self._settings.max_size)
         self._idle: deque[AsyncOwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
@@ -287,7 +287,7 @@ class AsyncGivenConnection:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
         self._opened_by = os.getpid()
-        self._turn = AsyncPlaces(1)
+        self._turn = AsyncSlots(1)
 
     @asynccontextmanager
     async def lend(self, deadline: Deadline) -> AsyncIterator[AsyncSession]:
@@ -301,7 +301,7 @@ class AsyncGivenConnection:
 
 
 @asynccontextmanager
-async def in_turn(turn: AsyncPlaces, deadline: Deadline) -> AsyncIterator[None]:
+async def in_turn(turn: AsyncSlots, deadline: Deadline) -> AsyncIterator[None]:
     """Let one call at a time use a connection."""
     try:
         place = await turn.get(timeout=deadline.left)

@@ -64,7 +64,7 @@ _CLIENTS = "{place} has no connection left; lower max_size, or put pgbouncer in 
 _TABLE = f"the table is missing in {{place}} ({{text}}): {RESTORE}"
 _COLUMN = "{place}: {text}; own columns are added by ALTER TABLE, or store.migrate(columns=...)"
 _RIGHTS = f"{{place}}: {{text}}; as a role that may create tables, {_MIGRATE}, then {_GRANT}"
-_FOREIGN = (
+_OTHER_TABLE = (
     "{place}: {text}, and it belongs to another table (one that is renamed keeps the names of its "
     "indexes): rename it, or take another table name"
 )
@@ -98,7 +98,7 @@ _BY_CLASS: Final[tuple[tuple[type[Exception], type[IdempotencyError], str], ...]
     (sql.InvalidSchemaName, ConfigError, _TABLE),
     (sql.UndefinedColumn, ConfigError, _COLUMN),
     (sql.InsufficientPrivilege, ConfigError, _RIGHTS),
-    (sql.DuplicateTable, ConfigError, _FOREIGN),
+    (sql.DuplicateTable, ConfigError, _OTHER_TABLE),
     (sql.NotNullViolation, ConfigError, _NO_VALUE),
     (sql.UniqueViolation, StoreError, _OTHER_ROW),
     (psycopg.DataError, ValueRejected, _VALUE),  # psycopg's own, without a code
@@ -110,7 +110,7 @@ DRIVER_ERRORS: Final = (psycopg.Error, UnicodeEncodeError)
 """What `translate` knows: all that psycopg raises, and text that no database can hold."""
 
 # A refused connection brings no code, only the server's words.
-_REFUSALS: Final = (
+_REJECTIONS: Final = (
     ("does not exist", _NOT_THERE),
     (
         "password|authentication (?:failed|method)|permitted to log in",
@@ -121,7 +121,7 @@ _REFUSALS: Final = (
         "{place} does not let this client in ({text})",
     ),
 )
-_HOPELESS: Final = re.compile("|".join(words for words, _ in _REFUSALS))
+_HOPELESS: Final = re.compile("|".join(words for words, _ in _REJECTIONS))
 _CROWDED: Final = re.compile("too many (?:clients|connections)|connection slots")
 
 
@@ -142,7 +142,7 @@ def translate(error: Exception, place: str) -> IdempotencyError:
     for kind, ours, message in _BY_CLASS:
         if isinstance(error, kind):
             return ours(message.format(place=place, text=text))
-    for words, message in _REFUSALS:
+    for words, message in _REJECTIONS:
         if re.search(words, text):
             return StoreRefused(message.format(place=place, text=text))
     if _CROWDED.search(text):

@@ -20,7 +20,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from semel.errors import StoreUnavailable
-from semel.stores.forking import Places, follow_forks
+from semel.stores.forking import Slots, follow_forks
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.errors import BECAME_REPLICA
 from semel.stores.sql.postgres.psycopg_sessions import (
@@ -116,7 +116,7 @@ class OwnPool:
         follow_forks(self)
 
     def _start(self) -> None:
-        self._slots = Places(self._settings.max_size)
+        self._slots = Slots(self._settings.max_size)
         self._idle: deque[OwnSession] = deque()
         """The one that was used last is used next, so that the others become old."""
 
@@ -281,7 +281,7 @@ class GivenConnection:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._opened_by = os.getpid()
-        self._turn = Places(1)
+        self._turn = Slots(1)
 
     @contextmanager
     def lend(self, deadline: Deadline) -> Iterator[Session]:
@@ -295,7 +295,7 @@ class GivenConnection:
 
 
 @contextmanager
-def in_turn(turn: Places, deadline: Deadline) -> Iterator[None]:
+def in_turn(turn: Slots, deadline: Deadline) -> Iterator[None]:
     """Let one call at a time use a connection."""
     try:
         place = turn.get(timeout=deadline.left)

@@ -24,7 +24,7 @@ from semel.stores.sql.schema import (
     still_to_run,
 )
 from semel.stores.sql.verbs import OwnColumns, Statement, Verb
-from semel.stores.urls import switch, whole_number
+from semel.stores.urls import boolean, whole_number
 
 LOCK: Final = int.from_bytes(b"semel", "big")
 """The advisory lock that migrations take, for all tables of a database."""
@@ -195,7 +195,7 @@ def make_schema(
         table,
         schema,
         partitions=None if partitions is None else whole_number("partitions", partitions),
-        autocreate=switch("autocreate", autocreate),
+        autocreate=boolean("autocreate", autocreate),
     )
 
 

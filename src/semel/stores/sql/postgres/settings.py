@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.errors import ConfigError
-from semel.stores.urls import check_login, merge_options, refuse_in_url, switch, whole_number
+from semel.stores.urls import boolean, check_login, merge_options, reject_in_url, whole_number
 
 STORE_OPTIONS: Final = frozenset(
     {"table", "schema", "columns", "partitions", "autocreate", "timeout", "batching"}
@@ -66,7 +66,7 @@ def part(url: str) -> tuple[str, dict[str, str]]:
     theirs: list[str] = []
     for option in filter(None, query.split("&")):
         name, _, value = option.partition("=")
-        refuse_in_url([name], columns="a mapping of functions")
+        reject_in_url([name], columns="a mapping of functions")
         if name not in STORE_OPTIONS | POOL_OPTIONS:
             theirs.append(option)
         elif name in ours:
@@ -111,7 +111,7 @@ def settings(url: str, options: Mapping[str, Any], timeout: float) -> Settings:
         place=_place(parameters),
         min_size=least,
         max_size=most,
-        prepare=switch("prepare", options.get("prepare", True)),
+        prepare=boolean("prepare", options.get("prepare", True)),
         timeout=timeout,
     )
 

@@ -50,7 +50,7 @@ from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.store import SQLStore
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
-from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, positive_seconds, switch
+from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, boolean, positive_seconds
 
 T = TypeVar("T")
 
@@ -299,7 +299,7 @@ class PostgresStore(Singles):
         self._renewals = Executor(reserved, self._schema, seconds)
         self._batches = Batches(self._postgres_verbs, self._postgres, self._renewals)
         super().__init__(self._postgres_verbs, self._postgres)
-        self._shares = switch("batching", batching)
+        self._shares = boolean("batching", batching)
         """Whether threads that ask at the same time share statements; threads never do."""
 
     def watch(self, identity: Identity) -> Watch:

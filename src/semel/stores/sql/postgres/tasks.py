@@ -21,7 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from semel.stores.batching import AsyncPlaces
+from semel.stores.batching import AsyncSlots
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.aio_pool import (
     AsyncGivenConnection,
@@ -289,7 +289,7 @@ class AsyncpgGivenConnection:
     def __init__(self, connection: AsyncpgConnection) -> None:
         self._connection = connection
         self._opened_by = os.getpid()
-        self._turn = AsyncPlaces(1)
+        self._turn = AsyncSlots(1)
 
     @asynccontextmanager
     async def lend(self, deadline: Deadline) -> AsyncIterator[AsyncSession]:

@@ -17,7 +17,7 @@ from semel.stores.sql.rows import Row, behind, listed, page_of
 from semel.stores.sql.verbs import OwnColumns, Statement, SwapVerbs, Verb, operation
 from semel.stores.urls import position, whole_number
 
-DANGERS: Final = {
+UNSAFE_WHEN_OFF: Final = {
     "fsync": "a crash of the machine may damage the whole database; set it to on",
     "full_page_writes": "a crash of the machine may damage the whole database; set it to on",
     "synchronous_commit": "a crash of the server loses the last commits, and their operations run "
@@ -116,7 +116,7 @@ class PostgresVerbs(SwapVerbs):
         reply = yield Statement(
             "SELECT name::text FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[]) "
             "AND setting = 'off' ORDER BY name",
-            (list(DANGERS),),
+            (list(UNSAFE_WHEN_OFF),),
             writes=False,
         )
-        return [f"{name} is off: {DANGERS[name]}" for (name,) in reply.rows]
+        return [f"{name} is off: {UNSAFE_WHEN_OFF[name]}" for (name,) in reply.rows]
