@@ -329,37 +329,24 @@ class Background:
             await asyncio.wait(self._tasks, timeout=_LAST_REQUESTS)
 
 
-class Flow:
-    """One request that runs, and the chunks of its answer: beyond a limit they go out at once.
+class Flow(Struct, eq=False):
+    """One request that runs, and the chunks of its answer: beyond a limit they go out at once."""
 
-    `shield` is around all waiting that a cancellation must not end.
-    """
-
-    __slots__ = (
-        "_early",
-        "_ended",
-        "_error",
-        "_held",
-        "_left",
-        "_out",
-        "_ready",
-        "_shield",
-        "_size",
-        "_task",
-        "limit",
-    )
-
-    def __init__(
-        self, limit: int, shield: Callable[[], AbstractContextManager[Any]] = nullcontext
-    ) -> None:
-        self.limit, self._shield = limit, shield
-        self._size = 0
-        self._held: list[bytes] = []
-        self._out: asyncio.Queue[bytes | None] | None = None
-        self._left = self._ended = False
-        self._error: BaseException | None = None
-        self._early: Any = None
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    limit: int
+    _shield: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Is around all waiting that a cancellation must not end."""
+    _size: int = 0
+    _held: list[bytes] = []
+    _out: asyncio.Queue[bytes | None] | None = None
+    _left: bool = False
+    """Nobody sends the answer any more."""
+    _ended: bool = False
+    _error: BaseException | None = None
+    _early: Any = None
+    """The answer that is sent while it is read."""
+    _task: Any = None
+    _ready: Any = None
+    """The future that is done when an answer can be sent."""
 
     # --- for the server's task ---------------------------------------------------------------
 
@@ -368,6 +355,7 @@ class Flow:
 
         A caller that is cancelled waits for it: what a request uses must not be closed under it.
         """
+        self._ready = asyncio.get_running_loop().create_future()
         task = self._task = background.begin(self._run(request))
         try:
             await self._ready

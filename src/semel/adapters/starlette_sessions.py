@@ -307,19 +307,13 @@ def _unbound() -> Iterator[None]:
 # --- the request ---------------------------------------------------------------------------------
 
 
-class CommittingFlow(Flow):
+class CommittingFlow(Flow, kw_only=True):
     """An answer too large to be kept is sent while it is read: its rows are committed before."""
 
-    __slots__ = ("_commit",)
-
-    def __init__(
-        self, limit: int, commit: Callable[[Response, bytes | None], Awaitable[None]]
-    ) -> None:
-        super().__init__(limit, shield)
-        self._commit = commit
+    commit: Callable[[Response, bytes | None], Awaitable[None]]
 
     async def _open(self, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
-        await self._commit(begun(self._sent(asyncio.Queue())), None)
+        await self.commit(begun(self._sent(asyncio.Queue())), None)
         if not (self._left or self._ready.done()):  # the client may have gone meanwhile
             await super()._open(begun)
 
@@ -372,7 +366,7 @@ class Work:
     ) -> None:
         self._rules, self._choice, self._given = rules, choice, given
         self._engine, self._call = engine, call
-        self.flow = CommittingFlow(rules.max_response, self._commit)
+        self.flow = CommittingFlow(rules.max_response, shield, commit=self._commit)
         self._attempt: Attempt | None = None
         self._ended = False
 

@@ -72,10 +72,8 @@ class ClientRules:
         retry_for: Duration = 60.0,
         app: str | None = None,
     ) -> None:
-        checked = Choices(
-            header=header, methods=methods
-        )  # as the integrations on the other side do
-        self.header, self.methods = header, checked.methods
+        # Checked as the integrations on the other side do.
+        self.header, self.methods = header, Choices(header=header, methods=methods).methods
         self.retries = _count(retries)
         self.backoff = seconds("backoff", backoff)
         self.backoff_max = seconds("backoff_max", backoff_max)
@@ -111,11 +109,11 @@ class ClientRules:
                 return None
             call = Call(target.origin, self._line(target, attempt) if given is None else given)
         if target.origin != call.origin:
-            return Sending(self, call, target, None, retries=0, began=now)
+            return Sending(self, call, target, None, 0, now)
         if target.method not in self.methods:  # a redirect made a GET of it, or the caller chose so
-            return Sending(self, call, target, given, retries=0, began=now)
+            return Sending(self, call, target, given, 0, now)
         retries = self.retries if repeatable else 0
-        return Sending(self, call, target, call.line, retries=retries, began=now)
+        return Sending(self, call, target, call.line, retries, now)
 
     def _line(self, target: Target, attempt: Attempt | None) -> str:
         return line_of_key(self.new_key() if attempt is None else attempt.derive_next(target.part))
@@ -167,26 +165,17 @@ class Call(Struct):
     done: bool = False
 
 
-class Sending:
+class Sending(Struct, eq=False):
     """One request on its way: after each try it says whether, and when, the next one follows."""
 
-    __slots__ = ("_began", "_made", "_retries", "_rules", "_target", "call", "line")
-
-    def __init__(
-        self,
-        rules: ClientRules,
-        call: Call,
-        target: Target,
-        line: str | None,
-        *,
-        retries: int,
-        began: float,
-    ) -> None:
-        self.call = call
-        self.line = line
-        """The header that goes out; None = none may."""
-        self._rules, self._target = rules, target
-        self._retries, self._made, self._began = retries, 0, began
+    _rules: ClientRules
+    call: Call
+    _target: Target
+    line: str | None
+    """The header that goes out; None = none may."""
+    _retries: int
+    _began: float
+    _made: int = 0
 
     def after_error(self, error: Exception, now: float) -> float | None:
         """Return the seconds to wait before the next try; None = the error is the outcome."""
