@@ -12,8 +12,8 @@ What the view returns becomes a response here, is saved, and goes on its way thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import cache, partial, wraps
 from itertools import chain
 from operator import methodcaller
 from typing import Any, Final, TypeVar, Unpack, cast, overload
@@ -104,7 +104,10 @@ class Idempotent:
         """
         url, configured = _configured(app)
         options = {**configured, **self._options}
-        integration = Integration(self._engine(url), {}) if self._given is None else self._given
+        integration = self._given
+        if integration is None:
+            integration = Integration(Idempotency(url), {})
+            self._opened.append(integration.engine)
         if middleware:
             everything: Any = {**options, **paths}
             wrapped = IdempotencyMiddleware(app.wsgi_app, integration.engine, **everything)
@@ -119,7 +122,21 @@ class Idempotent:
                 f"{', '.join(paths)}: only the middleware takes paths (middleware=True)"
             )
         views = self._views_of[app] = _Views(integration, options)
-        app.before_request(_Check(views, self._decorated))
+
+        @cache  # With the first request, when all routes are known.
+        def check() -> None:
+            check_protected(
+                [
+                    Decorated(given, protected, views.rules_for(options).choices.methods)
+                    for given, protected, options in self._decorated
+                ],
+                [
+                    Routed(current_app.view_functions.get(rule.endpoint), rule.methods or ())
+                    for rule in current_app.url_map.iter_rules()
+                ],
+            )
+
+        app.before_request(check)
         app.extensions["semel"] = self
 
     def close(self) -> None:
@@ -128,11 +145,6 @@ class Idempotent:
             engine.close()
         if self._given is not None:
             self._given.close()
-
-    def _engine(self, url: str | None) -> Idempotency:
-        engine = Idempotency(url)
-        self._opened.append(engine)
-        return engine
 
     def _protect(self, options: dict[str, Any], view: F) -> F:
         if self._views is not None:
@@ -172,29 +184,6 @@ class _Views:
                 known  # with the options: another dict may get their id
             )
         return known[1]
-
-
-class _Check:
-    """Looks at the routes of an application when it is asked for the first time: all are known."""
-
-    def __init__(self, views: _Views, decorated: list[tuple[Any, Any, dict[str, Any]]]) -> None:
-        self._views, self._decorated = views, decorated
-        self._passed = False
-
-    def __call__(self) -> None:
-        if self._passed:
-            return
-        check_protected(
-            [
-                Decorated(given, protected, self._views.rules_for(options).choices.methods)
-                for given, protected, options in self._decorated
-            ],
-            [
-                Routed(current_app.view_functions.get(rule.endpoint), rule.methods or ())
-                for rule in current_app.url_map.iter_rules()
-            ],
-        )
-        self._passed = True
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -296,43 +285,22 @@ def _recorded(exchange: Exchange, response: Response) -> Response:
     except BaseException:
         response.close()
         raise
-    if not whole:
-        return _streamed(exchange, response, lines, chain(held, chunks))
-    instead = exchange.answered(status, lines, b"".join(held))
+    source = response.response
+    if not whole and not response.is_sequence:  # sent as it comes
+        rest = chain(held, chunks)
+        response.response = StreamedAnswer(exchange, status, lines, rest, source)
+        response.direct_passthrough = False
+        return response
+    instead = exchange.answered(status, lines, b"".join(held) if whole else None)
     if instead is not None:
-        return _replaced(response, instead)
+        other = _response(instead)
+        other.call_on_close(response.close)  # what belongs to this one is closed with it
+        return other
     if not response.is_sequence:
-        _replace(response, held)
-    return response
-
-
-def _streamed(
-    exchange: Exchange, response: Response, lines: list[HeaderLine], chunks: Iterator[bytes]
-) -> Response:
-    """Send an answer that is too large to be kept as it comes."""
-    if response.is_sequence:
-        exchange.answered(response.status_code, lines, None)
-    else:
-        source = response.response
-        response.response = StreamedAnswer(exchange, response.status_code, lines, chunks, source)
+        response.call_on_close(partial(wsgi.close, source))  # when the chunks are out
+        response.response = held
         response.direct_passthrough = False
     return response
-
-
-def _replace(response: Response, held: list[bytes]) -> None:
-    """Send the chunks of a stream that was read; its source is closed when they are out."""
-    closing = getattr(response.response, "close", None)
-    if closing is not None:
-        response.call_on_close(closing)
-    response.response = held
-    response.direct_passthrough = False
-
-
-def _replaced(response: Response, answer: Answer) -> Response:
-    """Return another answer; what belongs to this one is closed with it."""
-    other = _response(answer)
-    other.call_on_close(response.close)
-    return other
 
 
 def _response(answer: Answer) -> Response:
