@@ -33,7 +33,14 @@ from semel.adapters.wsgi import (
 from semel.core.optional import Needed
 from semel.errors import ConfigError
 from semel.http.options import IntegrationOptions, MiddlewareOptions, PathOptions, chosen
-from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
+from semel.http.requests import (
+    HeaderLine,
+    Headers,
+    Request,
+    form_bytes,
+    upload_of,
+    without_boundary,
+)
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.sync import Idempotency
@@ -375,11 +382,8 @@ class Body:
         return chunked or len(body) < length
 
     def _form_bytes(self) -> bytes:
-        uploads = []
-        for name, file in request.files.items(multi=True):
-            position = file.stream.tell()  # a hook may have read it, for a checksum
-            file.stream.seek(0)
-            content = file.stream.read()
-            file.stream.seek(position)
-            uploads.append(Upload(name, file.filename or "", file.content_type or "", content))
+        uploads = [
+            upload_of(name, file.filename, file.content_type, file.stream)
+            for name, file in request.files.items(multi=True)
+        ]
         return form_bytes(request.form.items(multi=True), uploads)

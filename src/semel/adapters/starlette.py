@@ -561,17 +561,14 @@ class Body:
         self._parts = vars(request)  # what was read or parsed of its body is not public
         self._form = self._parts["_form"]
         scope = request.scope
+        lines: list[requests.HeaderLine] = scope["headers"]
         self.request = requests.Request(
             scope["method"].upper(),
             scope["path"],
             scope.get("query_string", b""),
-            requests.Headers(self._lines()),
+            requests.Headers(lines if self._form is None else without_boundary(lines)),
             request,
         )
-
-    def _lines(self) -> list[requests.HeaderLine]:
-        lines: list[requests.HeaderLine] = self._request.scope["headers"]
-        return lines if self._form is None else without_boundary(lines)
 
     async def read(self) -> bytes:
         """Return the body; one that nobody has read yet is kept for the endpoint."""

@@ -421,6 +421,15 @@ class Upload(NamedTuple):
 _CONTENT_TYPE: Final = b"content-type"
 
 
+def upload_of(name: str, filename: str | None, content_type: str | None, file: Any) -> Upload:
+    """Read a file of a form, which may have been read before us, for a checksum."""
+    position = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(position)
+    return Upload(name, filename or "", content_type or "", content)
+
+
 def form_bytes(fields: Iterable[tuple[str, str]], uploads: Sequence[Upload]) -> bytes:
     """Write fields as a form does, so that keys are found in them; with files, by their lengths."""
     if not uploads:

@@ -40,7 +40,14 @@ from semel.adapters.integration import Flow
 from semel.adapters.wsgi import content_length, header_lines, is_chunked, up_to
 from semel.core.optional import have
 from semel.errors import ConfigError
-from semel.http.requests import HeaderLine, Headers, Request, Upload, form_bytes, without_boundary
+from semel.http.requests import (
+    HeaderLine,
+    Headers,
+    Request,
+    form_bytes,
+    upload_of,
+    without_boundary,
+)
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, Answer
 
@@ -122,7 +129,11 @@ class Body:
         """Write what was parsed before us, by Django or by REST framework."""
         request, given = self._request, self._given
         if request.content_type in _FORMS and hasattr(request, "_files"):
-            fields, uploads = _pairs(request.POST), _uploads(request.FILES)
+            fields = _pairs(request.POST)
+            uploads = [
+                upload_of(name, file.name, file.content_type, file)
+                for name, file in _pairs(request.FILES)
+            ]
             if not fields and not uploads:
                 raise Rejected("body_incomplete")  # what Django makes of a form with errors
             return form_bytes(fields, uploads)
@@ -153,17 +164,6 @@ def _query(request: Any) -> bytes:
 
 def _pairs(fields: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, values in fields.lists() for value in values]
-
-
-def _uploads(files: Any) -> list[Upload]:
-    uploads = []
-    for name, file in _pairs(files):
-        position = file.tell()  # a middleware may have read it, for a checksum
-        file.seek(0)
-        content = file.read()
-        file.seek(position)
-        uploads.append(Upload(name, file.name or "", file.content_type or "", content))
-    return uploads
 
 
 # --- responses -----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ async def aread(response: Any, limit: int, flow: Flow | None) -> ResponseParts:
         return _parts(response, [response.content], limit)
     content = response.streaming_content
     if not response.is_async:  # read whole, as Django would
-        return _replaced(response, await sync_to_async(_listed)(content), limit)
+        return _replaced(response, await sync_to_async(lambda: [*content])(), limit)
     if flow is None:
         return _replaced(response, await _all(content), limit)
     await read_on(response, flow)
@@ -265,10 +265,6 @@ def _replaced(response: Any, chunks: list[bytes], limit: int) -> ResponseParts:
     """Let a response that was read whole be sent."""
     response.streaming_content = _again(chunks)
     return _parts(response, chunks, limit)
-
-
-def _listed(chunks: Iterable[bytes]) -> list[bytes]:
-    return [*chunks]
 
 
 async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
