@@ -1,4 +1,4 @@
-"""semel, through its public doors."""
+"""semel, by its public API."""
 
 from __future__ import annotations
 

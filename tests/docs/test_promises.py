@@ -11,8 +11,8 @@ import pytest
 
 from docs.test_examples import ROOT, blocks, script
 
-DOOR = re.compile(r"Idempotent\(|Idempotency(?:Middleware|Interceptor)")
-"""The first of them on a page makes the door, or names it in the settings."""
+INTEGRATION = re.compile(r"Idempotent\(|Idempotency(?:Middleware|Interceptor)")
+"""The first of them on a page makes the integration, or names it in the settings."""
 
 GUARANTEES = """\
 | you use | at most one stored outcome | at most one effect |
@@ -52,9 +52,9 @@ def test_the_pages_can_be_tried_twice_in_one_folder(tmp_path):
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"docs/howto/{page}.md" for page in [*INTEGRATIONS, "sessions"])]
 )
-def test_the_first_example_of_a_door_says_whose_key_it_is_and_holds_none(page):
+def test_the_first_example_of_an_integration_says_whose_key_it_is_and_holds_none(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    first = next(block.code for block in blocks(text) if DOOR.search(block.code))
+    first = next(block.code for block in blocks(text) if INTEGRATION.search(block.code))
     assert re.search(r"\btenant\b", first, re.IGNORECASE), first
     assert "payment()" not in first
 

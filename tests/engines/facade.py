@@ -253,11 +253,11 @@ class Threads:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(MANY)
 
-    def call(self, door: Any, key: str, fn: Callable[[], Any], **options: Any) -> Any:
-        return door(key, fn, **options)
+    def call(self, method: Any, key: str, fn: Callable[[], Any], **options: Any) -> Any:
+        return method(key, fn, **options)
 
-    def start(self, door: Any, key: str, fn: Callable[[], Any], **options: Any) -> Future[Any]:
-        return self._pool.submit(door, key, fn, **options)
+    def start(self, method: Any, key: str, fn: Callable[[], Any], **options: Any) -> Future[Any]:
+        return self._pool.submit(method, key, fn, **options)
 
     def finish(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)
@@ -279,14 +279,14 @@ class Loop:
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
-    def call(self, door: Any, key: str, fn: Callable[[], Any], **options: Any) -> Any:
-        return self.start(door, key, fn, **options).result(PATIENCE)
+    def call(self, method: Any, key: str, fn: Callable[[], Any], **options: Any) -> Any:
+        return self.start(method, key, fn, **options).result(PATIENCE)
 
-    def start(self, door: Any, key: str, fn: Callable[[], Any], **options: Any) -> Future[Any]:
+    def start(self, method: Any, key: str, fn: Callable[[], Any], **options: Any) -> Future[Any]:
         async def in_a_thread() -> Any:
             return await asyncio.to_thread(fn)
 
-        return asyncio.run_coroutine_threadsafe(door(key, in_a_thread, **options), self.loop)
+        return asyncio.run_coroutine_threadsafe(method(key, in_a_thread, **options), self.loop)
 
     def finish(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self.loop).result(PATIENCE)

@@ -82,7 +82,7 @@ BAD_OPTIONS = {
     "payload: missing": ({"policy": Policy.payment()}, ConfigError, "pass payload="),
 }
 
-DOORS = ("execute", "run", "consume", "attempt")
+METHODS = ("execute", "run", "consume", "attempt")
 
 
 @pytest.fixture
@@ -90,27 +90,27 @@ def idem(memory_world):
     return memory_world.engine()
 
 
-def knock(idem, door, key, fn=never, **options):
-    """Call one of the doors."""
-    if door != "attempt":
-        return getattr(idem, door)(key, fn, **options)
+def call_by(idem, method, key, fn=never, **options):
+    """Call one of the methods."""
+    if method != "attempt":
+        return getattr(idem, method)(key, fn, **options)
     context = idem.engine.attempt(key, **options)
     return idem._kind.finish(getattr(context, "__enter__", None) or context.__aenter__)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_bad_key_is_refused_before_the_store_is_asked(idem, door):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bad_key_is_refused_before_the_store_is_asked(idem, method):
     for name, words in BAD_NAMES.values():
         with refused(InvalidKey, f"the key {words}" if "position" not in words else words):
-            knock(idem, door, name)
+            call_by(idem, method, name)
     assert idem.store.calls == []
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_bad_scope_is_refused_before_the_store_is_asked(idem, door):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bad_scope_is_refused_before_the_store_is_asked(idem, method):
     for name, words in BAD_NAMES.values():
         with refused(InvalidKey, f"the scope {words}" if "position" not in words else words):
-            knock(idem, door, "k", scope=name)
+            call_by(idem, method, "k", scope=name)
     assert idem.store.calls == []
 
 
@@ -124,11 +124,11 @@ def test_a_bad_name_is_refused_before_a_record_is_read_or_removed(idem, verb):
     assert idem.store.calls == []
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_bad_option_is_refused_before_the_store_is_asked(idem, door):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bad_option_is_refused_before_the_store_is_asked(idem, method):
     for options, error, words in BAD_OPTIONS.values():
         with refused(error, words):
-            knock(idem, door, "k", **options)
+            call_by(idem, method, "k", **options)
     assert idem.store.calls == []
 
 
@@ -147,10 +147,10 @@ def test_a_key_that_does_not_match_the_pattern_is_refused(memory_world):
 
 
 def test_what_cannot_be_called_is_refused_before_the_store_is_asked(idem):
-    for door in (idem.engine.execute, idem.engine.run, idem.engine.consume):
+    for method in (idem.engine.execute, idem.engine.run, idem.engine.consume):
         for thing in (None, "f", 5):
             with refused(ConfigError, "a function without arguments is needed, not"):
-                idem._kind.finish(door, "k", thing)
+                idem._kind.finish(method, "k", thing)
     assert idem.store.calls == []
 
 
@@ -160,9 +160,9 @@ async def asynchronous():
 
 def test_an_async_function_needs_the_async_engine():
     with Idempotency("memory://") as idem:
-        for door in (idem.execute, idem.run, idem.consume):
+        for method in (idem.execute, idem.run, idem.consume):
             with refused(ConfigError, "needs an AsyncIdempotency"):
-                door("k", asynchronous)
+                method("k", asynchronous)
         assert idem.peek("k") is None
 
 
@@ -345,7 +345,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, ext
     ],
 )
 @pytest.mark.parametrize("others", [(), ("anyio", "starlette", "werkzeug", "urllib3")])
-def test_a_door_without_its_package_names_the_command_that_installs_it(
+def test_an_integration_without_its_package_names_the_command_that_installs_it(
     package, install, module, others
 ):
     package_of, _, name = module.rpartition(".")
@@ -425,10 +425,10 @@ def engine_at(kind, url, **options):
 
 
 def nothing_runs(kind, url, error, *words):
-    with engine_at(kind, url) as doors:
-        for door in doors:
+    with engine_at(kind, url) as methods:
+        for method in methods:
             with refused(error, *words):
-                door("k", never)
+                method("k", never)
 
 
 def test_an_unreachable_server_is_named(kind):
@@ -505,9 +505,9 @@ def test_a_full_memory_store_refuses_new_keys_and_serves_the_others(kind):
     with engine_at(kind, "memory://?max_records=2") as (execute, consume):
         assert execute("a", lambda: 1) == 1
         assert consume("b", lambda: 1) is True
-        for door in (execute, consume):
+        for method in (execute, consume):
             with refused(StoreFull, "2 records"):
-                door("c", never)
+                method("c", never)
         assert execute("a", never) == 1
         assert consume("b", never) is False
 

@@ -33,9 +33,9 @@ def idem(memory_world):
 def test_a_closed_engine_refuses_new_calls(idem):
     idem.execute("k", lambda: 1)
     idem.close()
-    for door in (idem.execute, idem.run, idem.consume):
+    for method in (idem.execute, idem.run, idem.consume):
         with pytest.raises(StoreUnavailable, match="this engine was closed"):
-            door("new", never)
+            method("new", never)
     with pytest.raises(StoreUnavailable, match="this engine was closed"):
         idem.execute("k", never)
     assert idem.ask_store("get", idem.engine.internals.setup.identity("new", "default")) is None

@@ -43,22 +43,22 @@ def idem():
         yield idem
 
 
-@pytest.mark.parametrize("door", ["execute", "run", "consume"])
-def test_of_a_call(idem, door):
+@pytest.mark.parametrize("method", ["execute", "run", "consume"])
+def test_of_a_call(idem, method):
     with pytest.raises(ZeroDivisionError) as raised:
-        getattr(idem, door)("k", broken)
+        getattr(idem, method)("k", broken)
     check(raised)
 
 
-@pytest.mark.parametrize("door", ["__call__", "run"])
-def test_of_a_decorated_function(idem, door):
+@pytest.mark.parametrize("method", ["__call__", "run"])
+def test_of_a_decorated_function(idem, method):
     class Till:
         @idem.once("{a}")
         def pay(self, a):
             return broken()
 
     once = idem.once(broken)
-    for call in (getattr(once, door), lambda: getattr(Till().pay, door)(1)):
+    for call in (getattr(once, method), lambda: getattr(Till().pay, method)(1)):
         with pytest.raises(ZeroDivisionError) as raised:
             call()
         check(raised)
@@ -76,19 +76,19 @@ def test_of_marks(idem):
     check(raised)
 
 
-@pytest.mark.parametrize("door", ["execute", "run", "consume"])
-async def test_of_an_async_call(door):
+@pytest.mark.parametrize("method", ["execute", "run", "consume"])
+async def test_of_an_async_call(method):
     async with AsyncIdempotency("memory://") as idem:
         with pytest.raises(ZeroDivisionError) as raised:
-            await getattr(idem, door)("k", broken_async)
+            await getattr(idem, method)("k", broken_async)
         check(raised)
 
 
-@pytest.mark.parametrize("door", ["__call__", "run"])
-async def test_of_an_async_decorated_function(door):
+@pytest.mark.parametrize("method", ["__call__", "run"])
+async def test_of_an_async_decorated_function(method):
     async with AsyncIdempotency("memory://") as idem:
         with pytest.raises(ZeroDivisionError) as raised:
-            await getattr(idem.once(broken_async), door)()
+            await getattr(idem.once(broken_async), method)()
         check(raised)
 
 

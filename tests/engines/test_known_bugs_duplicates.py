@@ -190,17 +190,17 @@ def test_derived_keys_of_two_scopes_differ_and_stay_the_same_on_every_attempt(wo
     assert derived["a"] != derived["b"]
 
 
-@pytest.mark.parametrize("door", ["execute", "consume"])
-def test_a_key_used_again_inside_its_own_run_is_an_error_at_once(world, door):
+@pytest.mark.parametrize("method", ["execute", "consume"])
+def test_a_key_used_again_inside_its_own_run_is_an_error_at_once(world, method):
     """Known bug 16: the call waits for itself for ever, or runs twice."""
     engine = world.engine()
     refused = []
 
     def again():
         with pytest.raises(NestedCall) as error:
-            getattr(engine, door)("k", never)
+            getattr(engine, method)("k", never)
         refused.append(error)
-        return engine.execute("k2", lambda: getattr(engine, door)("k", never))
+        return engine.execute("k2", lambda: getattr(engine, method)("k", never))
 
     with pytest.raises(NestedCall):
         engine.execute("k", again)
@@ -289,9 +289,9 @@ def test_a_task_that_failed_for_good_is_not_run_again_and_not_called_done(world)
     engine, other = world.engine(), world.engine()
     with pytest.raises(ValueError):
         engine.consume("task-id", Effect(raising=ValueError("bad")), policy=Policy(failure="final"))
-    for door in (other.consume, other.execute):
+    for method in (other.consume, other.execute):
         with pytest.raises(PreviousFailure, match="bad"):
-            door("task-id", never)
+            method("task-id", never)
     assert other.peek("task-id").state is State.FAILED
 
 

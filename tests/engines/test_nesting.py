@@ -18,11 +18,11 @@ def idem(memory_world):
     return memory_world.engine()
 
 
-@pytest.mark.parametrize("door", ["execute", "run", "consume"])
-def test_a_nested_call_with_the_same_key_is_an_error_at_once(idem, door):
+@pytest.mark.parametrize("method", ["execute", "run", "consume"])
+def test_a_nested_call_with_the_same_key_is_an_error_at_once(idem, method):
     def asks_for_itself():
         with pytest.raises(NestedCall, match="would wait for itself"):
-            getattr(idem, door)("k", never)
+            getattr(idem, method)("k", never)
         return "done"
 
     assert idem.execute("k", asks_for_itself) == "done"
@@ -121,9 +121,9 @@ def test_an_engine_belongs_to_the_first_loop_that_uses_it():
             pass
 
     assert asyncio.run(idem.execute("k", one)) == 1
-    for door in (idem.execute, idem.run, idem.consume):
+    for method in (idem.execute, idem.run, idem.consume):
         with pytest.raises(ConfigError, match="another event loop: make one for each") as refused:
-            asyncio.run(door("k", one))
+            asyncio.run(method("k", one))
         assert refused.value.key_digest == Identity("default", "k").digest.hex()
     with pytest.raises(ConfigError, match="belongs to another event loop"):
         asyncio.run(by_hand())
@@ -144,10 +144,10 @@ def test_reading_and_marking_on_another_loop_is_refused_where_connections_cannot
         await idem.execute("k", one)
 
     async def second():
-        door = idem
+        method = idem
         for part in use.split("."):
-            door = getattr(door, part)
-        await door(["k"] if use.endswith("many") else "k")
+            method = getattr(method, part)
+        await method(["k"] if use.endswith("many") else "k")
 
     async def both():
         await first()

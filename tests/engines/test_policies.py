@@ -69,9 +69,9 @@ def test_replay_gives_the_first_result_again(idem):
 
 def test_reject_refuses_a_duplicate_with_the_message(idem):
     assert idem.execute("k", lambda: 1, policy=GUARD) == 1
-    for door in (idem.execute, idem.consume):
+    for method in (idem.execute, idem.consume):
         with pytest.raises(DuplicateRequest, match="already on its way"):
-            door("k", never, policy=GUARD)
+            method("k", never, policy=GUARD)
     assert idem.execute("k", never) == 1, "the record is unchanged"
 
 
@@ -171,9 +171,9 @@ def test_final_is_answered_with_the_failure(idem, failure):
     policy = Policy(failure=failure, failed_ttl=50, ttl=5000)
     fails(idem, ValueError("no such order"), policy=policy)
     assert 4990 < idem.peek("k").remaining <= 5000
-    for door in (idem.execute, idem.run, idem.consume):
+    for method in (idem.execute, idem.run, idem.consume):
         with pytest.raises(PreviousFailure, match="no such order") as refusal:
-            door("k", never)
+            method("k", never)
         assert refusal.value.type_name == "ValueError"
 
 
@@ -183,9 +183,9 @@ def test_unknown_parks_the_record(idem, failure):
     fails(idem, ValueError(), policy=policy)
     record = idem.peek("k")
     assert (record.state, record.abandoned, record.hold) == (State.PROCESSING, True, True)
-    for door in (idem.execute, idem.consume):
+    for method in (idem.execute, idem.consume):
         with pytest.raises(OutcomeUnknown):
-            door("k", never)
+            method("k", never)
 
 
 def test_unknown_without_hold_is_taken_over_by_the_next(idem):
@@ -314,9 +314,9 @@ def test_loose_waits_for_a_running_one_and_never_interrupts_it(memory_world):
 
 def test_closed_fails_and_runs_nothing(idem):
     idem.store.inject("claim", Refuse(), times=2)
-    for door in (idem.execute, idem.consume):
+    for method in (idem.execute, idem.consume):
         with pytest.raises(StoreUnavailable, match="the connection was cut"):
-            door("k", never)
+            method("k", never)
     assert idem.store.fired("claim") == 2
 
 

@@ -161,10 +161,10 @@ def test_an_attempt_that_asks_for_its_own_key_is_told_at_once(world):
 
     def outer():
         for one in (engine, again):
-            for door in (one.execute, one.consume):
+            for method in (one.execute, one.consume):
                 with pytest.raises(NestedCall):
-                    door("k", never)
-                told.append(door)
+                    method("k", never)
+                told.append(method)
         return "outer"
 
     before = engine.commands("claim")

@@ -188,12 +188,12 @@ BAD_KEYS = {
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
 def test_a_bad_key_or_scope_is_refused_before_the_store_is_asked(memory_world, key):
     engine = memory_world.engine()
-    for door in (engine.execute, engine.consume):
+    for method in (engine.execute, engine.consume):
         with pytest.raises(InvalidKey) as told:
-            door(key, never)
+            method(key, never)
         assert len(str(told.value)) < 500, "the error repeats the key"
         with pytest.raises(InvalidKey):
-            door("k", never, scope=key)
+            method("k", never, scope=key)
     assert engine.commands() == 0
 
 

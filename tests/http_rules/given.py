@@ -1,4 +1,4 @@
-"""Requests and rulebooks of the pure rules' tests."""
+"""Requests and route rules of the pure rules' tests."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ PLAIN = Terms(
 )
 CASE = Case(
     engine=0,
-    door="execute",
+    method="execute",
     key="a",
     payload=None,
     terms=PLAIN,
@@ -86,10 +86,10 @@ def ticked() -> Step:
 
 LIVES: dict[Any, Sequence[Step]] = {
     RAN: [called()],
-    REPLAYED: [called(), called(engine=1, door="run")],
+    REPLAYED: [called(), called(engine=1, method="run")],
     ENDED: [opened(), ended()],
     TroubleError: [called(ending=RAISES)],
-    Stop: [called(ending=STOPS, door="consume")],
+    Stop: [called(ending=STOPS, method="consume")],
     StoreUnavailable: [called(claim_fault=REPLY_LOST), ticked(), called()],
     PayloadMismatch: [called(payload="x"), called(payload="y")],
     DuplicateRequest: [called(), called(guard=True)],

@@ -49,7 +49,7 @@ from semel.testing import AsyncFaultyStore, FakeClock, FaultyStore, LoseReply, R
 KEYS = ("a", "b")
 PAYLOADS = (None, "x", "y", "z")
 ENGINES = (0, 1)
-DOORS = ("execute", "run", "consume")
+METHODS = ("execute", "run", "consume")
 
 FAULTS = {REFUSED: Refuse, REPLY_LOST: LoseReply}
 ENDS = ("fail", "renew")
@@ -67,7 +67,7 @@ class Case:
     """What one call is about, and what befalls it."""
 
     engine: int
-    door: str
+    method: str
     key: str
     payload: str | None
     terms: Terms
@@ -82,7 +82,7 @@ class Case:
         faults = [None] * 6 + [REFUSED, REPLY_LOST]
         return cls(
             engine=dice.choice(ENGINES),
-            door=dice.choice(DOORS),
+            method=dice.choice(METHODS),
             key=dice.choice(KEYS),
             payload=dice.choice(PAYLOADS),
             terms=Terms(
@@ -205,8 +205,8 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
 
     @rule(case=some_case)
     def call(self, case):
-        door, key, ending = case.door, case.key, case.ending
-        asked = case.asked(by_message=door == "consume")
+        method, key, ending = case.method, case.key, case.ending
+        asked = case.asked(by_message=method == "consume")
         before, ran = self.record(key), len(self.runs)
         value = {"paid": next(self.values)}
 
@@ -220,14 +220,14 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
         error, expected = begun.error, begun.value
         if begun.runs:
             if ending == SUCCEEDS:
-                expected = None if door == "consume" else value
+                expected = None if method == "consume" else value
                 error = self.model.succeed(asked, expected, case.end_fault)
             else:
                 self.model.fail(asked, ending, case.end_fault)
                 error = RAISED[ending]
         self.break_store(case.engine, case.claim_fault, case.end_fault)
         answer, raised = self.caught(
-            getattr(self.engines[case.engine], door),
+            getattr(self.engines[case.engine], method),
             key,
             self.way.function(body),
             within=copy_context(),
@@ -238,7 +238,7 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
         assert raised is error, f"{raised} where the model says {error}"
         if error is not None:
             return
-        match door:
+        match method:
             case "execute":
                 assert answer == expected
             case "run":

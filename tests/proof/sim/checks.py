@@ -107,7 +107,7 @@ def _value_is_right(world: World, caller: Caller) -> None:
         return
     if own.error is not None:
         world.violation("value after a failure", f"{caller.name}")
-    elif caller.call.door != "consume" and caller.value != own.value:
+    elif caller.call.method != "consume" and caller.value != own.value:
         world.violation("wrong value", f"{caller.name} got {caller.value!r}, not its own")
     stored = ledger.completed.get(own.owner)
     unsaved = own.protected and (stored is None or stored > caller.end + EPS)
@@ -128,7 +128,7 @@ def _some_success_fits(world: World, caller: Caller) -> bool:
             for engine, key, at in world.forgotten
         )
         slack = CACHE_TTL + 1.0 if world.plan.network.cached and not known else 0.0
-        if call.door != "consume" and success.value != caller.value:
+        if call.method != "consume" and success.value != caller.value:
             continue
         if _differ(success.fingerprint, fingerprint_of(call)) or success.at > caller.end + EPS:
             continue
@@ -172,7 +172,7 @@ def _error_is_right(world: World, caller: Caller, error: BaseException) -> None:
                 wrong = "no final failure is stored"
         case ConcurrentRequest():
             rejects = "reject" in {options.get("concurrent"), options.get("duplicate")}
-            if call.door != "consume" and not rejects:
+            if call.method != "consume" and not rejects:
                 wrong = "this call waits"
         case PayloadMismatch():
             payloads = {g.fingerprint for g in claims.values() if g.at <= caller.end}

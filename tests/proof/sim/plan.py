@@ -91,7 +91,7 @@ class Call:
     key: str
     policy: str
     lease: float
-    door: str = "execute"
+    method: str = "execute"
     payload: str | None = None
     works: tuple[float, ...] = ()
     """How long the function sleeps, each time."""
@@ -247,7 +247,7 @@ class _Planner:
             key=MIXED if self._mixed else self._some_key(policy),
             policy=policy,
             lease=dice.choice([lease, lease, lease / 2]) if self._mixed else lease,
-            door=dice.choice(["execute"] * 4 + ["run", "run", "consume", "attempt"]),
+            method=dice.choice(["execute"] * 4 + ["run", "run", "consume", "attempt"]),
             payload=dice.choice([None, "x", "x", "x", "x", "y"]),
             works=tuple(dice.choice(durations) for _ in range(dice.choice([0, 1, 1, 2]))),
             ends=dice.choice(["ok"] * 6 + ["refused"] * 2 + ["not done"]),

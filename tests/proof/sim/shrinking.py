@@ -43,7 +43,7 @@ def _plainer(action: Action) -> Iterator[Action]:
         return
     for number in range(len(action.works)):
         yield replace(action, works=action.works[:number] + action.works[number + 1 :])
-    plain = {"cancel": None, "nested": False, "ends": "ok", "door": "execute", "payload": None}
+    plain = {"cancel": None, "nested": False, "ends": "ok", "method": "execute", "payload": None}
     for name, value in plain.items():
         if getattr(action, name) != value:
             yield replace(action, **{name: value})

@@ -293,16 +293,16 @@ class World:
     async def _ask(self, caller: Caller) -> None:
         call = caller.call
         caller.start, caller.start_in_store = self.loop.now, self.ledger.now
-        self.log("call", call.name, f"E{call.engine}", call.door, call.key, call.payload)
+        self.log("call", call.name, f"E{call.engine}", call.method, call.key, call.payload)
         try:
-            await self._through_its_door(caller)
+            await self._by_its_method(caller)
         except BaseException as error:  # the outcome of a call, whatever it is
             caller.error = error
         caller.end = self.loop.now
         told = caller.value if caller.error is None else type(caller.error).__name__
         self.log("end", call.name, call.key, told)
 
-    async def _through_its_door(self, caller: Caller) -> None:
+    async def _by_its_method(self, caller: Caller) -> None:
         call, engine = caller.call, self.engines[caller.call.engine]
         options = {
             "payload": UNSET if call.payload is None else call.payload,
@@ -312,7 +312,7 @@ class World:
         def function() -> Any:
             return self._function(caller)
 
-        match call.door:
+        match call.method:
             case "execute":
                 caller.value = await engine.execute(call.key, function, **options)
             case "run":

@@ -1,5 +1,5 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
-"""What mypy and pyright must say of the doors of both engines; nothing here is ever run.
+"""What mypy and pyright must say of the methods of both engines; nothing here is ever run.
 
 A line with `type: ignore` is a mistake that both must see: an ignore that is not needed fails too.
 """
