@@ -18,7 +18,7 @@ from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, commands, open_async_store, open_store
 from semel.stores.redis.commands import Command, pack
 from semel.stores.redis.redis_py import take_connection
-from semel.stores.redis.tasks import HANDFUL, Connection, Slot, _pass_outcome
+from semel.stores.redis.tasks import HANDFUL, Connection, SharedConnection, _pass_outcome
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, close_client, opened, opened_async
@@ -333,7 +333,7 @@ async def test_closing_ends_an_opening_that_is_under_way():
         async def release(self, connection):
             raise AssertionError(connection)
 
-    slot = Slot(Slow(), PATIENCE)
+    slot = SharedConnection(Slow(), PATIENCE)
     opening = asyncio.create_task(slot.open())
     await asyncio.sleep(0)
     await slot.close()
@@ -407,7 +407,7 @@ async def test_a_failure_to_open_is_told_to_those_who_wait_and_the_next_one_trie
         async def release(self, connection):
             raise AssertionError(connection)
 
-    slot = Slot(Full(), PATIENCE)
+    slot = SharedConnection(Full(), PATIENCE)
     for _ in range(2):
         told = await asyncio.gather(slot.open(), slot.open(), return_exceptions=True)
         assert [type(error) for error in told] == [MaxConnectionsError] * 2

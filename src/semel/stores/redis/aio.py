@@ -79,7 +79,11 @@ class AsyncRedisStore(AsyncStore):
         return certain((await self.send([request]))[0])
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
-        """Answer requests about single records, in one round trip; large values cost another."""
+        """Answer requests about single records, in one round trip; large values cost another.
+
+        If the server is away, that is raised, for all of them; a lost node of a cluster is the
+        error of those requests that it would have answered.
+        """
         limits = await self.transport.send(self._commands.limits_of(requests))
         rejected = rejections(requests, limits, self.transport.where)
         fitting = [ask for ask, error in zip(requests, rejected, strict=True) if error is None]

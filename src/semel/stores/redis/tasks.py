@@ -295,8 +295,8 @@ class SharedTask(Generic[T]):
             await asyncio.wait((self.task,))
 
 
-class Slot:
-    """Keeps one connection open: the first caller that finds none opens it for all."""
+class SharedConnection:
+    """The connection of many tasks: the first one that finds none open opens it for all."""
 
     def __init__(self, pool: Any, timeout: float, **callbacks: Any) -> None:
         self._pool = pool
@@ -355,8 +355,8 @@ class Connections:
         on_failure: OnFailure | None = None,
         on_late: OnLate | None = None,
     ) -> None:
-        self._calls = Slot(pool, timeout, on_failure=on_failure, on_late=on_late)
-        self._renewals = Slot(pool, timeout, on_late=on_late)
+        self._calls = SharedConnection(pool, timeout, on_failure=on_failure, on_late=on_late)
+        self._renewals = SharedConnection(pool, timeout, on_late=on_late)
 
     def ready(self, *, urgent: bool = False) -> Connection | None:
         """Return the connection for a command, if one is open."""
@@ -373,8 +373,8 @@ class Connections:
 
     async def close(self) -> None:
         """Close them all."""
-        for slot in (self._renewals, self._calls):
-            await slot.close()
+        for shared in (self._renewals, self._calls):
+            await shared.close()
 
 
 # --- transports ------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Connection:
         self.connection = take_connection(pool)
         self.parser = parser_of(self.connection)
 
-    def lend_back(self) -> None:
+    def release(self) -> None:
         """Give the connection back to the pool as it is."""
         connection, self.connection = self.connection, None
         self._pool.release(connection)
@@ -192,7 +192,7 @@ class Connections:
 
     def _give_back(self, taken: Connection) -> None:
         if not self._keep:
-            taken.lend_back()
+            taken.release()
             return
         self._idle.append(taken)
         if self._closed:
