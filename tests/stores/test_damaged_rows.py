@@ -132,7 +132,7 @@ def test_once_expired_it_counts_as_absent(store, url, damage, many):
     assert store.get(BAD) is None
     assert not store.complete(BAD, (2).to_bytes(12), RESULT, 600)
     requests = [ClaimRequest(key, b"again".ljust(12), None, 600.0, 600.0) for key in KEYS[2:4]]
-    claim = store.claim_many(requests)[0] if many else store.claim(requests[0])
+    claim = store.send(requests)[0] if many else store.claim(requests[0])
     assert claim == Claimed(1, FAR_AHEAD + 1)
     assert store.get(BAD).owner == b"again".ljust(12)
 
