@@ -9,11 +9,11 @@ runs.
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from msgspec.structs import replace
@@ -38,7 +38,6 @@ from semel.core.records import (
     RenewRequest,
     Request,
     ScanRequest,
-    State,
     StuckRequest,
     TouchRequest,
 )
@@ -57,12 +56,8 @@ from semel.stores.urls import (
 __all__ = ["AsyncMemoryStore", "MemoryStore", "open_async_store", "open_store"]
 
 T = TypeVar("T")
-Change = TypeVar(
-    "Change", RenewRequest, CompleteRequest, FailRequest, PutRequest, TouchRequest, AdoptRequest
-)
 
 Clock: TypeAlias = Callable[[], float]
-Decision: TypeAlias = Callable[[Record | None, Change, float], Record | None]
 
 DEFAULT_MAX_RECORDS = 100_000
 
@@ -145,6 +140,9 @@ class MemoryStore(Store):
         except StoreError as refused:
             return refused
 
+    def close(self) -> None:
+        """Nothing was opened; the records stay as long as the store object does."""
+
     # --- about one record ----------------------------------------------------------------
 
     def _claim(self, ask: ClaimRequest) -> Claim:
@@ -163,11 +161,8 @@ class MemoryStore(Store):
                 self._save(record, stored, now, ttl=ask.ttl)
             return answer
 
-    def _renew(self, ask: RenewRequest) -> bool:
-        return self._change(ask, judge.renew) is not None
-
     def _complete(self, ask: CompleteRequest) -> bool:
-        with self._lock:  # the same as `_change`, written out
+        with self._lock:  # the same as `_judge`, written out: every first execution ends here
             now, stored = self._clock(), self._find(ask.identity)
             record = judge.complete(stored, ask, now)
             if record is None:
@@ -175,88 +170,84 @@ class MemoryStore(Store):
             self._records.place(record)
             return True
 
-    def _fail(self, ask: FailRequest) -> bool:
-        return self._change(ask, judge.fail) is not None
-
-    def _get(self, ask: GetRequest) -> Record | None:
-        with self._lock:
-            now = self._clock()
-            record = judge.present(self._find(ask.identity), now)
-            return None if record is None else replace(record, now=now)
-
-    def _put(self, ask: PutRequest) -> bool:
-        return self._change(ask, judge.put) is not None
-
-    def _touch(self, ask: TouchRequest) -> bool:
-        return self._change(ask, judge.touch) is not None
-
-    def _forget(self, ask: ForgetRequest) -> bool:
-        with self._lock:
-            known = judge.present(self._find(ask.identity), self._clock()) is not None
-            self._records.drop(ask.identity)
-            return known
-
-    def _adopt(self, ask: AdoptRequest) -> Record | None:
-        return self._change(ask, judge.adopt)
-
-    def close(self) -> None:
-        """Nothing was opened; the records stay as long as the store object does."""
-
-    def _change(self, ask: Change, decide: Decision[Change]) -> Record | None:
+    def _judge(self, ask: Any) -> Any:
         with self._lock:
             now, stored = self._clock(), self._find(ask.identity)
-            record = decide(stored, ask, now)
-            if record is not None:
+            answer, record = judge.answer(stored, ask, now)
+            if record is None:
+                self._records.drop(ask.identity)
+            elif record is not stored:
                 self._save(record, stored, now)
-            return record
+            return answer
 
     def _save(
         self, record: Record, stored: Record | None, now: float, ttl: float | None = None
     ) -> None:
-        if stored is None:
-            self._make_room(now)
+        if (
+            stored is None
+            and not self._records.has_room(now)
+            and not (self._evict_finished and self._records.drop_oldest_finished())
+        ):
+            raise StoreFull(
+                f"the memory store holds {self._records.room} records and none may go: "
+                "raise max_records, shorten the ttl, or ask for evict=finished"
+            )
         self._records.place(record, ttl)
 
-    def _make_room(self, now: float) -> None:
-        if self._records.has_room(now):
-            return
-        if self._evict_finished and self._records.drop_oldest_finished():
-            return
-        raise StoreFull(
-            f"the memory store holds {self._records.room} records and none may go: "
-            "raise max_records, shorten the ttl, or ask for evict=finished"
-        )
+    # --- about all: what has expired is absent ---------------------------------------------
 
-    # --- about many ----------------------------------------------------------------------
+    def _present(self) -> Iterator[Record]:
+        now = self._clock()
+        for record in self._records:
+            if judge.present(record, now) is not None:
+                yield replace(record, now=now)
 
     def _scan(self, ask: ScanRequest) -> Page:
+        whole_number("limit", ask.limit)
+        after = None if ask.cursor is None else position(ask.cursor)
         with self._lock:
-            records = _present(self._records, self._clock())
-            return _page(
-                records,
-                scope=ask.scope,
-                prefix=ask.prefix,
-                state=ask.state,
-                limit=ask.limit,
-                cursor=ask.cursor,
+            found = heapq.nsmallest(
+                ask.limit + 1,
+                (
+                    record
+                    for record in self._present()
+                    if (ask.scope is None or record.scope == ask.scope)
+                    and record.key.startswith(ask.prefix)
+                    and (ask.state is None or record.state is ask.state)
+                    and (after is None or _place(record) > after)
+                ),
+                key=_place,
             )
+        shown = tuple(found[: ask.limit])
+        more = len(found) > ask.limit
+        return Page(shown, cursor_after(shown[-1].identity) if more else None)
 
     def _stuck(self, ask: StuckRequest) -> list[Record]:
         with self._lock:
-            records = _present(self._records, self._clock())
-            return _stuck_records(records, ask.older_than, ask.limit)
+            stuck = [record for record in self._present() if _left(record) >= ask.older_than]
+        return heapq.nlargest(ask.limit, stuck, key=_left)
 
     def _purge(self, ask: PurgeRequest) -> int:
+        longest = math.inf if ask.abandoned_after is None else ask.abandoned_after
         with self._lock:
-            removable = _removable(self._records, self._clock(), ask.abandoned_after)
-            gone = [record.identity for record in islice(removable, ask.limit)]
+            now = self._clock()
+            gone = [
+                record.identity
+                for record in self._records
+                if judge.present(record, now) is None
+                or (not record.hold and _left(replace(record, now=now)) >= longest)
+            ][: ask.limit]
             for identity in gone:
                 self._records.drop(identity)
-            return len(gone)
+        return len(gone)
 
     def _counts(self, _: CountRequest) -> Counts:
         with self._lock:
-            return _counted(_present(self._records, self._clock()))
+            tally = Counter(
+                "abandoned" if record.abandoned else record.state.name.lower()
+                for record in self._present()
+            )
+        return Counts(**{name: tally[name] for name in Counts.__struct_fields__})
 
     # --- forks ---------------------------------------------------------------------------
 
@@ -274,20 +265,31 @@ class MemoryStore(Store):
 
     _ANSWERS: ClassVar[dict[type, Callable[..., Any]]] = {
         ClaimRequest: _claim,
-        RenewRequest: _renew,
         CompleteRequest: _complete,
-        FailRequest: _fail,
-        GetRequest: _get,
-        PutRequest: _put,
-        TouchRequest: _touch,
-        ForgetRequest: _forget,
-        AdoptRequest: _adopt,
+        RenewRequest: _judge,
+        FailRequest: _judge,
+        GetRequest: _judge,
+        PutRequest: _judge,
+        TouchRequest: _judge,
+        ForgetRequest: _judge,
+        AdoptRequest: _judge,
         ScanRequest: _scan,
         StuckRequest: _stuck,
         PurgeRequest: _purge,
         CountRequest: _counts,
     }
     """Of the class: bound methods would keep a store until the garbage collector runs."""
+
+
+def _place(record: Record) -> tuple[str, str]:
+    return record.key, record.scope
+
+
+def _left(record: Record) -> float:
+    """For how long it has been abandoned; less than nothing if it is not."""
+    if record.lease_until is None or not record.abandoned:
+        return -math.inf
+    return record.now - record.lease_until
 
 
 class AsyncMemoryStore(AsyncStore):
@@ -430,81 +432,3 @@ class Records:
             # Mostly stale (a key forgotten and claimed in a loop): memory must stay bounded.
             self._agenda = [(due, one.key, one.scope) for one, due in self._due.items()]
             heapq.heapify(self._agenda)
-
-
-# --- what operators ask -------------------------------------------------------------------
-
-
-def _present(stored: Iterable[Record], now: float) -> Iterator[Record]:
-    """Leave out what has expired; the others as they are now."""
-    for record in stored:
-        if judge.present(record, now) is not None:
-            yield replace(record, now=now)
-
-
-def _page(
-    records: Iterable[Record],
-    *,
-    scope: str | None,
-    prefix: str,
-    state: State | None,
-    limit: int,
-    cursor: str | None,
-) -> Page:
-    """Take the first `limit` records behind the cursor, by key and then scope."""
-    whole_number("limit", limit)
-    after = None if cursor is None else position(cursor)
-    found = heapq.nsmallest(
-        limit + 1,
-        (
-            record
-            for record in records
-            if (scope is None or record.identity.scope == scope)
-            and record.identity.key.startswith(prefix)
-            and (state is None or record.state is state)
-            and (after is None or _place(record) > after)
-        ),
-        key=_place,
-    )
-    shown = tuple(found[:limit])
-    return Page(shown, cursor_after(shown[-1].identity) if len(found) > limit else None)
-
-
-def _stuck_records(records: Iterable[Record], older_than: float, limit: int) -> list[Record]:
-    """Abandoned records whose lease ended at least `older_than` seconds ago, oldest first."""
-    return heapq.nlargest(
-        limit, (record for record in records if _left(record, older_than)), key=_left_for
-    )
-
-
-def _removable(
-    stored: Iterable[Record], now: float, abandoned_after: float | None
-) -> Iterator[Record]:
-    """Expired records and, if asked, those abandoned that long ago which nobody holds."""
-    for record in stored:
-        if judge.present(record, now) is None or (
-            abandoned_after is not None
-            and not record.hold
-            and _left(replace(record, now=now), abandoned_after)
-        ):
-            yield record
-
-
-def _counted(records: Iterable[Record]) -> Counts:
-    """How many there are, by what is known of them."""
-    tally = Counter(
-        "abandoned" if record.abandoned else record.state.name.lower() for record in records
-    )
-    return Counts(**{name: tally[name] for name in Counts.__struct_fields__})
-
-
-def _place(record: Record) -> tuple[str, str]:
-    return record.identity.key, record.identity.scope
-
-
-def _left(record: Record, seconds: float) -> bool:
-    return record.abandoned and _left_for(record) >= seconds
-
-
-def _left_for(record: Record) -> float:
-    return 0.0 if record.lease_until is None else record.now - record.lease_until
