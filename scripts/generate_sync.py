@@ -63,7 +63,6 @@ SHARED = {
         "check_target",
         "reject_empty_stores",
         "reject_memory",
-        "reject_missing_file",
         "store_of",
     },
     "semel.repair.reconcile": {

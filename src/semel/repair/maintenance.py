@@ -141,8 +141,12 @@ def reject_empty_stores(settings: Settings) -> None:
     for url in (settings.url, settings.behind):
         if url is not None:
             reject_memory(url)
-            if url.startswith("sqlite:///"):
-                reject_missing_file(Path(split_url(url)[0][1:]))
+            path = Path(split_url(url)[0][1:]) if url.startswith("sqlite:///") else None
+            if path is not None and not path.exists():
+                raise ConfigError(
+                    f"there is no SQLite database {path.absolute()}: is the path right? The first "
+                    "call of a program makes it, or semel migrate"
+                )
 
 
 def reject_memory(url: str) -> None:
@@ -151,13 +155,4 @@ def reject_memory(url: str) -> None:
         raise ConfigError(
             "memory:// is of one process: nothing of another's can be seen. In the same process, "
             "give its engine or its store"
-        )
-
-
-def reject_missing_file(path: Path) -> None:
-    """Reject an SQLite file that opening would create."""
-    if not path.exists():
-        raise ConfigError(
-            f"there is no SQLite database {path.absolute()}: is the path right? The first call "
-            "of a program makes it, or semel migrate"
         )

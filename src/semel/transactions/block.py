@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from semel.core.records import (
     Identity,
 )
 from semel.errors import ConfigError
-from semel.stores.sql.verbs import Dialect, Verb
+from semel.stores.sql.verbs import Dialect, Statement, Verb
 from semel.transactions.drivers import is_connection
 
 T = TypeVar("T")
@@ -68,9 +68,10 @@ class Records(ABC):
     rolls_back = False
     """Whether a wait that is too long ends the caller's transaction; known once prepared."""
 
-    def __init__(self, verbs: Dialect) -> None:
+    def __init__(self, verbs: Dialect, hold: str, digest: Callable[[Identity], object]) -> None:
         self.verbs = verbs
         """The verbs of the store, fit to run inside a transaction."""
+        self._hold, self._digest = hold, digest
 
     @abstractmethod
     def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
@@ -87,9 +88,9 @@ class Records(ABC):
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
         """Lock the record; False = another caller has it, and this one does not wait."""
 
-    @abstractmethod
     def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
         """Mark this owner's attempt as held, or as not held."""
+        yield Statement(self._hold, (held, self._digest(identity), owner), writes=True)
 
 
 def records_of(store: object, dialect: str, table: str | None) -> Records:

@@ -49,7 +49,8 @@ class SQLiteRecords(Records):
     by_key = False  # there is one lock for the whole file
 
     def __init__(self, table: SQLiteTable, file: str) -> None:
-        super().__init__(SQLiteVerbs(table))
+        hold = f"UPDATE {table.quoted} SET hold = ? WHERE identity = ? AND owner = ?"  # noqa: S608 - a checked name
+        super().__init__(SQLiteVerbs(table), hold, table.digest)
         self._table = table
         self._file = file
 
@@ -73,13 +74,6 @@ class SQLiteRecords(Records):
         if len(files) > 1:  # only now: to look for the table is to read
             self._check((yield from self._found_in(files)))
         return True
-
-    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
-        yield Statement(
-            f"UPDATE {self._table.quoted} SET hold = ? WHERE identity = ? AND owner = ?",  # noqa: S608 - the same
-            (held, self._table.digest(identity), owner),
-            writes=True,
-        )
 
     def _check(self, found: str) -> None:
         if self._file != _NOWHERE and not _same(found, self._file):
@@ -159,10 +153,9 @@ class PostgresRecords(Records):
     """The records of one table."""
 
     def __init__(self, verbs: PostgresVerbs) -> None:
-        super().__init__(verbs)
-        self._digest = verbs.digest
+        hold = f"UPDATE {verbs.table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
+        super().__init__(verbs, hold, verbs.digest)
         self._short_digest = verbs.short_digest
-        self._hold = f"UPDATE {verbs.table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
         """Bound the wait for locks until it is restored, or the savepoint before is undone.
@@ -183,9 +176,6 @@ class PostgresRecords(Records):
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
         self.has_lock = bool(reply.rows[0][0])
         return self.has_lock
-
-    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
-        yield Statement(self._hold, (held, self._digest(identity), owner), writes=True)
 
 
 # --- MySQL and MariaDB --------------------------------------------------------------------
@@ -241,7 +231,8 @@ class MySQLRecords(Records):
     """The records of one table."""
 
     def __init__(self, table: _LockingTable, database: str | None) -> None:
-        super().__init__(MySQLVerbs(table))
+        hold = f"UPDATE {table.quoted} SET hold = %s WHERE digest = %s AND owner = %s"  # noqa: S608 - a checked name
+        super().__init__(MySQLVerbs(table), hold, table.digest)
         self._table = table
         self._database = database
         """The store's, if its URL has named it."""
@@ -267,13 +258,6 @@ class MySQLRecords(Records):
         """Do nothing: the insert of the claim stands in line."""
         yield from ()
         return True
-
-    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
-        yield Statement(
-            f"UPDATE {self._table.quoted} SET hold = %s WHERE digest = %s AND owner = %s",  # noqa: S608 - a checked name
-            (held, self._table.digest(identity), owner),
-            writes=True,
-        )
 
     def _check(self, database: str | None) -> None:
         # Names that differ in capitals alone may be one: that depends on the server's file system.

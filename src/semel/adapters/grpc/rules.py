@@ -23,7 +23,6 @@ from semel.adapters.grpc.storing import (
     Stored,
     StoredCodes,
     check_stored,
-    failed,
     no_other_code,
     packed,
     unpacked,
@@ -344,12 +343,6 @@ class MethodRules:
         if message is not None and len(message) > self.choices.max_response:
             message = None
         return packed(Stored(grpc.StatusCode.OK, message=message))
-
-    def stored_failure(
-        self, code: grpc.StatusCode, details: object, trailers: Any
-    ) -> bytes | Undone:
-        """Say what is stored of a code other than OK, or how its key ends."""
-        return failed(code, details, trailers or (), self.choices.stored)
 
 
 # --- the rules of all methods --------------------------------------------------------------------

@@ -27,7 +27,7 @@ from semel.adapters.grpc.rules import (
     Received,
     Sent,
 )
-from semel.adapters.grpc.storing import code_of
+from semel.adapters.grpc.storing import code_of, failed
 from semel.adapters.integration import Background
 from semel.aio import AsyncIdempotency
 from semel.core.attempts import Attempt
@@ -150,11 +150,11 @@ class _Handler:
 
     def _ended(self, response: Any, code: StatusCode, context: Any) -> bytes | Undone:
         """Say what is stored of the end, or how its key ends, of which trailers tell the client."""
+        trailers = context.trailing_metadata() or ()
         if code is not StatusCode.OK:
-            return self._rules.stored_failure(code, context.details(), context.trailing_metadata())
+            return failed(code, context.details(), trailers, self._rules.choices.stored)
         ended = self._rules.stored_response(response, self._serialize)
         if isinstance(ended, Undone):
-            trailers = context.trailing_metadata() or ()
             context.set_trailing_metadata((*trailers, (STATUS, "not-stored")))
         return ended
 
