@@ -13,10 +13,11 @@ from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.crc import key_slot
 
 from engines.facade import until
-from semel.core.records import Busy, Claimed, Finished, Identity, State
+from semel.core.records import Busy, Claimed, Finished, GetRequest, Identity, State
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
-from semel.stores.redis.commands import KeyLayout
+from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py, retry, threads
+from semel.stores.redis.cluster import ClusterTransport
+from semel.stores.redis.commands import Commands, KeyLayout
 from semel.stores.redis.listing import _Cursor
 from semel.stores.redis.redis_py import socket_of, take_connection
 from servers.redis import RedisServer, errors_answered, free_port, redis_cluster, wait_until
@@ -266,6 +267,26 @@ def test_a_batch_goes_through_while_a_slot_moves(cluster, move):
         assert errors(move.source, "TRYAGAIN") > before
         move.end()
         assert store.send([finish(request) for request in asks]) == [True] * 31
+
+
+def test_the_time_to_follow_a_slot_begins_when_a_caller_has_its_turn(monkeypatch):
+    now = [0.0]
+    for module in (threads, retry):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+
+    class Crowded:
+        """A limit that lets a caller in after most of the time."""
+
+        def take(self):
+            now[0] += 19.0
+
+        def give(self, place):
+            pass
+
+    transport = ClusterTransport(lambda: None, "there", 20.0, limit=Crowded())
+    replies = [[redis.exceptions.MovedError("1 127.0.0.1:1")], [None]]
+    monkeypatch.setattr(transport, "_exchange", lambda sendings: replies.pop(0))
+    assert transport.send([Commands(KEYS).get(GetRequest(IDENTITY))]) == [None]
 
 
 # --- nodes that die -------------------------------------------------------------------------

@@ -407,8 +407,8 @@ class AsyncTransport(ABC):
         """Send commands in one round trip (per node); each has its own answer."""
         if not commands:
             return []
-        delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
         async with self._turn(spent):
+            delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
             while delivery.pending:
                 delivery.replied(await self._exchange(delivery.pending, urgent=urgent))
         return answers_to(commands, delivery.answers, self.where)

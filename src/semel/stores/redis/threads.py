@@ -297,8 +297,8 @@ class Transport(ABC):
         """Send commands in one round trip (per node); each has its own answer."""
         if not commands:
             return []
-        delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
         with self._turn(urgent=urgent):
+            delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
             while delivery.pending:
                 delivery.replied(self._exchange(delivery.pending))
         return answers_to(commands, delivery.answers, self.where)
