@@ -38,7 +38,7 @@ _UNBUFFERABLE: Final = frozenset(
 )
 """Ways to answer that would go past us."""
 
-EMPTY_AT_MOST: Final = 1000
+_EMPTY_AT_MOST: Final = 1000
 """Messages without content that are read of a body, beside one for each of its bytes.
 
 Some layers send one beside each that has content. A client that sends nothing else (a frame of
@@ -186,7 +186,7 @@ class Body(Struct, eq=False):
             if not chunk:
                 empty += 1
             size = len(gathered)
-            if size + len(chunk) > self._limit or empty > EMPTY_AT_MOST + size:
+            if size + len(chunk) > self._limit or empty > _EMPTY_AT_MOST + size:
                 raise Rejected("body_too_large")
             if not more and not gathered:  # most are one message, which need not be copied
                 self._content = bytes(chunk)

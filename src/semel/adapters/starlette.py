@@ -45,7 +45,7 @@ from typing import (
     overload,
 )
 
-from semel.adapters.asgi import EMPTY_AT_MOST
+from semel.adapters import asgi
 from semel.adapters.check_decorators import (
     PROTECTED,
     Decorated,
@@ -69,7 +69,7 @@ with Needed("semel[starlette]", by=__name__):
     from anyio import CancelScope, to_thread
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
+    from starlette.requests import Request
     from starlette.responses import Response, StreamingResponse
 
 if TYPE_CHECKING:
@@ -574,38 +574,15 @@ class Body:
         """Return the body; one that nobody has read yet is kept for the endpoint."""
         if self._form is not None:
             return await self._form_bytes()
-        if "_body" not in self._parts:
-            self._parts["_body"] = await self._streamed()
+        if "_body" not in self._parts and not self._parts["_stream_consumed"]:
+            try:
+                self._parts["_body"] = await asgi.Body(self._parts["_receive"], self._limit).read()
+            except asgi.ClientGone:
+                raise Rejected("body_incomplete") from None
         body = await self._request.body()
         if len(body) > self._limit:
             raise Rejected("body_too_large")
         return body
-
-    async def _streamed(self) -> bytes:
-        content, empty = bytearray(), 0  # not a list: a client may send one byte at a time
-        receive = self._parts["_receive"]
-
-        async def counted() -> Any:
-            """Receive for Starlette's stream, which keeps messages without content to itself."""
-            nonlocal empty
-            message = await receive()
-            if not message.get("body"):
-                empty += 1
-                if empty > EMPTY_AT_MOST + len(content):
-                    raise Rejected("body_too_large")
-            return message
-
-        self._parts["_receive"] = counted
-        try:
-            async for chunk in self._request.stream():
-                content += chunk
-                if len(content) > self._limit:
-                    raise Rejected("body_too_large")
-        except ClientDisconnect:
-            raise Rejected("body_incomplete") from None
-        finally:
-            self._parts["_receive"] = receive
-        return bytes(content)
 
     async def _form_bytes(self) -> bytes:
         items = self._form.multi_items()
