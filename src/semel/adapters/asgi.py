@@ -2,9 +2,9 @@
 
     app = IdempotencyMiddleware(app, "redis://localhost:6379/0")
 
-A request that runs is a task of its own, so that a client who goes away, or a server that cancels,
-takes neither the handler nor the save with it. The save happens before the last byte leaves; from
-there on all is as it would be without us.
+A request that runs is a task of its own, so that a client that disconnects, or a server that
+cancels, takes neither the handler nor the save with it. The save happens before the last byte
+leaves; from there on all is as it would be without us.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
+            await self._lifespan(scope, receive, send)
             return
         rules = None
         if scope["type"] == "http" and PROTECTED not in scope:
@@ -108,21 +108,21 @@ class IdempotencyMiddleware:
             task.cancel()  # The save is done: the application learns of it as without us.
             await asyncio.wait((task,))
 
-    # --- the server's life -------------------------------------------------------------------
+    # --- the lifespan ------------------------------------------------------------------------
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application live its life, and end ours after it."""
         running_loop()  # a server on trio learns here that semel cannot work there
-        heard = False
+        takes_part = False
 
         async def receiving() -> Message:
-            nonlocal heard
-            heard = True
+            nonlocal takes_part
+            takes_part = True
             return await receive()
 
         async def closing(message: Message) -> None:
-            nonlocal heard
-            heard = True
+            nonlocal takes_part
+            takes_part = True
             if message["type"].startswith("lifespan.shutdown."):
                 await self._background.drain()
                 await self._integration.close()
@@ -131,7 +131,7 @@ class IdempotencyMiddleware:
         try:
             await self.app(scope, receiving, closing)
         except Exception:
-            if heard or not self._integration.opened_here:
+            if takes_part or not self._integration.opened_here:
                 raise
             # An application without a lifespan, such as Django: the engine needs its end still.
             await receive()
@@ -174,7 +174,7 @@ class Body(Struct, eq=False):
     _content: bytes | None = None
 
     async def read(self) -> bytes:
-        """Read it whole; more than the limit is refused as soon as it is there."""
+        """Read it whole; more than the limit is rejected as soon as it is there."""
         gathered = bytearray()  # not a list: a client may send a byte at a time, or none
         empty, more = 0, True
         while more:
@@ -203,7 +203,7 @@ class Body(Struct, eq=False):
         return {"type": "http.request", "body": content, "more_body": False}
 
     async def receive(self) -> Message:
-        """Return what was read, then what the server gives."""
+        """Return what was read, then what the server receives."""
         message = self.taken()
         return await self._receive() if message is None else message
 
@@ -271,17 +271,17 @@ class Protected(Struct, eq=False):
     async def receive(self) -> Message:
         """Return the body, and after it nothing until the answer is out.
 
-        Not sooner: who streams an answer stops, in the middle of it, when the client is gone.
+        Not sooner: what streams an answer stops, in the middle of it, when the client is gone.
         """
         message = self._body.taken()
         if message is not None:
             return message
         # Whether the client is still there is not the handler's business: it runs to its end.
         if not self.out:
-            await self._hear()
+            await self._wait_until_out()
         return await self._body.receive() if self._streams else {"type": "http.disconnect"}
 
-    async def _hear(self) -> None:
+    async def _wait_until_out(self) -> None:
         listener = asyncio.get_running_loop().create_future()
         self._listening += (listener,)
         try:
@@ -362,7 +362,7 @@ class Protected(Struct, eq=False):
             self._set_out()
 
     async def _pass(self, *messages: Message) -> None:
-        """Send on; a client who has gone is no reason to stop."""
+        """Send on; a client that has gone is no reason to stop."""
         try:
             for message in messages:
                 if not self.client_gone:

@@ -37,7 +37,7 @@ class Routed(NamedTuple):
 
 
 def check_protected(decorated: Iterable[Decorated], routes: Iterable[Routed]) -> None:
-    """Refuse a decorator above that of its route, and one on a route of other changes."""
+    """Reject a decorator above that of its route, and one on a route of other changes."""
     taken: set[int] = set()  # by id: a function need not have a hash
     served: dict[int, set[str]] = {}
     for route in routes:
@@ -55,9 +55,9 @@ def check_protected(decorated: Iterable[Decorated], routes: Iterable[Routed]) ->
                 )
         # A class whose views are all decorated may have some that only read.
         elif methods.isdisjoint(each.methods) and not CHANGING.isdisjoint(methods):
-            told = ", ".join(sorted(CHANGING & methods))
+            names = ", ".join(sorted(CHANGING & methods))
             raise ConfigError(
-                f"{name} is not protected: it answers {told}, and methods= names none of them"
+                f"{name} is not protected: it answers {names}, and methods= names none of them"
             )
 
 

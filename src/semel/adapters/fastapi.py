@@ -194,7 +194,7 @@ class Responses:
         self._status: int | None = route.status_code
         # FastAPI's quick way: a model is written to JSON at once.
         self._dumps_json = "dump_json" in _KNOWN and has_model and is_default
-        told = {
+        options = {
             "field": route.response_field,
             "include": route.response_model_include,
             "exclude": route.response_model_exclude,
@@ -206,7 +206,7 @@ class Responses:
             "dump_json": self._dumps_json,
         }
         self._serialize: Callable[..., Awaitable[Any]] = partial(
-            serialize_response, **{name: value for name, value in told.items() if name in _KNOWN}
+            serialize_response, **{name: value for name, value in options.items() if name in _KNOWN}
         )
 
     async def of(self, value: object, beginnings: Response) -> Response:
@@ -238,7 +238,7 @@ def route_of(request: Request) -> Any:
 _MEDIA_TYPE: Final = "application/problem+json"
 _SCHEMA: Final = "IdempotencyProblem"
 _PARAMETERS: Final = "#/components/parameters/"
-_TOLD: Final = (
+_DOCUMENTED: Final = (
     "key_missing",
     "invalid_key",
     "identity_missing",
@@ -288,11 +288,11 @@ def document(app: FastAPI) -> None:
 
 def _describe(operation: dict[str, Any], choices: Choices, components: Mapping[str, Any]) -> None:
     known = components.get("parameters", {})
-    for told in _parameters(choices):
+    for added in _parameters(choices):
         parameters = operation.setdefault("parameters", [])
         # Asked for once more, or the endpoint's own: one of a name is enough.
-        parameters[:] = [each for each in parameters if _named(each, known) != _named(told, known)]
-        parameters.append(told)
+        parameters[:] = [each for each in parameters if _named(each, known) != _named(added, known)]
+        parameters.append(added)
     for status, title in _answers(choices).items():
         answer = operation["responses"].setdefault(str(status), {"description": title})
         schema = {"$ref": f"#/components/schemas/{_SCHEMA}"}
@@ -334,15 +334,15 @@ def _parameters(choices: Choices) -> Iterable[dict[str, Any]]:
 def _answers(choices: Choices) -> dict[int, str]:
     """Return the statuses of our answers, each with its titles."""
     titles: dict[int, list[str]] = {}
-    for code in _TOLD:
+    for code in _DOCUMENTED:
         if (code == "key_missing" and not choices.required) or (
             code == "identity_missing" and choices.tenant is None
         ):
             continue
         words, known = choices.problems.get(code, {}), PROBLEMS[code]
-        told = titles.setdefault(words.get("status", known.status), [])
-        told.append(words.get("title", known.title))
-    return {status: "; ".join(told) for status, told in titles.items()}
+        named = titles.setdefault(words.get("status", known.status), [])
+        named.append(words.get("title", known.title))
+    return {status: "; ".join(named) for status, named in titles.items()}
 
 
 # --- the routes of an application, as old and new versions of FastAPI list them ------------------

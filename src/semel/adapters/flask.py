@@ -209,9 +209,9 @@ def _configured(app: Flask) -> tuple[str | None, dict[str, Any]]:
     known = MiddlewareOptions.__annotations__
     unknown = found.keys() - known.keys()
     if unknown:
-        told = ", ".join(f"{_PREFIX}{name.upper()}" for name in ("url", *known))
+        names = ", ".join(f"{_PREFIX}{name.upper()}" for name in ("url", *known))
         raise ConfigError(
-            f"{_PREFIX}{min(unknown).upper()} in the configuration is no option; known: {told}"
+            f"{_PREFIX}{min(unknown).upper()} in the configuration is no option; known: {names}"
         )
     return url, found
 
@@ -274,7 +274,7 @@ def _handle_once(app: Flask) -> None:
         return response if known is error else handle(error)
 
     handled.semel_handles_once = True  # type: ignore[attr-defined]  # functions have any
-    app.handle_http_exception = handled  # type: ignore[method-assign, assignment]  # gives what Flask's own does
+    app.handle_http_exception = handled  # type: ignore[method-assign, assignment]  # returns what Flask's own does
 
 
 def _recorded(exchange: Exchange, response: Response) -> Response:

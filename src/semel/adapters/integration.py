@@ -95,10 +95,10 @@ class AsyncIntegration:
         return self.exchange(engine, rules, call, attempt, request.raw, large)
 
     def before_claim(self) -> None:
-        """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
+        """Raise a ConfigError where a key must not be claimed; a hook of frameworks."""
 
     async def awaited(self, given: Any) -> Any:
-        """Return what a function of the application gives, which may be async; a hook."""
+        """Return what a function of the application returned, which may be async; a hook."""
         return await aio_awaited(given)
 
     async def close(self) -> None:
@@ -290,8 +290,8 @@ def awaited(given: Any) -> Any:
 #
 # On asyncio a request is a task of its own, which nobody's cancellation ends. It reads its answer
 # to the end, and records that end before the last of it leaves. An answer too large to be kept is
-# sent meanwhile, by the server's task: a client who goes away ends only the sending. On threads the
-# server reads the answer as it sends it, and closes it (`wsgi.StreamedAnswer`).
+# sent meanwhile, by the server's task: a client that disconnects ends only the sending. On threads
+# the server reads the answer as it sends it, and closes it (`wsgi.StreamedAnswer`).
 
 
 class Background:

@@ -5,8 +5,8 @@
     @idempotent(required=True, session=async_sessionmaker(engine))
     async def pay(request: Request, session: AsyncSession) -> Response: ...
 
-An endpoint and its save are a task of their own: a client who goes away takes neither with it. The
-framework may have read the body already, as bytes or as a form. A response is read to its end,
+An endpoint and its save are a task of their own: a client that disconnects takes neither with it.
+The framework may have read the body already, as bytes or as a form. A response is read to its end,
 whatever kind it is, and an error gets its answer, before anything is sent: it is recorded first.
 
 FastAPI's decorator stands on this one. What `session=` does is in `starlette_sessions`.
@@ -554,7 +554,7 @@ def _begun(response: Response, start: Any, background: Any) -> Response:
 
 
 class Body:
-    """A request for the rules, and its body; more of it than the limit is refused."""
+    """A request for the rules, and its body; more of it than the limit is rejected."""
 
     def __init__(self, request: Request, limit: int) -> None:
         self._request, self._limit = request, limit

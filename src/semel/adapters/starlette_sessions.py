@@ -192,7 +192,7 @@ class SessionChoice:
             )
 
     def check_given(self, session: Any) -> None:
-        """Refuse what a factory or a dependency has given, if it is no session of this kind."""
+        """Reject what a factory or a dependency has given, if it is no session of this kind."""
         wanted = AsyncSession if self.is_async else Session
         if not isinstance(session, wanted):
             whose = f"the parameter {self.parameter!r} has" if self.depends else "session= gave"
@@ -257,7 +257,7 @@ async def _async_transaction(session: AsyncSession) -> AsyncIterator[None]:
 
 
 class _CommitGuard:
-    """Refuses a commit by the endpoint: it would be one without the record."""
+    """Rejects a commit by the endpoint: it would be one without the record."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -278,7 +278,7 @@ class _CommitGuard:
             )
 
     def check(self) -> None:
-        """Refuse to go on in another transaction than the one in which the key was claimed."""
+        """Raise a ConfigError in another transaction than the one in which the key was claimed."""
         if self._session.get_transaction() is not self._root:
             raise ConfigError(
                 "the endpoint ended the transaction of its session (rollback() or close()) and "
@@ -327,7 +327,7 @@ def protected(
 ) -> Callable[..., Awaitable[Any]]:
     """Make the function that the framework calls in the place of an endpoint with a session.
 
-    `engine` gives the engine of the sessions' kind. Without a key a request runs in a transaction
+    `engine` returns the engine of the sessions' kind. Without a key a request runs in a transaction
     all the same.
     """
     rules, kind = by.rules, Work if choice.is_async else ThreadWork
@@ -455,7 +455,7 @@ class Work:
         )
 
     async def _explained(self, error: IdempotencyError) -> IdempotencyError:
-        """Say that it is an integration around this one that has the record which refuses it."""
+        """Say that it is an integration around this one that has the record which rejects it."""
         call = self._call
         owners = set() if call is None else owners_around(call.identity)
         if call is not None and owners:

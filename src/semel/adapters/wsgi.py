@@ -3,8 +3,8 @@
     app = IdempotencyMiddleware(app, "redis://localhost:6379/0")
 
 The application's answer is read before any of it is sent: so the save happens before the last byte
-leaves, and a client who goes away takes nothing with it. `close()` of what the application gave is
-called once, when the answer is out, as the server would do it.
+leaves, and a client that disconnects takes nothing with it. `close()` of what the application gave
+is called once, when the answer is out, as the server would do it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Protected:
         self._sent = False
 
     def run(self, app: App, environ: Environ) -> Iterable[bytes]:
-        """Run the application, and give what the server is to send."""
+        """Run the application, and return what the server is to send."""
         environ[PROTECTED] = True
         environ["wsgi.file_wrapper"] = FileWrapper  # the server's own would send files past us
         self._exchange.enter()
@@ -135,7 +135,7 @@ class _Protected:
         rest = iter(chunks)
         if self._begun is None:  # an application may begin its answer with its first chunk only
             self._hold(next(rest, b""))
-        if is_event_stream(self._told()[1]):
+        if is_event_stream(self._beginning()[1]):
             self._exchange.unprotected()
             return self._send(UNPROTECTED, Sent(chain(self._held, rest), chunks))
         while self._size <= self._limit:
@@ -143,14 +143,14 @@ class _Protected:
             if chunk is None:
                 return self._saved(chunks)
             self._hold(chunk)
-        status, lines = self._told()
+        status, lines = self._beginning()
         following = StreamedAnswer(
             self._exchange, int(status[:3]), lines, chain(self._held, rest), chunks
         )
         return self._send(None, following)
 
     def _saved(self, chunks: Iterable[bytes]) -> Iterable[bytes]:
-        status, lines = self._told()
+        status, lines = self._beginning()
         code, body = int(status[:3]), b"".join(self._held)
         instead = self._exchange.answered(code, lines, body)
         if instead is not None:
@@ -160,12 +160,12 @@ class _Protected:
         return self._send(length, Sent([body], chunks))
 
     def _send(self, line: HeaderLine | None, chunks: Iterable[bytes]) -> Iterable[bytes]:
-        status, lines = self._told()
+        status, lines = self._beginning()
         self._start_response(status, texts(lines if line is None else [*lines, line]))
         self._sent = True
         return chunks
 
-    def _told(self) -> tuple[str, list[HeaderLine]]:
+    def _beginning(self) -> tuple[str, list[HeaderLine]]:
         if self._begun is None:
             raise AssertionError("the application ended without an answer")
         return self._begun
@@ -175,7 +175,7 @@ class _Protected:
 
 
 def check_header_names(options: Mapping[str, Any]) -> None:
-    """Refuse a header that no request can have: in WSGI the dashes of a name are underscores."""
+    """Reject a header that no request can have: in WSGI the dashes of a name are underscores."""
     for route in options.get("routes") or ():
         check_header_names(getattr(route, "options", {}))
     header = options.get("header")
@@ -240,13 +240,13 @@ def is_chunked(environ: Mapping[str, Any]) -> bool:
 
 
 class Body:
-    """The body of a request, read once and laid back for the application."""
+    """The body of a request, read once and put back for the application."""
 
     def __init__(self, environ: Environ, limit: int) -> None:
         self._environ, self._limit = environ, limit
 
     def read(self) -> bytes:
-        """Read it whole; more than the limit is refused as soon as it is there."""
+        """Read it whole; more than the limit is rejected as soon as it is there."""
         length = self._length()
         if length is not None and length > self._limit:
             raise Rejected("body_too_large")
@@ -332,9 +332,10 @@ class Sent:
 class StreamedAnswer:
     """An answer too large to be kept, sent as it comes; its end is recorded before the last of it.
 
-    A client who goes away does not end it: `close`, which every server calls, reads on to the end.
-    So does its own end, for one that never reaches a server: a function of Flask's `after_request`
-    may put another answer in its place, and a key that nobody ends would be held for ever.
+    A client that disconnects does not end it: `close`, which every server calls, reads on to the
+    end. So does its own end, for one that never reaches a server: a function of Flask's
+    `after_request` may put another answer in its place, and a key that nobody ends would be held
+    for ever.
     """
 
     def __init__(
@@ -352,7 +353,7 @@ class StreamedAnswer:
 
     def __del__(self) -> None:
         if self._ahead is not None:
-            with suppress(Exception):  # it is recorded, and nobody is left to be told
+            with suppress(Exception):  # it is recorded, and nobody is left to be notified
                 self.close()
 
     def __iter__(self) -> Self:

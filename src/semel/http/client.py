@@ -236,7 +236,7 @@ def seconds_asked(retry_after: str, wall: float) -> float | None:
         date = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
         return None
-    # A date whose zone is not told (-0000) is in UTC.
+    # A date without a zone (-0000) is in UTC.
     moment = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
     return max(0.0, moment - wall)
 

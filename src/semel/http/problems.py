@@ -110,7 +110,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
-    """Refuse codes and words that do not exist, when the integration is made."""
+    """Reject codes and words that do not exist, when the integration is made."""
     if not isinstance(wordings, Mapping) or not all(
         isinstance(words, Mapping) for words in wordings.values()
     ):
@@ -189,7 +189,7 @@ def problem_response(
     problems: Mapping[str, Wording] | None = None,
     retry_after: float = 1.0,
 ) -> ProblemResponse:
-    """Turn an `error` of semel's into the response that the integrations would give.
+    """Turn an `error` of semel's into the response that the integrations would send.
 
     It is for endpoints that call the engine themselves. `problems` and `retry_after` are the
     options of the same names. The response does not say what is wrong inside, so an error that is

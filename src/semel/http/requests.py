@@ -198,7 +198,7 @@ def check_key(key: object) -> str:
 
 
 def check_form(key: str, pattern: re.Pattern[str] | None) -> None:
-    """Refuse a key that does not have the form which the engine's settings ask for."""
+    """Reject a key that does not have the form which the engine's settings ask for."""
     if pattern is not None and pattern.fullmatch(key) is None:
         raise InvalidKey("the key does not have the form that this application asks for")
 

@@ -72,7 +72,7 @@ _WRAPPING: Final = (JsonCodec, MsgpackCodec)
 """Codecs that would only wrap bytes; any other is the application's own, and may encrypt."""
 
 _ENVELOPE: Final = 1024 * 1024
-"""Room for the header lines of a stored answer; the body has a limit of its own."""
+"""Bytes for the header lines of a stored answer; the body has a limit of its own."""
 
 _SHOWN: Final = 200
 """Characters of a path that are logged; a client may send one of any length."""
@@ -95,11 +95,8 @@ _LAYERS: Final = 16
 """How many leading parts of a root may be layers; a proxy may let a client write the root."""
 
 
-class Need:
-    """What `identify` waits for: the whole body."""
-
-
-BODY: Final = Need()
+BODY: Final = object()
+"""What `identify` yields when it needs the whole body."""
 
 Waiting: TypeAlias = Generator[Any, Any, "Operation | None"]
 """Yields `BODY`, or what a function of the application gave, which may have to be awaited."""
@@ -135,7 +132,7 @@ class RouteRules:
         self._pattern = key_pattern
         self._sources = sources_of(choices)
         self._unprotected = CHANGING - choices.methods
-        self._told: set[tuple[str, str]] = set()
+        self._logged_unprotected: set[tuple[str, str]] = set()
         self._redirecting: dict[str, object] = {}
         # In lower case, as ASGI has names: layers around us would not find it otherwise.
         self._marker = choices.replayed_header.lower().encode()
@@ -151,8 +148,8 @@ class RouteRules:
         method = method.upper()
         if method in self.choices.methods:
             return True
-        if method in self._unprotected and (endpoint, method) not in self._told:
-            self._told.add((endpoint, method))
+        if method in self._unprotected and (endpoint, method) not in self._logged_unprotected:
+            self._logged_unprotected.add((endpoint, method))
             logger.warning(
                 "%s answers %s without protection: methods= does not name it; "
                 "@idempotent(methods=%s) protects it",
@@ -338,17 +335,17 @@ class Chosen(Protocol):
 def rules_of(
     chosen: Chosen, resolved: Callable[..., Rules], *, envelope: int, codec: Codec
 ) -> Rules:
-    """Lay a policy over the engine's, in the engine's own way (`resolved`).
+    """Combine a policy with the engine's, in the engine's own way (`resolved`).
 
-    `envelope` is the room that a stored answer needs beside its body, `codec` stores packed bytes.
+    `envelope` is the bytes that a stored answer needs beside its body, `codec` stores packed bytes.
     """
     waiting = (
         Policy(concurrent="wait", wait_timeout=chosen.wait)
         if chosen.wait
         else Policy(concurrent="reject")
     )
-    room = Policy(max_result_bytes=2 * chosen.max_response + envelope)
-    rules = resolved(chosen.scope, room, chosen.policy, waiting)
+    limit = Policy(max_result_bytes=2 * chosen.max_response + envelope)
+    rules = resolved(chosen.scope, limit, chosen.policy, waiting)
     # By type, not by kind: a subclass of ours may encrypt as well.
     if type(rules.codec) in _WRAPPING:
         return changed(rules, codec=codec)

@@ -132,7 +132,7 @@ class StoredRule(msgspec.Struct, frozen=True):
 
 
 def check_function(name: str, value: Any) -> Any:
-    """Refuse what cannot be called, and coroutines where nobody would await them."""
+    """Reject what cannot be called, and coroutines where nobody would await them."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
     if name != "tenant" and any(
@@ -161,7 +161,7 @@ def _sees_headers(function: Callable[..., Any]) -> bool:
 
 
 def _nameable(status: object) -> int:
-    """Refuse statuses that cannot be named, each with its reason."""
+    """Reject statuses that cannot be named, each with its reason."""
     if isinstance(status, bool) or not isinstance(status, int):
         raise ConfigError(_NEITHER.format(status))
     if status in SUCCESSES:

@@ -85,10 +85,10 @@ class Integration:
         return self.exchange(engine, rules, call, attempt, request.raw, large)
 
     def before_claim(self) -> None:
-        """Refuse, by a ConfigError, to claim a key; a hook of frameworks."""
+        """Raise a ConfigError where a key must not be claimed; a hook of frameworks."""
 
     def awaited(self, given: Any) -> Any:
-        """Return what a function of the application gives, which may be async; a hook."""
+        """Return what a function of the application returned, which may be async; a hook."""
         return awaited(given)
 
     def close(self) -> None:

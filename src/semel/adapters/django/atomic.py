@@ -116,7 +116,7 @@ def _ignore(_gone: object) -> None:
 
 
 def reject_transactions(engine: Idempotency | AsyncIdempotency) -> None:
-    """Refuse to claim where this thread's own transaction is in the way.
+    """Raise a ConfigError where this thread's own transaction is in the way of a claim.
 
     The store has connections of its own. In an SQLite file that a transaction may have locked, they
     would wait for a commit that waits for them.
@@ -212,7 +212,7 @@ def run_view(
 
 
 def _explained(integration: Integration, call: Call, error: IdempotencyError) -> IdempotencyError:
-    """Say that it is an integration around this one that has the record which refuses it."""
+    """Say that it is an integration around this one that has the record which rejects it."""
     owners = owners_around(call.identity)
     if owners:
         with suppress(StoreError):

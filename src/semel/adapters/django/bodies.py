@@ -289,7 +289,7 @@ async def read_on(response: Any, flow: Flow) -> None:
     loop = asyncio.get_running_loop()
 
     def begun(chunks: AsyncIterator[bytes]) -> Any:
-        # A thread that waits for this view goes on from here: who needs one asks for another.
+        # A thread that waits for this view goes on from here: what needs one asks for another.
         AsyncToSync.executors.current = None
         sent = copy(response)
         sent.__class__ = _waiting(response.__class__)

@@ -69,7 +69,7 @@ class Idempotent:
     @overload
     def __call__(self, **options: Unpack[ViewOptions]) -> Idempotent: ...
     def __call__(self, view: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Any takes all of them
-        """Decorate a view, or (with options) give the decorator that has them too."""
+        """Decorate a view, or (with options) return the decorator that has them too."""
         if view is None:
             given: Any = {**self._given, **options}
             return Idempotent(self._idempotency, **given)
