@@ -10,6 +10,7 @@ line of its own: `op.execute(version_row())`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from semel.core.optional import Needed
@@ -39,8 +40,21 @@ with Needed("semel[sqlalchemy]", by=__name__):
 
 VERSION: Final = 1
 
+_POSTGRESQL, _MYSQL, _SQLITE = range(3)
+_TYPES_OF: Final = {
+    "postgresql": _POSTGRESQL,
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": _SQLITE,
+}
+"""Which of the three types of a column belongs to a dialect."""
+
 _BINARY_COLLATION: Final = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_nopad_bin"}
 """Compares every character, also the last; each server has its own name for it."""
+
+_OPTIONAL: Final = frozenset(
+    {"payload_hash", "result_payload", "expire_at", "codec", "lease_until"}
+)
 
 
 def add_tables(metadata: MetaData, dialect: str, *, table: str = DEFAULT_TABLE) -> Table:
@@ -49,15 +63,27 @@ def add_tables(metadata: MetaData, dialect: str, *, table: str = DEFAULT_TABLE) 
     `dialect` is postgresql, mysql, mariadb or sqlite. Gives the table of records.
     """
     checked_name("table", table)
-    match dialect:
-        case "postgresql":
-            versions, records = _postgresql(metadata, table)
-        case "mysql" | "mariadb":
-            versions, records = _mysql(metadata, table, _BINARY_COLLATION[dialect])
-        case "sqlite":
-            versions, records = _sqlite(metadata, table)
-        case _:
-            raise ConfigError(f"semel keeps no records in {dialect}")
+    if dialect not in _TYPES_OF:
+        raise ConfigError(f"semel keeps no records in {dialect}")
+    types = _TYPES_OF[dialect]
+    versions = metadata.tables.get(VERSIONS)
+    if versions is None:
+        versions = _versions(metadata, types)
+    records = Table(table, metadata, *_columns(types, _BINARY_COLLATION.get(dialect)))
+    columns = records.c
+    of_all = columns.idem_key, columns.biz_type, columns.prefix
+    if types == _MYSQL:
+        records.append_constraint(UniqueConstraint(*of_all, name="identity"))
+        Index("due", columns.prefix, columns.lease_until, columns.expire_at)
+        records.kwargs.update(mysql_engine="InnoDB", mysql_row_format="DYNAMIC")
+    else:
+        Index(f"{table}_key", *of_all, unique=True)
+        for what, column, condition in (
+            ("lease", columns.lease_until, "status = 0"),
+            ("expiry", columns.expire_at, "expire_at IS NOT NULL"),
+        ):
+            where: dict[str, Any] = {f"{dialect}_where": text(condition)}
+            Index(f"{table}_{what}", columns.prefix, column, **where)
     records.add_is_dependent_on(versions)
 
     def note_version(_: Table, connection: Connection, **__: object) -> None:
@@ -73,141 +99,64 @@ def version_row(table: str = DEFAULT_TABLE) -> str:
     return f"INSERT INTO {VERSIONS} (table_name, version) VALUES ('{table}', {VERSION})"  # noqa: S608 - checked
 
 
-def _versions(metadata: MetaData, *columns: Column[Any], **options: Any) -> Table:
-    found = metadata.tables.get(VERSIONS)
-    return Table(VERSIONS, metadata, *columns, **options) if found is None else found
-
-
-def _postgresql(metadata: MetaData, name: str) -> tuple[Table, Table]:
-    moment = DateTime(timezone=True)
-    word = Text(collation="C")
-    versions = _versions(
+def _versions(metadata: MetaData, types: int) -> Table:
+    name = (Text, mysql.VARCHAR(64), Text)[types]
+    table = Table(
+        VERSIONS,
         metadata,
-        Column("table_name", Text, primary_key=True),
-        Column("version", Integer, nullable=False),
-        Column("applied_at", moment, nullable=False, server_default=func.now()),
-    )
-    records = Table(
-        name,
-        metadata,
-        Column("digest", postgresql.UUID, primary_key=True),
-        Column("prefix", word, nullable=False),
-        Column("idem_key", word, nullable=False),
-        Column("biz_type", word, nullable=False),
-        Column("payload_hash", LargeBinary),
-        Column("status", SmallInteger, nullable=False),
-        Column("result_payload", LargeBinary),
-        Column("expire_at", moment),
-        Column("created_at", moment, nullable=False),
-        Column("updated_at", moment, nullable=False),
-        Column("codec", Text),
-        Column("retryable", Boolean, nullable=False),
-        Column("owner", LargeBinary, nullable=False),
-        Column("number", Integer, nullable=False),
-        Column("fence", BigInteger, nullable=False),
-        Column("hold", Boolean, nullable=False),
-        Column("lease_until", moment),
-        Column("superseded", postgresql.ARRAY(LargeBinary), nullable=False),
-        Column("takeover", Boolean, nullable=False),
-        Column("waited_for", Boolean, nullable=False),
-        Column("format", SmallInteger, nullable=False),
-    )
-    columns = records.c
-    Index(f"{name}_key", columns.idem_key, columns.biz_type, columns.prefix, unique=True)
-    Index(
-        f"{name}_lease",
-        columns.prefix,
-        columns.lease_until,
-        postgresql_where=text("status = 0"),
-    )
-    Index(
-        f"{name}_expiry",
-        columns.prefix,
-        columns.expire_at,
-        postgresql_where=text("expire_at IS NOT NULL"),
-    )
-    return versions, records
-
-
-def _mysql(metadata: MetaData, name: str, collation: str) -> tuple[Table, Table]:
-    moment = mysql.DATETIME(fsp=6)
-
-    def word(length: int) -> mysql.VARCHAR:
-        return mysql.VARCHAR(length, charset="utf8mb4", collation=collation)
-
-    versions = _versions(
-        metadata,
-        Column("table_name", mysql.VARCHAR(64), primary_key=True),
-        Column("version", Integer, nullable=False),
-        mysql_engine="InnoDB",
-        mysql_default_charset="utf8mb4",
-    )
-    records = Table(
-        name,
-        metadata,
-        Column("digest", mysql.BINARY(16), primary_key=True),
-        Column("prefix", word(128), nullable=False),
-        Column("idem_key", word(255), nullable=False),
-        Column("biz_type", word(255), nullable=False),
-        Column("payload_hash", mysql.VARBINARY(64)),
-        Column("status", mysql.TINYINT, nullable=False),
-        Column("result_payload", mysql.LONGBLOB),
-        Column("expire_at", moment),
-        Column("created_at", moment, nullable=False),
-        Column("updated_at", moment, nullable=False),
-        Column("codec", mysql.VARCHAR(255, charset="utf8mb4")),
-        Column("retryable", mysql.TINYINT, nullable=False, server_default="0"),
-        Column("owner", mysql.VARBINARY(64), nullable=False),
-        Column("number", BigInteger, nullable=False),
-        Column("fence", BigInteger, nullable=False),
-        Column("hold", mysql.TINYINT, nullable=False),
-        Column("lease_until", moment),
-        Column("superseded", mysql.VARBINARY(1024)),
-        Column("format", Integer, nullable=False),
-        UniqueConstraint("idem_key", "biz_type", "prefix", name="identity"),
-        Index("due", "prefix", "lease_until", "expire_at"),
-        mysql_engine="InnoDB",
-        mysql_row_format="DYNAMIC",
-    )
-    return versions, records
-
-
-def _sqlite(metadata: MetaData, name: str) -> tuple[Table, Table]:
-    versions = _versions(
-        metadata,
-        Column("table_name", Text, primary_key=True, nullable=False),
+        Column("table_name", name, primary_key=True, nullable=False),
         Column("version", Integer, nullable=False),
     )
-    records = Table(
-        name,
-        metadata,
-        Column("identity", LargeBinary, primary_key=True, nullable=False),
-        Column("prefix", Text, nullable=False),
-        Column("idem_key", Text, nullable=False),
-        Column("biz_type", Text, nullable=False),
-        Column("payload_hash", LargeBinary),
-        Column("status", Integer, nullable=False),
-        Column("result_payload", LargeBinary),
-        Column("expire_at", Integer),
-        Column("created_at", Integer, nullable=False),
-        Column("updated_at", Integer, nullable=False),
-        Column("codec", Text),
-        Column("retryable", Integer, nullable=False),
-        Column("owner", LargeBinary, nullable=False),
-        Column("number", Integer, nullable=False),
-        Column("fence", Integer, nullable=False),
-        Column("hold", Integer, nullable=False),
-        Column("lease_until", Integer),
-        Column("superseded", LargeBinary),
-        Column("format", Integer, nullable=False),
-    )
-    columns = records.c
-    Index(f"{name}_key", columns.idem_key, columns.biz_type, columns.prefix, unique=True)
-    Index(f"{name}_lease", columns.prefix, columns.lease_until, sqlite_where=text("status = 0"))
-    Index(
-        f"{name}_expiry",
-        columns.prefix,
-        columns.expire_at,
-        sqlite_where=text("expire_at IS NOT NULL"),
-    )
-    return versions, records
+    if types == _POSTGRESQL:
+        moment = DateTime(timezone=True)
+        table.append_column(Column("applied_at", moment, nullable=False, server_default=func.now()))
+    if types == _MYSQL:
+        table.kwargs.update(mysql_engine="InnoDB", mysql_default_charset="utf8mb4")
+    return table
+
+
+def _columns(types: int, collation: str | None) -> Iterator[Column[Any]]:
+    """Describe the columns of records."""
+
+    def word(length: int) -> tuple[Any, ...]:
+        short = mysql.VARCHAR(length, charset="utf8mb4", collation=collation)
+        return Text(collation="C"), short, Text
+
+    moment = DateTime(timezone=True), mysql.DATETIME(fsp=6), Integer
+    flag = Boolean, mysql.TINYINT, Integer
+    array = postgresql.ARRAY(LargeBinary)
+    all_types: dict[str, tuple[Any, ...]] = {
+        # name: PostgreSQL, MySQL and MariaDB, SQLite
+        "prefix": word(128),
+        "idem_key": word(255),
+        "biz_type": word(255),
+        "payload_hash": (LargeBinary, mysql.VARBINARY(64), LargeBinary),
+        "status": (SmallInteger, mysql.TINYINT, Integer),
+        "result_payload": (LargeBinary, mysql.LONGBLOB, LargeBinary),
+        "expire_at": moment,
+        "created_at": moment,
+        "updated_at": moment,
+        "codec": (Text, mysql.VARCHAR(255, charset="utf8mb4"), Text),
+        "retryable": flag,
+        "owner": (LargeBinary, mysql.VARBINARY(64), LargeBinary),
+        "number": (Integer, BigInteger, Integer),
+        "fence": (BigInteger, BigInteger, Integer),
+        "hold": flag,
+        "lease_until": moment,
+        "superseded": (array, mysql.VARBINARY(1024), LargeBinary),
+        "takeover": (Boolean, None, None),
+        "waited_for": (Boolean, None, None),
+        "format": (SmallInteger, Integer, Integer),
+    }
+    digest = postgresql.UUID, mysql.BINARY(16), LargeBinary
+    name_of_first = "identity" if types == _SQLITE else "digest"
+    yield Column(name_of_first, digest[types], primary_key=True, nullable=False)
+    for name, of_dialects in all_types.items():
+        if (of_this := of_dialects[types]) is not None:
+            yield Column(
+                name,
+                of_this,
+                # An array may be empty, and is never missing.
+                nullable=name in _OPTIONAL or (name == "superseded" and types != _POSTGRESQL),
+                server_default="0" if name == "retryable" and types == _MYSQL else None,
+            )
