@@ -18,7 +18,7 @@ from semel import (
     StoreUnavailable,
 )
 from semel.core.records import State
-from semel.transactions.block import OutsideTransaction
+from semel.transactions import OutsideTransaction
 from transactions.kinds import KINDS
 
 pytestmark = pytest.mark.parametrize("world", KINDS, ids=lambda kind: kind.name, indirect=True)

@@ -19,7 +19,7 @@ import pytest
 
 from semel import ConcurrentRequest, Idempotency, Policy, RetryTransaction
 from semel.stores.sql.verbs import Reply
-from semel.transactions.block import records_of
+from semel.transactions import records_of
 from semel.transactions.drivers import AsyncmyLink, MySQLdbLink, PyMySQLLink
 from transactions.conftest import started
 from transactions.kinds import KINDS, ONE_EACH, PATIENCE, mysql_login, path_of

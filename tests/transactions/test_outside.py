@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.transactions.block import OutsideTransaction
+from semel.transactions import OutsideTransaction
 from transactions.kinds import KINDS
 
 pytestmark = pytest.mark.parametrize(

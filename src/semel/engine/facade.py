@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from msgspec import UNSET, UnsetType
 
+from semel import transactions
 from semel.core.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
@@ -33,7 +34,7 @@ from semel.errors import ConfigError, IdempotencyError, about, raise_about
 from semel.events import Hook
 from semel.stores.base import AsyncStore, ScanRequest
 from semel.stores.urls import open_async_store
-from semel.transactions import block, db_errors
+from semel.transactions import db_errors
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -275,7 +276,7 @@ class AsyncIdempotency:
         They are claimed in one order, so that two such transactions do not block each other.
         `connection`, `scope`, `policy` and `table` are those of `transaction`.
         """
-        block.check_keys(keys)
+        transactions.check_keys(keys)
         setup = self.internals.setup
         rules = setup.rules(scope, policy)
         calls = {key: setup.call(key, scope, UNSET, rules) for key in keys}
@@ -305,7 +306,7 @@ class AsyncIdempotency:
         the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
         `scope`, `payload` and `policy` are those of `execute`.
         """
-        block.check_begin(begin)
+        transactions.check_begin(begin)
         setup = self.internals.setup
         setup.check_function(fn)
         rules = setup.rules(scope, policy)
@@ -313,7 +314,9 @@ class AsyncIdempotency:
         waits = pauses(rules)
         for left in range(retries, -1, -1):
             try:
-                async with block.enterable(begin(), AbstractAsyncContextManager) as connection:
+                async with transactions.enterable(
+                    begin(), AbstractAsyncContextManager
+                ) as connection:
                     attempt = await self._run_inside(call, connection, fn)
             except Exception as error:
                 if not db_errors.must_retry(error):

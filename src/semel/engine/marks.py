@@ -21,7 +21,7 @@ from semel.errors import (
 )
 from semel.stores.base import AsyncStore, ScanRequest
 from semel.stores.urls import open_async_store
-from semel.transactions.block import warn_inside
+from semel.transactions import warn_inside
 
 if TYPE_CHECKING:
     from semel.engine.facade import AsyncIdempotency

@@ -57,7 +57,7 @@ from semel.errors import (
     ValueRejected,
     about,
 )
-from semel.transactions.block import warn_inside
+from semel.transactions import warn_inside
 
 if TYPE_CHECKING:
     from semel.core.cache import FinishedCache

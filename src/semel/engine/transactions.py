@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, assert_never
 
 from msgspec import UNSET
 
-from semel import events
+from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
@@ -29,8 +29,7 @@ from semel.errors import (
 )
 from semel.events import logger
 from semel.stores.sql.verbs import Verb
-from semel.transactions import block, db_errors
-from semel.transactions.block import LOCKED, Records, TransactionAttempt, records_of
+from semel.transactions import LOCKED, Records, TransactionAttempt, db_errors, records_of
 from semel.transactions.drivers import link_to
 from semel.transactions.links import AsyncLink, AsyncNested, AsyncSavepoint
 
@@ -180,7 +179,7 @@ class AsyncTransactionContext(Generic[Result]):
         """Bound how long the session waits for locks; what the bound was is kept from the first."""
         spent = monotonic() - self._began
         before = await self._drive(
-            block.prepare(self._records, self._call.rules, wait=wait, spent=spent)
+            transactions.prepare(self._records, self._call.rules, wait=wait, spent=spent)
         )
         if self._bound is UNSET:
             self._bound = before
@@ -188,7 +187,7 @@ class AsyncTransactionContext(Generic[Result]):
     async def _asked(self, request: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
-            return await self._drive(block.claim(self._records, request, wait=wait))
+            return await self._drive(transactions.claim(self._records, request, wait=wait))
         except Exception as error:
             if self._records.has_lock or not db_errors.would_wait(error):
                 raise
@@ -204,7 +203,7 @@ class AsyncTransactionContext(Generic[Result]):
         if kept.interruption is not None:
             raise kept.interruption
         request = CompleteRequest(call.identity, attempt.owner, kept.encoded, call.rules.ttl)
-        if not await self._drive(block.complete(self._records, request, call.rules)):
+        if not await self._drive(transactions.complete(self._records, request, call.rules)):
             raise LeaseLost("the record was removed or replaced inside its own transaction")
         attempt.result = kept.value
         runs.announce(

@@ -1,12 +1,211 @@
 """Transactional mode: the record is written in the caller's own transaction, or not at all.
 
-    block       a block: what it takes, what it asks of the records, its steps, its attempt
-    dialects    the records on each database
+    dialects    the records, as a transaction reaches them on each database
     links       what is asked of a connection; savepoints; the links that both kinds have
     drivers     which connections are taken; the links of one kind
     db_errors   what a driver's error means here
+
+Here is one block of `idem.transaction()`: what it takes, what it asks of the records, its steps,
+its attempt. The steps do no I/O. Every decision is that of `semel.core.judge`, made by the verbs of
+the store.
 
 Nothing in here commits. A block works between two savepoints: the outer one undoes the whole block,
 record included; the inner one is gone if the transaction has ended meanwhile, which is how its end
 is noticed on every database. Until then the record says: held, and abandoned.
 """
+
+from __future__ import annotations
+
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
+
+from semel.core.attempts import Attempt, Result, current_attempt
+from semel.core.policy import Rules
+from semel.core.records import (
+    Abandoned,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Identity,
+)
+from semel.errors import ConfigError
+from semel.stores.sql.verbs import Dialect, Statement, Verb
+from semel.transactions.drivers import is_connection
+
+T = TypeVar("T")
+
+_BEGIN = "begin must be a function that gives a context manager, such as Session.begin"
+
+
+def check_keys(keys: object) -> None:
+    """Raise a ConfigError unless these are several keys; a text would be read by letters."""
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
+        raise ConfigError(
+            f"several keys are needed, such as a list of them, not {type(keys).__name__}; "
+            "for one key there is idem.transaction()"
+        )
+
+
+def check_begin(begin: object) -> None:
+    """Raise a ConfigError unless this begins a unit of work; some connections are callable."""
+    if not callable(begin) or is_connection(begin):
+        raise ConfigError(f"{_BEGIN}, not {type(begin).__name__}")
+
+
+def enterable(given: T, kind: type) -> T:
+    """Return what `begin` has given, if it can be entered."""
+    if not isinstance(given, kind):
+        raise ConfigError(f"{_BEGIN}; it gave {type(given).__name__}")
+    return given
+
+
+# --- the records of a store, as a caller's transaction reaches them ------------------------
+
+
+class Records(ABC):
+    """The records of a store, as a caller's transaction reaches them."""
+
+    has_lock = False
+    """Whether the record's own lock is held: further waits are for the whole table."""
+    by_key = True
+    """Whether a caller that waits, waits for a transaction with the same key."""
+    rolls_back = False
+    """Whether a wait that is too long ends the caller's transaction; known once prepared."""
+
+    def __init__(self, verbs: Dialect, hold: str, digest: Callable[[Identity], object]) -> None:
+        self.verbs = verbs
+        """The verbs of the store, fit to run inside a transaction."""
+        self._hold, self._digest = hold, digest
+
+    @abstractmethod
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
+        """Reject a connection to another database; bound the wait for locks, return the old bound.
+
+        Without `wait` the caller wants to know at once that another one has the record.
+        """
+
+    @abstractmethod
+    def restore(self, before: Any) -> Verb[None]:
+        """Bound the wait as before."""
+
+    @abstractmethod
+    def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
+        """Lock the record; False = another caller has it, and this one does not wait."""
+
+    def hold(self, identity: Identity, owner: bytes, *, held: bool) -> Verb[None]:
+        """Mark this owner's attempt as held, or as not held."""
+        yield Statement(self._hold, (held, self._digest(identity), owner), writes=True)
+
+
+def records_of(store: object, dialect: str, table: str | None) -> Records:
+    """Find the records; `table` names another one than the store's."""
+    # In tiers SQL decides. The front learns of a record from the first question after the commit.
+    behind = getattr(store, "behind", store)
+    kind = getattr(behind, "dialect", None)
+    if kind is None:
+        raise ConfigError(
+            "idem.transaction() needs an engine whose records are in SQL, and "
+            f"{type(store).__name__} keeps them elsewhere: open it with the URL of the database "
+            "that the connection is to"
+        )
+    if kind != dialect:
+        raise ConfigError(
+            f"the connection is to {dialect}, the engine keeps its records in {kind}: they could "
+            "not be committed together"
+        )
+    from semel.transactions.dialects import RECORDS  # noqa: PLC0415 - it knows all databases
+
+    return RECORDS[kind](behind, table)
+
+
+# --- the steps of a block: generators that yield statements and receive replies -----------
+
+
+LOCKED: Final = Busy(0.0)
+"""An open transaction has the record, and this caller does not wait for its end.
+
+Known by identity: a record that runs elsewhere under a lease is busy, too."""
+
+
+def prepare(records: Records, rules: Rules, *, wait: bool, spent: float = 0.0) -> Verb[Any]:
+    """Bound the wait for the transaction of another caller; returns what the bound was.
+
+    `spent` seconds of it have passed already.
+    """
+    bound = rules.store_timeout if rules.wait_timeout is None else rules.wait_timeout
+    return records.prepare(max(0.0, bound - spent), wait=wait)
+
+
+def claim(records: Records, ask: ClaimRequest, *, wait: bool) -> Verb[Claim]:
+    """Claim the record: held, and with its lease at once past.
+
+    A transaction that is committed too early then leaves a record whose outcome is unknown, never
+    a success. Before its commit nobody else sees the row.
+    """
+    if not (yield from records.lock(ask.identity, wait=wait)):
+        return LOCKED
+    parked = replace(ask, lease=0.0)
+    answer = yield from records.verbs.claim(replace(parked, hold=True)).start()
+    if isinstance(answer, Abandoned) and not ask.hold:
+        # Our own hold must not keep us from what this caller's policy lets it take over.
+        answer = yield from records.verbs.claim(parked).start()
+        if isinstance(answer, Claimed):
+            yield from records.hold(ask.identity, ask.owner, held=True)
+    return answer
+
+
+def complete(records: Records, ask: CompleteRequest, rules: Rules) -> Verb[bool]:
+    """Store the success, held only if the caller's policy says so: tiers copy no held record."""
+    if not rules.hold:
+        yield from records.hold(ask.identity, ask.owner, held=False)
+    return (yield from records.verbs.complete(ask).start())
+
+
+# --- the attempt of a block, and the warning to calls that do not belong to it ------------
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class TransactionAttempt(Attempt[Result]):
+    """An attempt whose record is committed with the caller's transaction."""
+
+
+class OutsideTransaction(UserWarning):
+    """The ordinary API was used inside a transactional block: what it does commits by itself."""
+
+
+def warn_inside(store: object) -> None:
+    """Warn, once for each place in the caller's code."""
+    attempt = current_attempt()
+    while attempt is not None:
+        if isinstance(attempt, TransactionAttempt) and attempt.store is store:
+            warnings.warn(
+                "this call does not belong to the block of idem.transaction() around it: what it "
+                "writes is committed at once and stays when the transaction is rolled back, and it "
+                "sees nothing of this transaction; use idem.transaction() for it too, or call it "
+                "outside",
+                OutsideTransaction,
+                stacklevel=_users_frame(),
+            )
+            return
+        attempt = attempt.outer
+
+
+def _users_frame() -> int:
+    """Count the frames up to the first that is not ours."""
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - `inspect` reads source files for it
+    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _ours(module: str) -> bool:
+    return f"{module}.".startswith(f"{_PACKAGE}.")

@@ -1,4 +1,4 @@
-"""What a transaction needs of each database beside the verbs of its store (`block.Records`).
+"""What a transaction needs of each database beside the verbs of its store (see `Records`).
 
 SQLite has one writer at a time: a caller that waits, waits for the whole file. On PostgreSQL an
 advisory lock of the transaction orders the callers of a key, at every isolation level. On MySQL and
@@ -21,8 +21,8 @@ from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
 from semel.stores.sql.verbs import Statement, Verb
+from semel.transactions import Records
 from semel.transactions._sync.links import SQLiteLink
-from semel.transactions.block import Records
 from semel.transactions.links import command, question
 
 if TYPE_CHECKING:  # its driver, where it needs one, is there

@@ -22,7 +22,7 @@ from semel.errors import (
 )
 from semel.stores.base import ScanRequest, Store
 from semel.stores.urls import open_store
-from semel.transactions.block import warn_inside
+from semel.transactions import warn_inside
 
 if TYPE_CHECKING:
     from semel.engine._sync.facade import Idempotency
