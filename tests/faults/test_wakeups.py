@@ -675,7 +675,7 @@ def test_a_subscription_that_the_server_ends_or_refuses_is_lost():
         account.add(waiter)
         account.requested(waiter.channel)
     account.confirmed()
-    account.refused()
+    account.rejected()
     assert refused.listening is Listening.NO
     account.ended("a")
     assert ended.listening is Listening.NO
