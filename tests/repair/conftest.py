@@ -18,7 +18,7 @@ OWNER = b"\x00the owner\xff\x00"
 HELD = Policy(abandoned="hold")
 
 
-class Workshop:
+class Repairs:
     """A reconciler of either kind, by plain calls, and the attempts it may find."""
 
     def __init__(self, world: World, **options: Any) -> None:
@@ -71,17 +71,17 @@ def kind(request) -> str:
 
 
 @pytest.fixture
-def workshop(kind: str, store_url: str) -> Iterator[Workshop]:
+def repairs(kind: str, store_url: str) -> Iterator[Repairs]:
     """Both kinds in turn, on each store in turn."""
     with World(kind, store_url) as world:
-        yield Workshop(world)
+        yield Repairs(world)
 
 
 @pytest.fixture
-def memory_workshop(kind: str) -> Iterator[Workshop]:
+def memory_workshop(kind: str) -> Iterator[Repairs]:
     """Both kinds in turn, for what has nothing to do with the kind of store."""
     with World(kind, "memory://") as world:
-        yield Workshop(world)
+        yield Repairs(world)
 
 
 @pytest.fixture

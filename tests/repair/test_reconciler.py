@@ -6,7 +6,7 @@ import pytest
 
 from contract.reference_store import DictStore
 from engines.facade import World, never, wait_until
-from repair.conftest import OWNER, Workshop, patch
+from repair.conftest import OWNER, Repairs, patch
 from semel import (
     ConfigError,
     OutcomeUnknown,
@@ -52,92 +52,92 @@ class Asked:
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_what_succeeded_is_replayed_from_now_on(workshop, hold):
-    identity = workshop.abandon("a", hold=hold)
+def test_what_succeeded_is_replayed_from_now_on(repairs, hold):
+    identity = repairs.abandon("a", hold=hold)
     resolver = Asked(Succeeded({"charge": "ch_1"}))
-    report = workshop.run(workshop.reconciler({"orders": resolver}))
+    report = repairs.run(repairs.reconciler({"orders": resolver}))
     assert report.resolved == 1
-    assert workshop.engine.execute("a", never, scope="orders") == {"charge": "ch_1"}
+    assert repairs.engine.execute("a", never, scope="orders") == {"charge": "ch_1"}
     (asked,) = resolver.records
     assert (asked.scope, asked.key, asked.number, asked.hold) == ("orders", "a", 1, hold)
-    (event,) = workshop.told(Resolved)
+    (event,) = repairs.told(Resolved)
     assert (event.identity, event.number, event.verdict) == (identity, 1, "succeeded")
-    assert event.fence == asked.fence == workshop.record(identity).fence
+    assert event.fence == asked.fence == repairs.record(identity).fence
 
 
-def test_what_failed_for_good_is_told_to_later_callers(workshop):
-    workshop.abandon("a")
-    workshop.run(workshop.reconciler({"orders": Asked(Failed("the card was declined", False))}))
+def test_what_failed_for_good_is_told_to_later_callers(repairs):
+    repairs.abandon("a")
+    repairs.run(repairs.reconciler({"orders": Asked(Failed("the card was declined", False))}))
     with pytest.raises(PreviousFailure, match="the card was declined"):
-        workshop.engine.execute("a", never, scope="orders")
-    assert [event.verdict for event in workshop.told(Resolved)] == ["failed"]
+        repairs.engine.execute("a", never, scope="orders")
+    assert [event.verdict for event in repairs.told(Resolved)] == ["failed"]
 
 
-def test_what_failed_and_may_run_again_runs_again(workshop):
-    workshop.abandon("a")
-    workshop.run(workshop.reconciler({"orders": Asked(Failed("never sent", True))}))
-    assert workshop.engine.run("a", lambda: "ran", scope="orders").attempt.number == 2
-    assert [event.verdict for event in workshop.told(Resolved)] == ["retryable"]
+def test_what_failed_and_may_run_again_runs_again(repairs):
+    repairs.abandon("a")
+    repairs.run(repairs.reconciler({"orders": Asked(Failed("never sent", True))}))
+    assert repairs.engine.run("a", lambda: "ran", scope="orders").attempt.number == 2
+    assert [event.verdict for event in repairs.told(Resolved)] == ["retryable"]
 
 
-def test_what_is_unknown_stays_unknown_to_callers(workshop):
-    identity = workshop.abandon("a")
-    report = workshop.run(workshop.reconciler({"orders": Asked(Unknown("no answer yet"))}))
+def test_what_is_unknown_stays_unknown_to_callers(repairs):
+    identity = repairs.abandon("a")
+    report = repairs.run(repairs.reconciler({"orders": Asked(Unknown("no answer yet"))}))
     with pytest.raises(OutcomeUnknown):
-        workshop.engine.execute("a", never, scope="orders")
-    assert workshop.record(identity).hold is True
+        repairs.engine.execute("a", never, scope="orders")
+    assert repairs.record(identity).hold is True
     (event,) = report.decisions
     assert isinstance(event, Unresolved)
     assert (event.reason, event.tries, event.identity) == ("no answer yet", 1, identity)
-    assert workshop.told(Unresolved) == [event]
+    assert repairs.told(Unresolved) == [event]
     assert report.resolved == 0
 
 
-def test_nothing_stuck_is_nothing_to_do(workshop):
-    report = workshop.run(workshop.reconciler({"orders": never}))
+def test_nothing_stuck_is_nothing_to_do(repairs):
+    report = repairs.run(repairs.reconciler({"orders": never}))
     assert (report.decisions, report.moved_on, report.errors, report.waiting) == ((), 0, 0, 0)
 
 
-def test_what_was_abandoned_only_now_is_left_alone(workshop):
-    identity = workshop.abandon("a")
-    report = workshop.run(workshop.reconciler({"orders": never}, older_than=600))
+def test_what_was_abandoned_only_now_is_left_alone(repairs):
+    identity = repairs.abandon("a")
+    report = repairs.run(repairs.reconciler({"orders": never}, older_than=600))
     assert report.decisions == ()
-    assert workshop.record(identity).owner == OWNER
+    assert repairs.record(identity).owner == OWNER
 
 
-def test_a_scope_without_a_resolver_is_reported_once_and_never_touched(workshop):
-    identity = workshop.abandon("a", scope="parcels")
-    reconciler = workshop.reconciler({"orders": never})
-    first, second = workshop.run(reconciler), workshop.run(reconciler)
+def test_a_scope_without_a_resolver_is_reported_once_and_never_touched(repairs):
+    identity = repairs.abandon("a", scope="parcels")
+    reconciler = repairs.reconciler({"orders": never})
+    first, second = repairs.run(reconciler), repairs.run(reconciler)
     (event,) = first.decisions
     assert isinstance(event, Unresolved)
     assert (event.tries, event.identity) == (0, identity)
     assert second.decisions == ()
     assert (first.waiting, second.waiting) == (1, 1)
-    record = workshop.record(identity)
+    record = repairs.record(identity)
     assert (record.owner, record.number) == (OWNER, 1)
 
 
-def test_all_running_records_are_read_when_asked_to(workshop):
-    held, done = workshop.abandon("a"), Identity("orders", "done")
+def test_all_running_records_are_read_when_asked_to(repairs):
+    held, done = repairs.abandon("a"), Identity("orders", "done")
     running = Identity("orders", "running")
-    workshop.store("put", done, Encoded("json/1", b"1"), 60.0, owner=OWNER)
-    workshop.store("claim", ClaimRequest(running, OWNER, None, 600.0, 600.0))
-    report = workshop.run(workshop.reconciler({"orders": Asked(Succeeded(1))}), full=True)
+    repairs.store("put", done, Encoded("json/1", b"1"), 60.0, owner=OWNER)
+    repairs.store("claim", ClaimRequest(running, OWNER, None, 600.0, 600.0))
+    report = repairs.run(repairs.reconciler({"orders": Asked(Succeeded(1))}), full=True)
     assert [decision.identity for decision in report.decisions] == [held]
 
 
 def test_a_record_missing_from_the_index_is_found_by_reading_all(redis_url, redis_of_this_worker):
     with World("threads", redis_url) as world:
-        workshop = Workshop(world)
-        identity = workshop.abandon("a")
+        repairs = Repairs(world)
+        identity = repairs.abandon("a")
         client = redis_of_this_worker.client()
         assert client.delete(*client.keys("*~leases")) == 1
         client.close()
-        reconciler = workshop.reconciler({"orders": Asked(Succeeded(1))})
+        reconciler = repairs.reconciler({"orders": Asked(Succeeded(1))})
         assert reconciler.run_once().decisions == ()
         assert reconciler.run_once(full=True).resolved == 1
-        assert workshop.record(identity).state is State.SUCCEEDED
+        assert repairs.record(identity).state is State.SUCCEEDED
 
 
 def test_every_page_of_the_records_is_read(memory_workshop, monkeypatch):
@@ -224,13 +224,13 @@ def stuck_for(record):
     return record.now - record.lease_until
 
 
-def test_what_stays_unknown_keeps_the_age_it_had(workshop):
-    identity = workshop.abandon("a")
-    workshop.store("renew", identity, OWNER, -3600.0)
+def test_what_stays_unknown_keeps_the_age_it_had(repairs):
+    identity = repairs.abandon("a")
+    repairs.store("renew", identity, OWNER, -3600.0)
     for _ in range(2):  # the second one knows nothing of the first
-        workshop.run(workshop.reconciler({"orders": Asked(Unknown())}))
-        assert 3600 <= stuck_for(workshop.record(identity)) < 3700
-    (listed,) = workshop.store("stuck", older_than=3600.0)
+        repairs.run(repairs.reconciler({"orders": Asked(Unknown())}))
+        assert 3600 <= stuck_for(repairs.record(identity)) < 3700
+    (listed,) = repairs.store("stuck", older_than=3600.0)
     assert listed.identity == identity
 
 
@@ -276,48 +276,48 @@ def test_another_attempt_has_an_age_of_its_own(memory_workshop):
 
 
 @pytest.fixture
-def given_up(workshop):
+def given_up(repairs):
     """A case that its reconciler has given up, with all that is needed to look again."""
-    identity = workshop.abandon("a")
-    reconciler = workshop.reconciler({"orders": Asked(Unknown())}, max_tries=1)
-    assert workshop.run(reconciler).waiting == 1
-    return workshop, reconciler, identity
+    identity = repairs.abandon("a")
+    reconciler = repairs.reconciler({"orders": Asked(Unknown())}, max_tries=1)
+    assert repairs.run(reconciler).waiting == 1
+    return repairs, reconciler, identity
 
 
 def test_a_case_that_a_person_decided_is_closed(given_up):
-    workshop, reconciler, identity = given_up
-    assert workshop.store("adopt", identity, OWNER, 60.0) is not None
-    assert workshop.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0)
-    assert workshop.run(reconciler).waiting == 0
+    repairs, reconciler, identity = given_up
+    assert repairs.store("adopt", identity, OWNER, 60.0) is not None
+    assert repairs.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0)
+    assert repairs.run(reconciler).waiting == 0
     assert reconciler._reconciliation._open_cases._open == {}
 
 
 def test_a_case_whose_record_is_gone_is_closed(given_up):
-    workshop, reconciler, identity = given_up
-    workshop.store("forget", identity)
-    assert workshop.run(reconciler).waiting == 0
+    repairs, reconciler, identity = given_up
+    repairs.store("forget", identity)
+    assert repairs.run(reconciler).waiting == 0
 
 
 def test_a_case_whose_key_was_used_anew_is_closed(given_up):
-    workshop, reconciler, identity = given_up
-    workshop.store("forget", identity)
-    workshop.store("claim", ClaimRequest(identity, OWNER, None, 600.0, 600.0))
-    assert workshop.run(reconciler).waiting == 0
+    repairs, reconciler, identity = given_up
+    repairs.store("forget", identity)
+    repairs.store("claim", ClaimRequest(identity, OWNER, None, 600.0, 600.0))
+    assert repairs.run(reconciler).waiting == 0
 
 
 def test_a_case_that_somebody_is_looking_into_stays_open(given_up):
-    workshop, reconciler, identity = given_up
-    assert workshop.store("adopt", identity, OWNER, 600.0) is not None
-    assert workshop.run(reconciler).waiting == 1
+    repairs, reconciler, identity = given_up
+    assert repairs.store("adopt", identity, OWNER, 600.0) is not None
+    assert repairs.run(reconciler).waiting == 1
 
 
 def test_a_case_that_cannot_be_looked_at_stays_open(given_up):
-    workshop, reconciler, identity = given_up
-    workshop.store("forget", identity)
-    workshop.engine.store.inject("get", Refuse(StoreUnavailable("down")))
-    report = workshop.run(reconciler)
+    repairs, reconciler, identity = given_up
+    repairs.store("forget", identity)
+    repairs.engine.store.inject("get", Refuse(StoreUnavailable("down")))
+    report = repairs.run(reconciler)
     assert (report.waiting, report.errors) == (1, 1)
-    assert workshop.run(reconciler).waiting == 0
+    assert repairs.run(reconciler).waiting == 0
 
 
 # --- resolvers that fail -----------------------------------------------------------------
@@ -350,11 +350,11 @@ def test_an_answer_that_is_no_resolution_is_not_guessed_at(memory_workshop):
 
 def test_a_value_is_written_with_the_codec_of_its_scope(kind):
     with World(kind, "memory://") as world:
-        workshop = Workshop(world, scopes={"orders": Policy(codec="msgpack")})
-        identity = workshop.abandon("a")
-        workshop.run(workshop.reconciler({"orders": Asked(Succeeded((1, b"\xff")))}))
-        assert workshop.record(identity).outcome.codec.startswith("msgpack")
-        assert workshop.engine.execute("a", never, scope="orders") == (1, b"\xff")
+        repairs = Repairs(world, scopes={"orders": Policy(codec="msgpack")})
+        identity = repairs.abandon("a")
+        repairs.run(repairs.reconciler({"orders": Asked(Succeeded((1, b"\xff")))}))
+        assert repairs.record(identity).outcome.codec.startswith("msgpack")
+        assert repairs.engine.execute("a", never, scope="orders") == (1, b"\xff")
 
 
 def test_a_value_that_cannot_be_kept_is_still_a_success(memory_workshop):
@@ -368,49 +368,49 @@ def test_a_value_that_cannot_be_kept_is_still_a_success(memory_workshop):
 # --- others who write --------------------------------------------------------------------
 
 
-def test_an_owner_that_comes_back_first_has_the_last_word(workshop):
-    identity = workshop.abandon("a")
+def test_an_owner_that_comes_back_first_has_the_last_word(repairs):
+    identity = repairs.abandon("a")
 
     def come_back():
-        assert workshop.store("complete", identity, OWNER, Encoded("json/1", b'"mine"'), 600.0)
+        assert repairs.store("complete", identity, OWNER, Encoded("json/1", b'"mine"'), 600.0)
 
-    workshop.engine.store.before["adopt"] = come_back
-    report = workshop.run(workshop.reconciler({"orders": never}))
+    repairs.engine.store.before["adopt"] = come_back
+    report = repairs.run(repairs.reconciler({"orders": never}))
     assert (report.moved_on, report.decisions) == (1, ())
-    assert workshop.engine.execute("a", never, scope="orders") == "mine"
+    assert repairs.engine.execute("a", never, scope="orders") == "mine"
 
 
-def test_an_owner_that_comes_back_later_is_refused(workshop):
-    identity = workshop.abandon("a")
+def test_an_owner_that_comes_back_later_is_refused(repairs):
+    identity = repairs.abandon("a")
     refused = []
 
     def meanwhile(record):
-        refused.append(workshop.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0))
-        refused.append(workshop.store("renew", identity, OWNER, 600.0))
+        refused.append(repairs.store("complete", identity, OWNER, Encoded("json/1", b"1"), 600.0))
+        refused.append(repairs.store("renew", identity, OWNER, 600.0))
         return Succeeded("found out")
 
-    workshop.run(workshop.reconciler({"orders": meanwhile}))
+    repairs.run(repairs.reconciler({"orders": meanwhile}))
     assert refused == [False, False]
-    assert workshop.engine.execute("a", never, scope="orders") == "found out"
+    assert repairs.engine.execute("a", never, scope="orders") == "found out"
 
 
 @pytest.mark.parametrize("answer", [Succeeded("mine"), Unknown()])
-def test_a_resolver_that_takes_too_long_may_be_overtaken(workshop, answer):
-    identity = workshop.abandon("a")
+def test_a_resolver_that_takes_too_long_may_be_overtaken(repairs, answer):
+    identity = repairs.abandon("a")
     other = b"another own\x00"
 
     def overtake():
-        record = workshop.record(identity)
-        workshop.store("renew", identity, record.owner, 0.0)  # its lease has ended
-        assert workshop.store("adopt", identity, other, 600.0) is not None
-        assert workshop.store("complete", identity, other, Encoded("json/1", b'"theirs"'), 600.0)
+        record = repairs.record(identity)
+        repairs.store("renew", identity, record.owner, 0.0)  # its lease has ended
+        assert repairs.store("adopt", identity, other, 600.0) is not None
+        assert repairs.store("complete", identity, other, Encoded("json/1", b'"theirs"'), 600.0)
 
     verb = "complete" if isinstance(answer, Succeeded) else "renew"
-    workshop.engine.store.before[verb] = overtake
-    report = workshop.run(workshop.reconciler({"orders": Asked(answer)}))
+    repairs.engine.store.before[verb] = overtake
+    report = repairs.run(repairs.reconciler({"orders": Asked(answer)}))
     assert report.resolved == 0
-    assert len(workshop.told(Overtaken)) == (1 if isinstance(answer, Succeeded) else 0)
-    assert workshop.engine.execute("a", never, scope="orders") == "theirs"
+    assert len(repairs.told(Overtaken)) == (1 if isinstance(answer, Succeeded) else 0)
+    assert repairs.engine.execute("a", never, scope="orders") == "theirs"
 
 
 # --- stores that fail --------------------------------------------------------------------

@@ -15,21 +15,21 @@ import pytest
 
 from engines.facade import World, never, wait_until
 from faults.children import Child, Ledger, child
-from repair.conftest import Workshop
+from repair.conftest import Repairs
 from semel.repair import Overtaken, Resolved, Succeeded
 
 POLICY = {"lease": 0.3, "abandoned": "hold"}
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def shared(request, kind: str) -> Iterator[Workshop]:
+def shared(request, kind: str) -> Iterator[Repairs]:
     """A store that several processes share."""
     with World(kind, request.getfixturevalue(f"{request.param}_url")) as world:
-        yield Workshop(world)
+        yield Repairs(world)
 
 
 @pytest.fixture
-def owner(shared: Workshop, tmp_path: Path) -> Callable[[], AbstractContextManager[Child]]:
+def owner(shared: Repairs, tmp_path: Path) -> Callable[[], AbstractContextManager[Child]]:
     """Start a process that has its effect, and waits before it ends."""
     ledger = Ledger(tmp_path / "effects")
     return partial(
@@ -44,7 +44,7 @@ def owner(shared: Workshop, tmp_path: Path) -> Callable[[], AbstractContextManag
     )
 
 
-def resolve(shared: Workshop, resolver):
+def resolve(shared: Repairs, resolver):
     wait_until(lambda: shared.engine.peek("k").abandoned)
     return shared.run(shared.reconciler({"default": resolver}))
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from engines.facade import World, never
-from repair.conftest import Workshop
+from repair.conftest import Repairs
 from semel import (
     AsyncIdempotency,
     ConfigError,
@@ -21,26 +21,26 @@ from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.repair import Failed, Overtaken, Resolved, Succeeded, Unknown, settle, settle_async
 
 
-def decide(workshop, key, resolution, **options):
-    function = settle if workshop.world.name == "threads" else settle_async
-    return workshop.do(function, workshop.engine.engine, key, resolution, scope="orders", **options)
+def decide(repairs, key, resolution, **options):
+    function = settle if repairs.world.name == "threads" else settle_async
+    return repairs.do(function, repairs.engine.engine, key, resolution, scope="orders", **options)
 
 
-def test_a_person_says_that_it_succeeded(workshop):
-    workshop.abandon("a")
+def test_a_person_says_that_it_succeeded(repairs):
+    repairs.abandon("a")
     told = []
-    decision = decide(workshop, "a", Succeeded([1, 2]), name="anna", audit=told.append)
+    decision = decide(repairs, "a", Succeeded([1, 2]), name="anna", audit=told.append)
     assert isinstance(decision, Resolved)
     assert decision.by.startswith("anna@")
-    assert told == workshop.told(Resolved) == [decision]
-    assert workshop.engine.execute("a", never, scope="orders") == [1, 2]
+    assert told == repairs.told(Resolved) == [decision]
+    assert repairs.engine.execute("a", never, scope="orders") == [1, 2]
 
 
-def test_a_person_says_that_it_failed(workshop):
-    workshop.abandon("a")
-    assert isinstance(decide(workshop, "a", Failed("not at the bank", False)), Resolved)
+def test_a_person_says_that_it_failed(repairs):
+    repairs.abandon("a")
+    assert isinstance(decide(repairs, "a", Failed("not at the bank", False)), Resolved)
     with pytest.raises(PreviousFailure, match="not at the bank"):
-        workshop.engine.execute("a", never, scope="orders")
+        repairs.engine.execute("a", never, scope="orders")
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_a_person_may_say_how_long_the_outcome_is_kept(memory_workshop, resoluti
 
 
 @pytest.mark.parametrize("resolution", [Succeeded(1), Failed("no", False)], ids=repr)
-def test_a_decision_says_until_when_its_outcome_is_kept(workshop, resolution):
-    identity = workshop.abandon("a")
-    decision = decide(workshop, "a", resolution, ttl=timedelta(days=7))
-    record = workshop.record(identity)
+def test_a_decision_says_until_when_its_outcome_is_kept(repairs, resolution):
+    identity = repairs.abandon("a")
+    decision = decide(repairs, "a", resolution, ttl=timedelta(days=7))
+    record = repairs.record(identity)
     assert decision.kept_until - decision.at == 604_800
     assert abs(decision.kept_until - record.expires_at) < 60
 
 
 def unaware(world, **options):
     """An engine of another program: it knows no policy of the attempts that it finds."""
-    workshop = Workshop(world)
-    workshop.engine = world.engine(**options)
-    return workshop
+    repairs = Repairs(world)
+    repairs.engine = world.engine(**options)
+    return repairs
 
 
 @pytest.fixture
@@ -82,55 +82,55 @@ def world(kind):
 @pytest.mark.parametrize("resolution", [Succeeded(1), Failed("no", False)], ids=repr)
 @pytest.mark.parametrize("policy", [None, Policy(ttl=7200)])
 def test_a_held_attempt_needs_a_ttl_where_nobody_names_its_scope(world, policy, resolution):
-    workshop = unaware(world, policy=policy, scopes={"other": Policy.payment()})
-    identity = workshop.abandon("a")
-    before = workshop.record(identity)
+    repairs = unaware(world, policy=policy, scopes={"other": Policy.payment()})
+    identity = repairs.abandon("a")
+    before = repairs.record(identity)
     with pytest.raises(ConfigError, match="ttl") as refused:
-        decide(workshop, "a", resolution)
+        decide(repairs, "a", resolution)
     assert (refused.value.scope, refused.value.key_digest) == ("orders", identity.digest.hex())
-    assert workshop.record(identity).owner == before.owner
-    assert isinstance(decide(workshop, "a", resolution, ttl=600), Resolved)
+    assert repairs.record(identity).owner == before.owner
+    assert isinstance(decide(repairs, "a", resolution, ttl=600), Resolved)
 
 
 @pytest.mark.parametrize(
     "options", [{"scopes": {"orders": Policy.payment()}}, {"policy": Policy.payment()}], ids=repr
 )
 def test_an_engine_that_knows_the_policy_needs_no_ttl(world, options):
-    workshop = unaware(world, **options)
-    identity = workshop.abandon("a")
-    assert isinstance(decide(workshop, "a", Succeeded(1)), Resolved)
-    assert workshop.record(identity).remaining > 2 * 86_400
+    repairs = unaware(world, **options)
+    identity = repairs.abandon("a")
+    assert isinstance(decide(repairs, "a", Succeeded(1)), Resolved)
+    assert repairs.record(identity).remaining > 2 * 86_400
 
 
 def test_what_may_run_again_and_what_is_not_held_need_no_ttl(world):
-    workshop = unaware(world)
-    workshop.abandon("a")
-    assert isinstance(decide(workshop, "a", Failed("never sent", True)), Resolved)
-    workshop.abandon("b", hold=False)
-    assert isinstance(decide(workshop, "b", Succeeded(1)), Resolved)
+    repairs = unaware(world)
+    repairs.abandon("a")
+    assert isinstance(decide(repairs, "a", Failed("never sent", True)), Resolved)
+    repairs.abandon("b", hold=False)
+    assert isinstance(decide(repairs, "b", Succeeded(1)), Resolved)
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_a_failure_that_was_decided_still_refuses_another_payload(workshop, retryable):
+def test_a_failure_that_was_decided_still_refuses_another_payload(repairs, retryable):
     def sent():
         raise OSError("no answer")
 
-    engine = workshop.engine
+    engine = repairs.engine
     with pytest.raises(OSError, match="no answer"):
         engine.execute("a", sent, scope="orders", payload={"amount": 5})
-    decide(workshop, "a", Failed("not at the bank", retryable))
+    decide(repairs, "a", Failed("not at the bank", retryable))
     with pytest.raises(PayloadMismatch):
         engine.execute("a", never, scope="orders", payload={"amount": 6})
     if retryable:
         assert engine.execute("a", lambda: "ran", scope="orders", payload={"amount": 5}) == "ran"
 
 
-def test_there_must_be_something_to_decide(workshop):
-    assert decide(workshop, "a", Succeeded(1)) is None
+def test_there_must_be_something_to_decide(repairs):
+    assert decide(repairs, "a", Succeeded(1)) is None
     running = Identity("orders", "b")
-    workshop.store("claim", ClaimRequest(running, bytes(12), None, 600.0, 600.0))
-    assert decide(workshop, "b", Succeeded(1)) is None
-    assert workshop.record(running).owner == bytes(12)
+    repairs.store("claim", ClaimRequest(running, bytes(12), None, 600.0, 600.0))
+    assert decide(repairs, "b", Succeeded(1)) is None
+    assert repairs.record(running).owner == bytes(12)
 
 
 def test_a_person_can_be_overtaken(memory_workshop):
