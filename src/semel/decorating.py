@@ -1,6 +1,6 @@
 """What `once` works out at decoration: the key, the payload and the rules of a function.
 
-This module plans. Wrong decorations are refused here, before the program serves anything.
+This module plans. Wrong decorations are rejected here, before the program serves anything.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Plan:
         return scope
 
     def arrived(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrived:
-        """Bind the arguments of a call; one that the function would refuse never gets further."""
+        """Bind the arguments of a call; one that the function would reject never gets further."""
         return Arrived(args, kwargs, self._arguments.mapping(args, kwargs))
 
     def key_of(self, call: Arrived) -> str:

@@ -280,7 +280,7 @@ class AttemptsExhausted(IdempotencyError):
 
 
 class LeaseLost(IdempotencyError):
-    """Another attempt replaced this one; its outcome was refused."""
+    """Another attempt replaced this one; its outcome was rejected."""
 
     code = "lease_lost"
     retry_helps = True

@@ -8,7 +8,7 @@ quick, and can never break the call: what it raises is logged and dropped.
     │   └── RanInTransaction    ... and is stored when, and if, the caller commits
     ├── Replayed            a duplicate got the stored result (`waited`: after the first one ended)
     ├── RejectedBusy        the key was running elsewhere and this caller does not wait (any more)
-    ├── RejectedDuplicate   guard mode refused a duplicate
+    ├── RejectedDuplicate   guard mode rejected a duplicate
     ├── RejectedFailure     the key failed for good before
     ├── RejectedUnknown     an abandoned record is held
     ├── RejectedExhausted   no attempts are left
@@ -109,7 +109,7 @@ class RejectedBusy(Event, frozen=True, kw_only=True):
 
 
 class RejectedDuplicate(Event, frozen=True, kw_only=True):
-    """Guard mode refused a duplicate."""
+    """Guard mode rejected a duplicate."""
 
     level = logging.INFO
 
@@ -171,7 +171,7 @@ class Parked(Event, frozen=True, kw_only=True):
 
 
 class LostLease(Event, frozen=True, kw_only=True):
-    """Another attempt may have replaced this one: the store refused it, or its lease ran out."""
+    """Another attempt may have replaced this one: the store rejected it, or its lease ran out."""
 
     level = logging.ERROR
 

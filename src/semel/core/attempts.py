@@ -311,7 +311,7 @@ class Lease(Struct, eq=False, gc=False):
 class Doubt(Struct, gc=False):
     """A claim whose answer never came: nobody waits for it, the store may apply it yet."""
 
-    ask: ClaimRequest
+    request: ClaimRequest
     due: float
     rounds: int = 0
     """How often the store had another answer for it."""
@@ -378,7 +378,7 @@ class Leases:
             earliest[lease.server] = min(earliest.get(lease.server, math.inf), lease.due)
         # One of them shows whether there are several servers; there may be thousands.
         doubt = next(iter(tuple(self._unsure.values())), None)
-        if doubt is not None and server_of(doubt.ask.identity) is not None:
+        if doubt is not None and server_of(doubt.request.identity) is not None:
             earliest[GIVING_BACK] = self._unsure_due
         return earliest
 
@@ -409,15 +409,15 @@ class Leases:
         if self._running.pop(lease.owner, None) is not None:
             self.add(lease)
 
-    def doubt(self, ask: ClaimRequest, now: float) -> float:
+    def doubt(self, request: ClaimRequest, now: float) -> float:
         """Remember a claim that may have been applied; returns when to give it back."""
-        known = self._unsure.get(ask.owner)
+        known = self._unsure.get(request.owner)
         if known is not None or len(self._unsure) < MOST_DOUBTS:
             soon = now + SLOWEST_RETRY
             self._unsure_due = min(self._unsure_due, soon) if self._unsure else soon
             # At the end: one that cannot be given back must not stand in the way of the others.
-            self._unsure.pop(ask.owner, None)
-            self._unsure[ask.owner] = Doubt(ask, soon, 0 if known is None else known.rounds)
+            self._unsure.pop(request.owner, None)
+            self._unsure[request.owner] = Doubt(request, soon, 0 if known is None else known.rounds)
         return self._unsure_due
 
     def doubtful(self, now: float) -> list[ClaimRequest]:
@@ -429,29 +429,29 @@ class Leases:
         due = [doubt for doubt in tuple(self._unsure.values()) if doubt.due <= now]
         for doubt in due:
             doubt.due = now + SLOWEST_RETRY
-        return [doubt.ask for doubt in due]
+        return [doubt.request for doubt in due]
 
-    def not_found(self, ask: ClaimRequest, now: float) -> float:
+    def not_found(self, request: ClaimRequest, now: float) -> float:
         """The store has something else: the claim was never applied, or its command is late.
 
         Remember it for some time, because a late command could still be granted; returns when to
         ask again, infinity when not at all.
         """
-        known = self._unsure.get(ask.owner)
+        known = self._unsure.get(request.owner)
         rounds = 1 if known is None else known.rounds + 1
         if rounds >= DOUBT_ROUNDS:
-            self.settled(ask)
+            self.settled(request)
             return math.inf
-        due = self.doubt(ask, now)
-        doubt = self._unsure.get(ask.owner)
+        due = self.doubt(request, now)
+        doubt = self._unsure.get(request.owner)
         if doubt is not None:
             doubt.rounds, doubt.due = rounds, now + SLOWEST_RETRY * 2 ** (rounds - 1)
         return due
 
-    def settled(self, ask: ClaimRequest) -> None:
+    def settled(self, request: ClaimRequest) -> None:
         """A doubtful claim was given back, or was never given."""
         # When to come back is left as it is: another thread may doubt a claim at this very moment.
-        self._unsure.pop(ask.owner, None)
+        self._unsure.pop(request.owner, None)
 
     def newly_lost(self, now: float) -> list[Lease]:
         """Leases that are lost by the clock alone, each reported once."""

@@ -81,7 +81,7 @@ NEXT: dict[State | None, dict[str, State | None]] = {
         "forget": None,
     },
 }
-"""Which state each verb may lead to; None is "no record". Verbs left out are refused."""
+"""Which state each verb may lead to; None is "no record". Verbs left out are rejected."""
 
 
 def answer(stored: Record | None, request: Request[T], now: float) -> tuple[T, Record | None]:
@@ -115,110 +115,109 @@ def present(record: Record | None, now: float) -> Record | None:
 
 
 def claim(  # noqa: C901 - one line of the law is one branch
-    stored: Record | None, ask: ClaimRequest, now: float
+    stored: Record | None, request: ClaimRequest, now: float
 ) -> tuple[Claim, Record | None]:
     """Judge a claim; the second value is the record to write, None when nothing changes."""
     record = present(stored, now)
     if record is None:
-        return _claimed(None, ask, now, fence_after=stored.fence if stored else 0)
-    if record.owner == ask.owner:
-        return _own(record, ask, now)
+        return _claimed(None, request, now, fence_after=stored.fence if stored else 0)
+    if record.owner == request.owner:
+        return _own(record, request, now)
     replacing = False
-    if _differ(record.fingerprint, ask.fingerprint):
-        if not ask.replace:
+    if _differ(record.fingerprint, request.fingerprint):
+        if not request.replace:
             return Mismatch(), None
         replacing = True
-    if ask.replace and ask.fingerprint in record.superseded:
+    if request.replace and request.fingerprint in record.superseded:
         return Mismatch(superseded=True), None
     if _ended_for_good(record) and not replacing:
         return _finished(record, now), None
     if record.state is PROCESSING:
         if record.lease_until is not None and record.lease_until > now:
             return Busy(record.lease_until - now, record.owner), None
-        if record.hold or ask.hold:
+        if record.hold or request.hold:
             return Abandoned(record.number), None
-    exhausted = ask.max_attempts is not None and record.number >= ask.max_attempts
+    exhausted = request.max_attempts is not None and record.number >= request.max_attempts
     if exhausted and not replacing:
         return Exhausted(record.number), None
-    return _claimed(record, ask, now, fence_after=record.fence)
+    return _claimed(record, request, now, fence_after=record.fence)
 
 
-def first_claim(ask: ClaimRequest, now: float) -> tuple[Claim, Record]:
+def first_claim(request: ClaimRequest, now: float) -> tuple[Claim, Record]:
     """Judge a claim of a key that nobody has ever used."""
-    return _claimed(None, ask, now, fence_after=0)
+    return _claimed(None, request, now, fence_after=0)
 
 
-def renew(stored: Record | None, ask: RenewRequest, now: float) -> Record | None:
-    """Extend the owner's lease; 0 parks it from now on, less that long ago. None = refused."""
-    if not _running(stored, ask.owner):
+def renew(stored: Record | None, request: RenewRequest, now: float) -> Record | None:
+    """Extend the owner's lease; 0 parks it from now on, less that long ago. None = rejected."""
+    if not _running(stored, request.owner):
         return None
-    return replace(stored, lease_until=now + ask.lease, updated_at=now, now=now)
+    return replace(stored, lease_until=now + request.lease, updated_at=now, now=now)
 
 
-def complete(stored: Record | None, ask: CompleteRequest, now: float) -> Record | None:
-    """Store the owner's success. None = refused; an unchanged record = it was stored before."""
+def complete(stored: Record | None, request: CompleteRequest, now: float) -> Record | None:
+    """Store the owner's success. None = rejected; an unchanged record = it was stored before."""
     record = present(stored, now)
-    if record is None or record.owner != ask.owner:
+    if record is None or record.owner != request.owner:
         return None
     if record.state is SUCCEEDED:
         return record
     if record.state is not PROCESSING:
         return None
-    return _ended(record, SUCCEEDED, ask.result, ask.ttl, now)
+    return _ended(record, SUCCEEDED, request.result, request.ttl, now)
 
 
-def fail(stored: Record | None, ask: FailRequest, now: float) -> Record | None:
-    """Store the owner's failure. None = refused; an unchanged record = it was stored before.
+def fail(stored: Record | None, request: FailRequest, now: float) -> Record | None:
+    """Store the owner's failure. None = rejected; an unchanged record = it was stored before.
 
     With ran=False the function was never called: the attempt's number is given back.
     """
     record = present(stored, now)
-    if record is not None and record.state is FAILED and record.owner == ask.owner:
+    if record is not None and record.state is FAILED and record.owner == request.owner:
         return record
-    if not _running(record, ask.owner):
+    if not _running(record, request.owner):
         return None
-    ended = _ended(record, FAILED, ask.error, ask.ttl, now)
+    ended = _ended(record, FAILED, request.error, request.ttl, now)
     return replace(
         ended,
-        retryable=ask.retryable,
-        fingerprint=record.fingerprint if ask.keep_fingerprint else None,
-        number=record.number if ask.ran else record.number - 1,
+        retryable=request.retryable,
+        fingerprint=record.fingerprint if request.keep_fingerprint else None,
+        number=record.number if request.ran else record.number - 1,
     )
 
 
-def put(stored: Record | None, ask: PutRequest, now: float) -> Record | None:
-    """Mark as done without running. None = refused; an unchanged record = it was put before."""
+def put(stored: Record | None, request: PutRequest, now: float) -> Record | None:
+    """Mark as done without running. None = rejected; an unchanged record = it was put before."""
     record = present(stored, now)
     if record is None:
         fence_after, number, created_at = (stored.fence if stored else 0), 1, now
         superseded: tuple[bytes, ...] = ()
-    elif record.owner == ask.owner and record.state is SUCCEEDED:
+    elif record.owner == request.owner and record.state is SUCCEEDED:
         return record
     elif _ended_for_good(record) or (
-        record.state is PROCESSING
-        and (record.hold or (record.lease_until is not None and record.lease_until > now))
+        record.state is PROCESSING and (record.hold or _leased(record, now))
     ):
         return None
     else:
         fence_after, number, created_at = record.fence, record.number + 1, record.created_at
         superseded = record.superseded
     return Record(
-        identity=ask.identity,
+        identity=request.identity,
         state=SUCCEEDED,
-        owner=ask.owner,
+        owner=request.owner,
         number=number,
         fence=_next_fence(fence_after, now),
         hold=False,
         created_at=created_at,
         updated_at=now,
         superseded=superseded,
-        expires_at=now + ask.ttl,
-        outcome=ask.result,
+        expires_at=now + request.ttl,
+        outcome=request.result,
         now=now,
     )
 
 
-def adopt(stored: Record | None, ask: AdoptRequest, now: float) -> Record | None:
+def adopt(stored: Record | None, request: AdoptRequest, now: float) -> Record | None:
     """Give an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
 
     The fence grows, so that a revived owner comes second everywhere; the number does not, because
@@ -227,25 +226,25 @@ def adopt(stored: Record | None, ask: AdoptRequest, now: float) -> Record | None
     record = present(stored, now)
     if record is None or record.state is not PROCESSING:
         return None
-    if record.owner != ask.owner and record.lease_until is not None and record.lease_until > now:
+    if record.owner != request.owner and _leased(record, now):
         return None
-    fence = record.fence if record.owner == ask.owner else _next_fence(record.fence, now)
+    fence = record.fence if record.owner == request.owner else _next_fence(record.fence, now)
     return replace(
         record,
-        owner=ask.owner,
+        owner=request.owner,
         fence=fence,
-        lease_until=now + ask.lease,
+        lease_until=now + request.lease,
         updated_at=now,
         now=now,
     )
 
 
-def touch(stored: Record | None, ask: TouchRequest, now: float) -> Record | None:
+def touch(stored: Record | None, request: TouchRequest, now: float) -> Record | None:
     """Keep a finished record for the `ttl` from now. None = there is none."""
     record = present(stored, now)
     if record is None or record.state is PROCESSING:
         return None
-    return replace(record, expires_at=now + ask.ttl, now=now)
+    return replace(record, expires_at=now + request.ttl, now=now)
 
 
 _WRITES: Final[dict[type, Callable[[Record | None, Any, float], Record | None]]] = {
@@ -257,38 +256,38 @@ _WRITES: Final[dict[type, Callable[[Record | None, Any, float], Record | None]]]
 }
 
 
-def _own(record: Record, ask: ClaimRequest, now: float) -> tuple[Claim, Record | None]:
+def _own(record: Record, request: ClaimRequest, now: float) -> tuple[Claim, Record | None]:
     if record.state is not PROCESSING:
         # A repeated command of an attempt that has ended: its caller is gone.
         return _finished(record, now), None
-    refreshed = replace(record, lease_until=now + ask.lease, updated_at=now, now=now)
+    refreshed = replace(record, lease_until=now + request.lease, updated_at=now, now=now)
     return Claimed(record.number, record.fence), refreshed
 
 
 def _claimed(
-    record: Record | None, ask: ClaimRequest, now: float, *, fence_after: int
+    record: Record | None, request: ClaimRequest, now: float, *, fence_after: int
 ) -> tuple[Claim, Record]:
     number = 1 if record is None else record.number + 1
     fence = _next_fence(fence_after, now)
     previous = None if record is None else record.fingerprint
     superseded = () if record is None else record.superseded
-    if previous is not None and _differ(previous, ask.fingerprint):
+    if previous is not None and _differ(previous, request.fingerprint):
         # A new payload is a new operation: the attempts of the old one do not count.
         number = 1
         superseded = (*superseded, previous)[-SUPERSEDED_LIMIT:]
     claimed = Record(
-        identity=ask.identity,
+        identity=request.identity,
         state=PROCESSING,
-        owner=ask.owner,
+        owner=request.owner,
         number=number,
         fence=fence,
-        hold=ask.hold,
+        hold=request.hold,
         created_at=now if record is None else record.created_at,
         updated_at=now,
         # A caller without a payload does not erase what the key was first used for.
-        fingerprint=previous if ask.fingerprint is None else ask.fingerprint,
+        fingerprint=previous if request.fingerprint is None else request.fingerprint,
         superseded=superseded,
-        lease_until=now + ask.lease,
+        lease_until=now + request.lease,
         now=now,
     )
     takeover = record is not None and record.state is PROCESSING
@@ -316,6 +315,10 @@ def _ended(record: Record, state: State, outcome: Encoded, ttl: float, now: floa
 
 def _running(record: Record | None, owner: bytes) -> TypeGuard[Record]:
     return record is not None and record.state is PROCESSING and record.owner == owner
+
+
+def _leased(record: Record, now: float) -> bool:
+    return record.lease_until is not None and record.lease_until > now
 
 
 def _ended_for_good(record: Record) -> bool:

@@ -76,7 +76,7 @@ class KeyRules:
 
 
 def _check(what: str, text: object, max_length: int) -> None:
-    # isprintable() refuses every control character and every whitespace but the plain space.
+    # isprintable() rejects every control character and every whitespace but the plain space.
     if not (
         isinstance(text, str)
         and 0 < len(text) <= max_length

@@ -115,7 +115,7 @@ class LeaseEvents:
 
     def lost(self, lease: Lease) -> None:
         """Announce that another attempt may have replaced this one."""
-        if not lease.rejected:  # else it was announced when the store refused to renew
+        if not lease.rejected:  # else it was announced when the store rejected the renewal
             self.announce(events.LostLease, lease)
 
     def store_failed(self, lease: Lease, verb: str, error: Exception) -> None:
@@ -613,7 +613,7 @@ def given_back(answer: Claim) -> bool:
 
 
 def stored_form(value: object, identity: Identity, rules: Rules) -> Encoded:
-    """Encode a value that nothing has run for: what cannot be kept is refused, not omitted."""
+    """Encode a value that nothing has run for: what cannot be kept is rejected, not omitted."""
     kept = encode_result(value, rules.codec, identity, None, rules.max_result_bytes)
     if kept.interruption is not None:
         raise kept.interruption

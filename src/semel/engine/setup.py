@@ -1,6 +1,6 @@
 """How an engine is made: settings, rules, the store, and what a fork leaves of it.
 
-This module prepares. Every bad input of a call is refused here, before anything is stored.
+This module prepares. Every bad input of a call is rejected here, before anything is stored.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Setup:
         returns: object = None,
         keeps_value: bool = True,
     ) -> Call:
-        """Prepare a call; every bad input is refused here, before anything is stored."""
+        """Prepare a call; every bad input is rejected here, before anything is stored."""
         identity = self.identity(key, scope)
         if payload is not UNSET:
             try:
@@ -343,7 +343,7 @@ def _is_async(hook: object) -> bool:
 
 
 def checked_store(store: S, *, asynchronous: bool) -> S:
-    """Give the store back; what is none, or one of the other kind, is refused."""
+    """Return the store; what is none, or one of the other kind, is rejected."""
     if not isinstance(store, Store | AsyncStore):
         raise ConfigError(
             "a store URL or a store object is needed (a client goes into its store, such as "

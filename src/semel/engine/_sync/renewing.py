@@ -186,7 +186,7 @@ class Renewer:
 
     def give_back(self, request: ClaimRequest) -> bool:
         """Give back a claim that nobody wants any more, if it was given; False = no answer."""
-        # Asking again shows it; a first command that comes late is refused: its owner has ended.
+        # Asking again shows it; a first command that comes late is rejected: its owner has ended.
         try:
             answer = self._store.ask(unwanted(request))
             if isinstance(answer, Claimed):

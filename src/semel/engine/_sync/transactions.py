@@ -115,8 +115,8 @@ class TransactionContext(Generic[Result]):
             if isinstance(failure, Exception):
                 try:
                     db_errors.raise_end_error(failure)
-                except IdempotencyError as refused:
-                    raise_about(refused, self._call.identity)
+                except IdempotencyError as rejected:
+                    raise_about(rejected, self._call.identity)
             raise
         try:
             # A session writes what the application left in it only now: those errors are its own.
@@ -127,7 +127,7 @@ class TransactionContext(Generic[Result]):
                 raise about(db_errors.retry_error(), self._call.identity) from failure
             raise
 
-    def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or refuses
+    def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or raises
         """Claim the record, or learn what is known of it; waits for another's commit."""
         runs, call = self._runs, self._call
         request = claim_request(call, runs.owners.next())
@@ -235,7 +235,7 @@ class TransactionContext(Generic[Result]):
             logger.debug("a savepoint could not be undone", exc_info=True)
 
     def _restore_quietly(self) -> None:
-        """Give the session its bound back; PostgreSQL may refuse that, and undoing does it."""
+        """Give the session its bound back; PostgreSQL may reject that, and undoing does it."""
         if self._bound is not UNSET:
             try:
                 self._drive(self._records.restore(self._bound))

@@ -5,7 +5,7 @@ so that one can be generated from the other. What is here never decides anything
 
     sleep               wait for some seconds
     finished            what a function returned, awaited where it must be
-    unawaited           refuse a coroutine that a plain function returned
+    unawaited           reject a coroutine that a plain function returned
     background          let a step end after its caller is gone (a thread does it at once)
     start_beside        do a step beside its caller
     can_go_on           whether an attempt may still be ended by the code that runs it

@@ -137,7 +137,7 @@ class LoopGuard:
         """Told of the loop, when it is known."""
 
     def check(self, identity: Identity | None = None) -> None:
-        """Refuse to work on another loop: connections and waiters cannot follow.
+        """Reject another loop: connections and waiters cannot follow.
 
         `identity` is what the caller asks for, if it asks for one operation.
         """

@@ -82,12 +82,12 @@ def drain(tasks: set[Any], timeout: float) -> None:
 
 
 def finished(value: T, identity: Identity) -> T:
-    """Refuse a coroutine."""
+    """Reject a coroutine."""
     return unawaited(value, identity) if isinstance(value, CoroutineType) else value
 
 
 def unawaited(value: CoroutineType[Any, Any, Any], identity: Identity) -> NoReturn:
-    """Refuse a coroutine that nobody would ever await: unless it was begun, nothing has run."""
+    """Reject a coroutine that nobody would ever await: unless it was begun, nothing has run."""
     rejection = ConfigError(
         "the function gave a coroutine instead of a value: await it there, "
         "or use an AsyncIdempotency"
