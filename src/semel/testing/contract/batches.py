@@ -45,9 +45,10 @@ from semel.testing.contract.given import (
     RED,
     RESULT,
     StoreUnderTest,
+    abandon,
     ask,
+    expect,
     fail,
-    park,
     record_of,
     succeed,
 )
@@ -66,10 +67,8 @@ class BatchingContract(StoreUnderTest):
         succeed(driven, identity=done)
         driven.claim(ask(ANNA, identity=busy))
         driven.claim(ask(ANNA, RED, identity=other))
-        driven.claim(ask(ANNA, identity=held, hold=True))
-        park(driven, identity=held)
-        driven.claim(ask(ANNA, identity=out))
-        park(driven, identity=out)
+        abandon(driven, ANNA, identity=held, hold=True)
+        abandon(driven, ANNA, identity=out)
         answers = driven.send([ask(BERT, BLUE, identity=key, max_attempts=1) for key in keys])
         assert [type(answer) for answer in answers] == [
             *(Claimed, Finished, Busy, Mismatch, Abandoned, Exhausted)
@@ -143,8 +142,7 @@ class BatchingContract(StoreUnderTest):
             ]
         )
         assert answers == [True, False, False]
-        busy = driven.claim(ask(CARL))
-        assert isinstance(busy, Busy)
+        busy = expect(Busy, driven.claim(ask(CARL)))
         assert busy.retry_after > 2 * LONG
         assert isinstance(driven.claim(ask(CARL, identity=OTHER)), Busy)
 
@@ -201,8 +199,7 @@ class BatchingContract(StoreUnderTest):
     def test_different_requests_about_one_record_are_carried_out_one_after_another(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA))
-        park(driven)
+        abandon(driven, ANNA)
         requests: list[Request[object]] = [
             CompleteRequest(KEY, ANNA, RESULT, LONG),
             ask(BERT),

@@ -31,7 +31,9 @@ from semel.testing.contract.given import (
     SHORT,
     Sleep,
     StoreUnderTest,
+    abandon,
     ask,
+    expect,
     fail,
     park,
     record_of,
@@ -44,8 +46,7 @@ class ClaimContract(StoreUnderTest):
     """Each answer of `claim`."""
 
     def test_the_first_claim_of_a_key_is_claimed(self, driven: StoreDriver) -> None:
-        claim = driven.claim(ask(ANNA, RED))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(ANNA, RED)))
         assert claim.number == 1
         assert claim.fence > 0
         assert claim.takeover is False
@@ -71,8 +72,7 @@ class ClaimContract(StoreUnderTest):
 
     def test_a_second_owner_is_told_busy_and_for_how_long(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA))
-        claim = driven.claim(ask(BERT))
-        assert isinstance(claim, Busy)
+        claim = expect(Busy, driven.claim(ask(BERT)))
         assert 0 < claim.retry_after <= LONG
         assert record_of(driven).owner == ANNA
 
@@ -86,8 +86,7 @@ class ClaimContract(StoreUnderTest):
     def test_a_claim_sent_twice_refreshes_the_lease(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA, lease=LONG))
         driven.claim(ask(ANNA, lease=2 * LONG))
-        claim = driven.claim(ask(BERT))
-        assert isinstance(claim, Busy)
+        claim = expect(Busy, driven.claim(ask(BERT)))
         assert claim.retry_after > LONG
 
     def test_another_payload_while_the_first_runs_is_a_mismatch_and_changes_nothing(
@@ -110,8 +109,7 @@ class ClaimContract(StoreUnderTest):
     def test_a_caller_without_a_payload_does_not_erase_what_the_key_was_used_for(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         assert isinstance(driven.claim(ask(BERT, None)), Claimed)
         assert record_of(driven).fingerprint == RED
         assert driven.claim(ask(CARL, BLUE)) == Mismatch()
@@ -119,8 +117,7 @@ class ClaimContract(StoreUnderTest):
     def test_a_payload_is_remembered_from_the_first_claim_that_brings_one(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, None))
-        park(driven)
+        abandon(driven, ANNA, None)
         driven.claim(ask(BERT, RED))
         assert record_of(driven).fingerprint == RED
         assert record_of(driven).superseded == ()
@@ -139,16 +136,14 @@ class ClaimContract(StoreUnderTest):
     def test_a_final_failure_is_finished_for_everyone_else(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA, RED))
         fail(driven, retryable=False)
-        finished = driven.claim(ask(BERT, RED))
-        assert isinstance(finished, Finished)
+        finished = expect(Finished, driven.claim(ask(BERT, RED)))
         assert finished.state is State.FAILED
         assert finished.outcome == ERROR
 
     def test_a_retryable_failure_may_be_claimed_again(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA, RED))
         fail(driven)
-        claim = driven.claim(ask(BERT, RED))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, RED)))
         assert claim.number == 2
         assert claim.takeover is False
         record = record_of(driven)
@@ -158,11 +153,9 @@ class ClaimContract(StoreUnderTest):
         assert record.expires_at is None
 
     def test_a_parked_attempt_is_taken_over_at_once(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         assert record_of(driven).abandoned is True
-        claim = driven.claim(ask(BERT, RED))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, RED)))
         assert claim.number == 2
         assert claim.takeover is True
         assert record_of(driven).owner == BERT
@@ -172,16 +165,14 @@ class ClaimContract(StoreUnderTest):
     ) -> None:
         driven.claim(ask(ANNA, lease=SHORT))
         sleep(2 * SHORT)
-        claim = driven.claim(ask(BERT))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT)))
         assert claim.takeover is True
         assert isinstance(driven.claim(ask(CARL)), Busy)
 
     def test_attempts_are_counted_over_takeovers_and_failures(self, driven: StoreDriver) -> None:
         numbers = []
         for owner, end in ((ANNA, park), (BERT, fail), (CARL, park), (ANNA, fail)):
-            claim = driven.claim(ask(owner))
-            assert isinstance(claim, Claimed)
+            claim = expect(Claimed, driven.claim(ask(owner)))
             numbers.append(claim.number)
             end(driven, owner)
         assert numbers == [1, 2, 3, 4]
@@ -189,8 +180,7 @@ class ClaimContract(StoreUnderTest):
     def test_a_caller_whose_limit_of_attempts_is_reached_is_told_so(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA))
-        park(driven)
+        abandon(driven, ANNA)
         assert driven.claim(ask(BERT, max_attempts=1)) == Exhausted(1)
         assert record_of(driven).owner == ANNA
         assert isinstance(driven.claim(ask(BERT, max_attempts=2)), Claimed)
@@ -198,13 +188,11 @@ class ClaimContract(StoreUnderTest):
         assert driven.claim(ask(CARL, max_attempts=2)) == Exhausted(2)
 
     def test_a_claim_that_never_ran_gives_its_number_back(self, driven: StoreDriver) -> None:
-        first = driven.claim(ask(ANNA, RED, max_attempts=1))
-        assert isinstance(first, Claimed)
+        first = expect(Claimed, driven.claim(ask(ANNA, RED, max_attempts=1)))
         assert fail(driven, keep_fingerprint=False, ran=False)
         record = record_of(driven)
         assert (record.number, record.fence, record.owner) == (0, first.fence, ANNA)
-        second = driven.claim(ask(BERT, BLUE, max_attempts=1))
-        assert isinstance(second, Claimed)
+        second = expect(Claimed, driven.claim(ask(BERT, BLUE, max_attempts=1)))
         assert (second.number, second.takeover) == (1, False)
         assert second.fence > first.fence
         assert fail(driven, BERT)
@@ -241,8 +229,7 @@ class ClaimContract(StoreUnderTest):
         assert record_of(driven).owner == owners[claims.index(winners[0])]
 
     def test_one_of_many_simultaneous_claims_takes_over(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA))
-        park(driven)
+        abandon(driven, ANNA)
         claims = driven.race([ask(index.to_bytes(12, "big")) for index in range(1, 21)])
         assert sum(isinstance(claim, Claimed) for claim in claims) == 1
         assert record_of(driven).number == 2
@@ -258,8 +245,7 @@ class ClaimContract(StoreUnderTest):
         set_clock_back()
         end(driven)
         last = record_of(driven).fence
-        claim = driven.claim(ask(BERT))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT)))
         assert claim.fence > last
         assert record_of(driven).fence == claim.fence
 
@@ -269,8 +255,7 @@ class ClaimContract(StoreUnderTest):
         fences = []
 
         def claim(owner: bytes) -> None:
-            answer = driven.claim(ask(owner))
-            assert isinstance(answer, Claimed)
+            answer = expect(Claimed, driven.claim(ask(owner)))
             fences.append(answer.fence)
 
         claim(ANNA)
@@ -297,8 +282,7 @@ class ClaimContract(StoreUnderTest):
     def test_a_forgotten_record_counts_from_one_again(self, driven: StoreDriver) -> None:
         succeed(driven)
         driven.forget(KEY)
-        claim = driven.claim(ask(BERT, BLUE))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, BLUE)))
         assert claim.number == 1
 
 
@@ -330,8 +314,7 @@ class JudgingContract(StoreUnderTest):
     def test_a_late_claim_of_an_owner_that_succeeded_is_finished(self, driven: StoreDriver) -> None:
         succeed(driven, ANNA, RED)
         for late in (ask(ANNA, RED), ask(ANNA, BLUE), ask(ANNA, BLUE, replace=True)):
-            claim = driven.claim(late)
-            assert isinstance(claim, Finished)
+            claim = expect(Finished, driven.claim(late))
             assert claim.outcome == RESULT
 
     @pytest.mark.parametrize("retryable", [True, False])
@@ -340,14 +323,12 @@ class JudgingContract(StoreUnderTest):
     ) -> None:
         driven.claim(ask(ANNA, RED))
         fail(driven, retryable=retryable)
-        claim = driven.claim(ask(ANNA, RED))
-        assert isinstance(claim, Finished)
+        claim = expect(Finished, driven.claim(ask(ANNA, RED)))
         assert (claim.state, claim.outcome) == (State.FAILED, ERROR)
         assert record_of(driven).state is State.FAILED
 
     def test_an_owner_that_was_replaced_is_judged_like_anyone(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         driven.claim(ask(BERT, RED))
         assert isinstance(driven.claim(ask(ANNA, RED)), Busy)
         assert driven.claim(ask(ANNA, BLUE)) == Mismatch()
@@ -365,14 +346,12 @@ class JudgingContract(StoreUnderTest):
         assert driven.claim(ask(BERT, BLUE)) == Mismatch()
 
     def test_mismatch_comes_before_takeover(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         assert driven.claim(ask(BERT, BLUE)) == Mismatch()
         assert record_of(driven).owner == ANNA
 
     def test_mismatch_comes_before_held_and_exhausted(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, RED, hold=True))
-        park(driven)
+        abandon(driven, ANNA, RED, hold=True)
         assert driven.claim(ask(BERT, BLUE, hold=True, max_attempts=1)) == Mismatch()
 
     def test_mismatch_comes_before_a_retry_that_would_be_allowed(self, driven: StoreDriver) -> None:
@@ -390,8 +369,7 @@ class JudgingContract(StoreUnderTest):
         assert isinstance(driven.claim(ask(BERT, hold=True, max_attempts=1)), Busy)
 
     def test_held_comes_before_exhausted(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.claim(ask(BERT, max_attempts=1)) == Abandoned(1)
 
     def test_a_hold_does_not_matter_after_a_recorded_failure(self, driven: StoreDriver) -> None:
@@ -422,8 +400,7 @@ class ReplaceContract(StoreUnderTest):
 
     def test_a_new_payload_replaces_a_success(self, driven: StoreDriver) -> None:
         succeed(driven, ANNA, RED)
-        claim = driven.claim(ask(BERT, BLUE, replace=True))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, BLUE, replace=True)))
         assert (claim.number, claim.takeover) == (1, False)
         record = record_of(driven)
         assert record.fingerprint == BLUE
@@ -433,13 +410,11 @@ class ReplaceContract(StoreUnderTest):
     def test_the_attempts_of_a_replaced_payload_do_not_count(self, driven: StoreDriver) -> None:
         fences = []
         for owner in (ANNA, BERT):
-            claim = driven.claim(ask(owner, RED))
-            assert isinstance(claim, Claimed)
+            claim = expect(Claimed, driven.claim(ask(owner, RED)))
             fences.append(claim.fence)
             fail(driven, owner)
         limited = ask(CARL, BLUE, replace=True, max_attempts=1)
-        claim = driven.claim(limited)
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(limited))
         assert claim.number == record_of(driven).number == 1
         assert claim.fence > max(fences)
         fail(driven, CARL)
@@ -464,16 +439,13 @@ class ReplaceContract(StoreUnderTest):
         assert (record.owner, record.fingerprint) == (ANNA, RED)
 
     def test_a_new_payload_takes_over_an_abandoned_attempt(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
-        claim = driven.claim(ask(BERT, BLUE, replace=True))
-        assert isinstance(claim, Claimed)
+        abandon(driven, ANNA, RED)
+        claim = expect(Claimed, driven.claim(ask(BERT, BLUE, replace=True)))
         assert claim.takeover is True
         assert record_of(driven).superseded == (RED,)
 
     def test_a_new_payload_does_not_take_a_held_record(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, RED, hold=True))
-        park(driven)
+        abandon(driven, ANNA, RED, hold=True)
         assert driven.claim(ask(BERT, BLUE, replace=True)) == Abandoned(1)
 
     def test_a_late_retry_of_the_replaced_payload_is_refused(self, driven: StoreDriver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -41,6 +42,8 @@ ERROR = Encoded("failure", b'["ValueError","no such order"]')
 OTHER_ERROR = Encoded("failure", b'["KeyError","something else"]')
 
 Sleep = Callable[[float], None]
+
+T = TypeVar("T")
 
 
 def ask(
@@ -103,6 +106,25 @@ def fail(
 def park(driven: StoreDriver, owner: bytes = ANNA, *, identity: Identity = KEY) -> None:
     """Abandon an attempt at once, without waiting for its lease."""
     assert driven.renew(identity, owner, 0)
+
+
+def abandon(
+    driven: StoreDriver,
+    owner: bytes,
+    fingerprint: bytes | None = None,
+    *,
+    identity: Identity = KEY,
+    hold: bool = False,
+) -> None:
+    """Claim, and abandon the attempt at once."""
+    driven.claim(ask(owner, fingerprint, identity=identity, hold=hold))
+    park(driven, owner, identity=identity)
+
+
+def expect(kind: type[T], answer: object) -> T:
+    """Return an answer that must be of this kind."""
+    assert isinstance(answer, kind)
+    return answer
 
 
 class StoreUnderTest:

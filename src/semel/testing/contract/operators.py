@@ -35,7 +35,9 @@ from semel.testing.contract.given import (
     SHORT,
     Sleep,
     StoreUnderTest,
+    abandon,
     ask,
+    expect,
     fail,
     park,
     record_of,
@@ -142,8 +144,7 @@ class ScanContract(StoreUnderTest):
     ) -> None:
         stuck = [Identity("stuck", name) for name in ("c", "a", "b")]
         for identity in stuck:
-            scannable.claim(ask(ANNA, identity=identity, hold=identity.key == "a"))
-            park(scannable, identity=identity)
+            abandon(scannable, ANNA, identity=identity, hold=identity.key == "a")
             sleep(0.005)
         scannable.claim(ask(ANNA, identity=KEY))
         succeed(scannable, identity=OTHER)
@@ -154,11 +155,9 @@ class ScanContract(StoreUnderTest):
     def test_stuck_leaves_out_what_was_abandoned_only_now(
         self, scannable: StoreDriver, sleep: Sleep
     ) -> None:
-        scannable.claim(ask(ANNA))
-        park(scannable)
+        abandon(scannable, ANNA)
         sleep(2 * SHORT)
-        scannable.claim(ask(ANNA, identity=OTHER))
-        park(scannable, identity=OTHER)
+        abandon(scannable, ANNA, identity=OTHER)
         assert scannable.stuck(older_than=LONG) == []
         assert [record.identity for record in scannable.stuck(older_than=SHORT)][:1] == [KEY]
 
@@ -166,8 +165,7 @@ class ScanContract(StoreUnderTest):
         self, scannable: StoreDriver
     ) -> None:
         for identity in (KEY, OTHER):
-            scannable.claim(ask(ANNA, identity=identity))
-            park(scannable, identity=identity)
+            abandon(scannable, ANNA, identity=identity)
         scannable.complete(KEY, ANNA, RESULT, LONG)
         scannable.renew(OTHER, ANNA, LONG)
         assert scannable.stuck() == []
@@ -176,8 +174,7 @@ class ScanContract(StoreUnderTest):
         self, scannable: StoreDriver
     ) -> None:
         for identity in (KEY, OTHER):
-            scannable.claim(ask(ANNA, identity=identity))
-            park(scannable, identity=identity)
+            abandon(scannable, ANNA, identity=identity)
         scannable.claim(ask(BERT, identity=KEY))
         scannable.forget(OTHER)
         assert scannable.stuck() == []
@@ -217,8 +214,7 @@ class ScanContract(StoreUnderTest):
     def test_purge_leaves_abandoned_attempts_alone_unless_asked(
         self, scannable: StoreDriver, sleep: Sleep
     ) -> None:
-        scannable.claim(ask(ANNA))
-        park(scannable)
+        abandon(scannable, ANNA)
         sleep(2 * SHORT)
         assert scannable.purge() == 0
         assert scannable.purge(abandoned_after=LONG) == 0
@@ -258,8 +254,7 @@ class RepairContract(StoreUnderTest):
     def test_an_abandoned_attempt_is_given_to_a_resolver(
         self, repairing: StoreDriver, hold: bool
     ) -> None:
-        repairing.claim(ask(ANNA, RED, hold=hold))
-        park(repairing)
+        abandon(repairing, ANNA, RED, hold=hold)
         before = record_of(repairing)
         adopted = repairing.adopt(KEY, BERT, LONG)
         assert adopted is not None
@@ -294,8 +289,7 @@ class RepairContract(StoreUnderTest):
         assert record_of(repairing).owner == BERT
 
     def test_adopt_sent_twice_gives_the_same_answer(self, repairing: StoreDriver) -> None:
-        repairing.claim(ask(ANNA, hold=True))
-        park(repairing)
+        abandon(repairing, ANNA, hold=True)
         once, twice = (repairing.adopt(KEY, BERT, LONG) for _ in range(2))
         assert once is not None
         assert twice is not None
@@ -308,8 +302,7 @@ class RepairContract(StoreUnderTest):
         assert repairing.complete(KEY, ANNA, RESULT, LONG) is True
 
     def test_of_two_resolvers_one_gets_the_attempt(self, repairing: StoreDriver) -> None:
-        repairing.claim(ask(ANNA, hold=True))
-        park(repairing)
+        abandon(repairing, ANNA, hold=True)
         assert repairing.adopt(KEY, BERT, LONG) is not None
         assert repairing.adopt(KEY, CARL, LONG) is None
         assert record_of(repairing).owner == BERT
@@ -317,8 +310,7 @@ class RepairContract(StoreUnderTest):
     def test_a_revived_owner_is_refused_after_its_attempt_was_adopted(
         self, repairing: StoreDriver
     ) -> None:
-        repairing.claim(ask(ANNA))
-        park(repairing)
+        abandon(repairing, ANNA)
         repairing.adopt(KEY, BERT, LONG)
         assert repairing.renew(KEY, ANNA, LONG) is False
         assert repairing.complete(KEY, ANNA, RESULT, LONG) is False
@@ -327,25 +319,21 @@ class RepairContract(StoreUnderTest):
         assert repairing.complete(KEY, BERT, RESULT, LONG) is True
 
     def test_callers_wait_while_a_resolver_finds_out(self, repairing: StoreDriver) -> None:
-        repairing.claim(ask(ANNA, hold=True))
-        park(repairing)
+        abandon(repairing, ANNA, hold=True)
         repairing.adopt(KEY, BERT, LONG)
         assert isinstance(repairing.claim(ask(CARL)), Busy)
 
     def test_a_resolver_ends_what_it_adopted(self, repairing: StoreDriver) -> None:
-        repairing.claim(ask(ANNA, hold=True))
-        park(repairing)
+        abandon(repairing, ANNA, hold=True)
         repairing.adopt(KEY, BERT, LONG)
         assert repairing.complete(KEY, BERT, RESULT, LONG) is True
-        finished = repairing.claim(ask(CARL))
-        assert isinstance(finished, Finished)
+        finished = expect(Finished, repairing.claim(ask(CARL)))
         assert finished.outcome == RESULT
 
     def test_a_resolver_that_does_not_know_leaves_the_record_held(
         self, repairing: StoreDriver
     ) -> None:
-        repairing.claim(ask(ANNA, hold=True))
-        park(repairing)
+        abandon(repairing, ANNA, hold=True)
         repairing.adopt(KEY, BERT, LONG)
         park(repairing, BERT)
         assert repairing.claim(ask(CARL)) == Abandoned(1)
@@ -355,8 +343,7 @@ class RepairContract(StoreUnderTest):
     def test_a_resolver_that_does_not_know_gives_the_attempt_back_with_its_age(
         self, repairing: StoreDriver, hold: bool
     ) -> None:
-        repairing.claim(ask(ANNA, hold=hold))
-        park(repairing)
+        abandon(repairing, ANNA, hold=hold)
         repairing.adopt(KEY, BERT, LONG)
         assert repairing.renew(KEY, BERT, -LONG / 2) is True
         record = record_of(repairing)
@@ -386,8 +373,7 @@ class RepairContract(StoreUnderTest):
     def test_an_adopted_attempt_is_stuck_again_when_its_resolver_is_gone(
         self, repairing: StoreDriver, sleep: Sleep
     ) -> None:
-        repairing.claim(ask(ANNA, hold=True))
-        park(repairing)
+        abandon(repairing, ANNA, hold=True)
         repairing.adopt(KEY, BERT, SHORT)
         sleep(2 * SHORT)
         assert record_of(repairing).abandoned is True

@@ -30,7 +30,9 @@ from semel.testing.contract.given import (
     SHORT,
     Sleep,
     StoreUnderTest,
+    abandon,
     ask,
+    expect,
     fail,
     park,
     record_of,
@@ -66,8 +68,7 @@ class OwnershipContract(StoreUnderTest):
     def test_a_late_owner_is_refused_after_takeover_and_the_new_attempt_is_untouched(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         driven.claim(ask(BERT, RED))
         before = record_of(driven)
         assert writes(driven, ANNA) == REFUSED
@@ -80,8 +81,7 @@ class OwnershipContract(StoreUnderTest):
     ) -> None:
         for number, apart in enumerate(APART):
             identity = Identity("orders.create", f"order:{number}")
-            driven.claim(ask(ANNA, identity=identity))
-            park(driven, identity=identity)
+            abandon(driven, ANNA, identity=identity)
             late = CompleteRequest(identity, ANNA, RESULT, LONG)
             takeover = ask(BERT, identity=identity)
             completed: object
@@ -101,8 +101,7 @@ class OwnershipContract(StoreUnderTest):
     def test_a_late_owner_is_refused_after_the_new_attempt_succeeded(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         succeed(driven, BERT, RED)
         before = record_of(driven)
         assert writes(driven, ANNA) == REFUSED
@@ -111,8 +110,7 @@ class OwnershipContract(StoreUnderTest):
     def test_a_late_owner_is_refused_after_the_new_attempt_failed(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         driven.claim(ask(BERT, RED))
         fail(driven, BERT)
         before = record_of(driven)
@@ -166,8 +164,7 @@ class OwnershipContract(StoreUnderTest):
     def test_a_parked_owner_that_nobody_replaced_may_still_complete(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.complete(KEY, ANNA, RESULT, LONG) is True
 
     def test_complete_sent_twice_gives_the_same_answer_and_keeps_the_first_result(
@@ -222,8 +219,7 @@ class OwnershipContract(StoreUnderTest):
         assert driven.renew(KEY, ANNA, 3 * LONG) is True
         record = record_of(driven)
         assert record.lease_until == pytest.approx(record.updated_at + 3 * LONG, abs=0.01)
-        claim = driven.claim(ask(BERT))
-        assert isinstance(claim, Busy)
+        claim = expect(Busy, driven.claim(ask(BERT)))
         assert 2 * LONG < claim.retry_after <= 3 * LONG
 
     def test_renew_may_shorten_the_lease_too(self, driven: StoreDriver, sleep: Sleep) -> None:
@@ -233,8 +229,7 @@ class OwnershipContract(StoreUnderTest):
         assert isinstance(driven.claim(ask(BERT)), Claimed)
 
     def test_a_parked_attempt_may_be_revived_by_its_owner(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA))
-        park(driven)
+        abandon(driven, ANNA)
         assert driven.renew(KEY, ANNA, LONG) is True
         assert isinstance(driven.claim(ask(CARL)), Busy)
 
@@ -246,32 +241,28 @@ class HoldContract(StoreUnderTest):
     """Held by the record or by the caller: nobody knows whether it happened."""
 
     def test_an_abandoned_record_that_is_held_is_given_to_nobody(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.claim(ask(BERT, hold=True)) == Abandoned(1)
         assert record_of(driven).owner == ANNA
 
     def test_a_caller_that_would_take_over_cannot_weaken_a_held_record(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.claim(ask(BERT, hold=False)) == Abandoned(1)
         assert record_of(driven).hold is True
 
     def test_a_caller_that_holds_does_not_take_over_a_record_that_does_not(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, hold=False))
-        park(driven)
+        abandon(driven, ANNA, hold=False)
         assert driven.claim(ask(BERT, hold=True)) == Abandoned(1)
         assert record_of(driven).owner == ANNA
         assert isinstance(driven.claim(ask(CARL, hold=False)), Claimed)
 
     def test_a_repeated_claim_does_not_weaken_its_own_hold(self, driven: StoreDriver) -> None:
         driven.claim(ask(ANNA, hold=True))
-        driven.claim(ask(ANNA, hold=False))
-        park(driven)
+        abandon(driven, ANNA, hold=False)
         assert driven.claim(ask(BERT)) == Abandoned(1)
 
     def test_a_renewed_attempt_stays_held(self, driven: StoreDriver) -> None:
@@ -288,14 +279,12 @@ class HoldContract(StoreUnderTest):
         assert driven.claim(ask(BERT)) == Abandoned(1)
 
     def test_the_owner_of_a_held_record_may_still_end_it(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.complete(KEY, ANNA, RESULT, LONG)
         assert isinstance(driven.claim(ask(BERT, hold=True)), Finished)
 
     def test_a_held_record_that_was_forgotten_is_free(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.forget(KEY) is True
         assert isinstance(driven.claim(ask(BERT, hold=True)), Claimed)
 
@@ -308,8 +297,7 @@ class HoldContract(StoreUnderTest):
         assert isinstance(driven.claim(ask(CARL)), Claimed)
 
     def test_a_held_record_is_not_marked_as_done(self, driven: StoreDriver) -> None:
-        driven.claim(ask(ANNA, hold=True))
-        park(driven)
+        abandon(driven, ANNA, hold=True)
         assert driven.put(KEY, RESULT, LONG, owner=BERT) is False
         assert driven.claim(ask(BERT)) == Abandoned(1)
 
@@ -388,8 +376,7 @@ class OutcomeContract(StoreUnderTest):
         driven.claim(ask(ANNA, RED))
         assert fail(driven, retryable=True, keep_fingerprint=False) is True
         assert record_of(driven).fingerprint is None
-        claim = driven.claim(ask(BERT, BLUE))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, BLUE)))
         assert claim.number == 2
         assert record_of(driven).fingerprint == BLUE
 

@@ -21,7 +21,9 @@ from semel.testing.contract.given import (
     SHORT,
     Sleep,
     StoreUnderTest,
+    abandon,
     ask,
+    expect,
     fail,
     park,
     record_of,
@@ -39,8 +41,7 @@ class RetentionContract(StoreUnderTest):
         succeed(driven, ANNA, RED, ttl=SHORT)
         sleep(2 * SHORT)
         assert driven.get(KEY) is None
-        claim = driven.claim(ask(BERT, BLUE, max_attempts=1))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, BLUE, max_attempts=1)))
         assert (claim.number, claim.takeover) == (1, False)
         record = record_of(driven)
         assert record.created_at == record.updated_at
@@ -53,8 +54,7 @@ class RetentionContract(StoreUnderTest):
         driven.claim(ask(ANNA, RED))
         fail(driven, retryable=False, ttl=SHORT)
         sleep(2 * SHORT)
-        claim = driven.claim(ask(BERT, BLUE))
-        assert isinstance(claim, Claimed)
+        claim = expect(Claimed, driven.claim(ask(BERT, BLUE)))
         assert claim.number == 1
 
     def test_the_owner_of_an_expired_record_is_refused_like_anyone(
@@ -138,8 +138,7 @@ class MarkContract(StoreUnderTest):
 
     def test_a_put_key_is_finished_for_any_payload(self, driven: StoreDriver) -> None:
         driven.put(KEY, RESULT, LONG, owner=ANNA)
-        finished = driven.claim(ask(BERT, BLUE))
-        assert isinstance(finished, Finished)
+        finished = expect(Finished, driven.claim(ask(BERT, BLUE)))
         assert finished.outcome == RESULT
 
     def test_put_sent_twice_gives_the_same_answer_and_keeps_the_first_result(
@@ -175,8 +174,7 @@ class MarkContract(StoreUnderTest):
     def test_put_ends_an_abandoned_attempt_and_its_owner_is_refused(
         self, driven: StoreDriver
     ) -> None:
-        driven.claim(ask(ANNA, RED))
-        park(driven)
+        abandon(driven, ANNA, RED)
         before = record_of(driven)
         assert driven.put(KEY, RESULT, LONG, owner=BERT) is True
         record = record_of(driven)
@@ -228,8 +226,7 @@ class MarkContract(StoreUnderTest):
         assert driven.touch(KEY, 0.0) is True
         assert driven.get(KEY) is None
         assert driven.touch(KEY, 0.0) is False
-        claimed = driven.claim(ask(BERT, BLUE))
-        assert isinstance(claimed, Claimed)
+        claimed = expect(Claimed, driven.claim(ask(BERT, BLUE)))
         assert claimed.number == 1
 
     def test_what_runs_or_is_abandoned_cannot_be_touched_away(self, driven: StoreDriver) -> None:
