@@ -27,6 +27,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import uuid
@@ -59,6 +60,7 @@ from semel.adapters.django import (
 )
 from semel.adapters.django.bodies import aread
 from semel.adapters.django.settings import ENGINES
+from semel.adapters.integration import Flow
 from semel.core.records import State
 from transactions.kinds import django_alias
 from versions import needs
@@ -225,7 +227,7 @@ async def test_a_stream_beyond_the_cap_is_not_put_together():
     chunk = bytes(1_000_000)
     tracemalloc.start()
     try:
-        told = await aread(StreamingHttpResponse(iter([chunk] * 32)), 12, None)
+        told = await aread(StreamingHttpResponse(iter([chunk] * 32)), Flow(12))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -533,6 +535,22 @@ def test_an_async_view_under_wsgi_is_protected(sqlite_url):
         assert ENGINES._integrations == {}
 
 
+def test_an_async_view_under_wsgi_may_call_the_thread_of_its_request(sqlite_url):
+    threads = []
+
+    async def pay(request):
+        await sync_to_async(lambda: threads.append(threading.current_thread()))()
+        if request.headers.get("X-Fail"):
+            raise Http404
+        return StreamingHttpResponse(iter([b"pa", b"id"]))
+
+    with project(sqlite_url, {"pay": idempotent(max_response=3)(pay)}):
+        assert post().getvalue() == b"paid"
+        assert post().json()["code"] == "result_omitted"
+        assert post(key="other", headers={"X-Fail": "1"}).status_code == 404
+    assert threads == [threading.current_thread()] * 2
+
+
 def test_each_event_loop_has_an_engine_of_its_own(sqlite_url):
     async def pay(request):
         return HttpResponse("paid")
@@ -585,8 +603,6 @@ class Plain(ast.NodeTransformer):
     def visit_Call(self, node):
         self.generic_visit(node)
         node.args = [each for each in node.args if ast.unparse(each) != "flow"]
-        if ast.unparse(node.func) == "_ended":
-            return node.args[0]
         if isinstance(node.func, ast.Call) and ast.unparse(node.func.func) == "sync_to_async":
             node.func = node.func.args[0]
         return node

@@ -114,6 +114,10 @@ class Body:
             raise Rejected("body_incomplete")
         return body
 
+    async def aread(self) -> bytes:
+        """Return the body: on asyncio it is there whole."""
+        return self.read()
+
     def _join_chunks(self) -> None:
         """Read a body in chunks to its end: Django goes by a Content-Length, or takes it for empty.
 
@@ -232,15 +236,13 @@ def read(response: Any, limit: int) -> ResponseParts:
     )
 
 
-async def aread(response: Any, limit: int, flow: Flow | None) -> ResponseParts:
+async def aread(response: Any, flow: Flow) -> ResponseParts:
     """Read a response on asyncio, to its end; a stream beyond the limit goes out by the flow."""
     if not response.streaming:
-        return _parts(response, [response.content], limit)
+        return _parts(response, [response.content], flow.limit)
     content = response.streaming_content
     if not response.is_async:  # read whole, as Django would
-        return _replaced(response, await sync_to_async(lambda: [*content])(), limit)
-    if flow is None:
-        return _replaced(response, await _all(content), limit)
+        return _replaced(response, await sync_to_async(lambda: [*content])(), flow.limit)
     await read_on(response, flow)
     if flow.body is not None:
         response.streaming_content = _again([flow.body])

@@ -37,7 +37,13 @@ from semel.adapters.django.bodies import (
     send_for_error,
     send_instead,
 )
-from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background, Flow
+from semel.adapters.integration import (
+    AsyncExchange,
+    AsyncIntegration,
+    Background,
+    Flow,
+    aio_awaited,
+)
 from semel.adapters.wsgi import StreamedAnswer
 from semel.core.decide import Undone
 from semel.engine.setup import Call
@@ -104,7 +110,7 @@ class DjangoIntegration(Integration):
 
     def awaited(self, given: Any) -> Any:
         """Await what an async function returned, too: one setting serves both servers."""
-        return async_to_sync(_ended)(given) if inspect.iscoroutine(given) else given
+        return async_to_sync(aio_awaited)(given) if inspect.iscoroutine(given) else given
 
 
 class AsyncDjangoIntegration(AsyncIntegration):
@@ -279,24 +285,17 @@ async def _in_background(run: Callable[[], Any]) -> Any:
 
 
 # --- on asyncio ----------------------------------------------------------------------------------
-#
-# Under WSGI an async view has a loop for its request alone: there the engine for threads is used.
 
 
 async def arun_view(
-    integration: AsyncIntegration | Integration,
+    integration: AsyncIntegration,
     rules: RouteRules,
     request: Any,
     view: Callable[[], Awaitable[Any]],
 ) -> Any:
     """Answer one request: by the view, or by what is known of its key."""
     body = Body(request, rules.max_body)
-    begun: AsyncExchange | Exchange | Answer | None
-    if isinstance(integration, Integration):
-        # On the request's own thread, where functions of the application may ask the database.
-        begun = await sync_to_async(integration.begin)(rules, body.request, body.read)
-    else:
-        begun = await integration.begin(rules, body.request, _awaited(body.read))
+    begun = await integration.begin(rules, body.request, body.aread)
     if begun is None:
         return await view()
     if isinstance(begun, Answer):
@@ -327,41 +326,37 @@ async def _arun(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], 
             return await _arecord(claim.exchange, response, flow)
     except BaseException as error:
         if claim.exchange is not None and not claim.exchange.ended:
-            await _ended(claim.exchange.raised(error))
+            await claim.exchange.raised(error)
         raise
     # A replay is what was stored, whatever the layers inside have made of it since.
     return response if claim.answer is None else response_of(claim.answer)
 
 
-async def _arecord_raised(
-    exchange: AsyncExchange | Exchange, request: Any, error: Exception
-) -> None:
+async def _arecord_raised(exchange: AsyncExchange, request: Any, error: Exception) -> None:
     """Record an answer that was raised; it goes on its way as an error."""
     parts = await sync_to_async(parts_of_error)(error, request, exchange.rules)
     if parts is not None:
         exchange.raises = True
-        instead = await _ended(exchange.answered(*parts))
+        instead = await exchange.answered(*parts)
         if instead is not None:
             send_for_error(error, request, response_of(instead))
 
 
-async def _arecord(exchange: AsyncExchange | Exchange, response: Any, flow: Flow) -> Any:
+async def _arecord(exchange: AsyncExchange, response: Any, flow: Flow) -> Any:
     """Save a response; a stream is read before, to its end."""
     rules = exchange.rules
     response.headers.pop(rules.choices.replayed_header, None)
     if is_event_stream(lines_of(response)):
-        await _ended(exchange.unprotected())
+        await exchange.unprotected()
         mark_unprotected(response)
         return response
-    # A loop for one request alone ends before its answer is sent.
-    lasting = isinstance(exchange, AsyncExchange)
     try:
-        parts = await aread(response, rules.max_response, flow if lasting else None)
+        parts = await aread(response, flow)
     except BaseException:
         if not flow.is_open:
             await sync_to_async(response.close)()
         raise
-    instead = await _ended(exchange.answered(*parts))
+    instead = await exchange.answered(*parts)
     return response if instead is None else response_of(instead)
 
 
@@ -370,15 +365,3 @@ async def _arender(response: Any, request: Any) -> Any:
     if getattr(response, "is_rendered", True):
         return rendered(response, request)
     return await sync_to_async(rendered)(response, request)
-
-
-async def _ended(given: Any) -> Any:
-    """Await what has to be awaited; an integration for threads has done its work already."""
-    return await given if inspect.isawaitable(given) else given
-
-
-def _awaited(read: Callable[[], bytes]) -> Callable[[], Awaitable[bytes]]:
-    async def reading() -> bytes:
-        return read()
-
-    return reading

@@ -11,7 +11,7 @@ from functools import partial, wraps
 from typing import Any, Final, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 
 from semel.adapters._sync.integration import Integration
@@ -19,7 +19,7 @@ from semel.adapters.django import atomic, running
 from semel.adapters.django.bodies import inner, is_asgi, is_protected
 from semel.adapters.django.running import AsyncDjangoIntegration, DjangoIntegration
 from semel.adapters.django.settings import ENGINES, configured
-from semel.adapters.integration import AsyncIntegration
+from semel.adapters.integration import AsyncIntegration, aio_awaited
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.optional import have
@@ -118,7 +118,13 @@ class Idempotent:
             rules = self._rules(integration)
             if not _concerns(rules, request, name):
                 return await run()
-            return await running.arun_view(integration, rules, request, run)
+            if isinstance(integration, AsyncIntegration):
+                return await running.arun_view(integration, rules, request, run)
+            # Under WSGI a loop is there for one request alone: the thread of the request runs it.
+            protect = sync_to_async(running.run_view)
+            return await protect(
+                integration, rules, request, lambda: async_to_sync(aio_awaited)(run())
+            )
 
         return cast("F", protected)
 
