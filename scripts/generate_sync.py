@@ -36,7 +36,6 @@ GENERATED = {
     "stores/sql/aio.py": "stores/sql/store.py",
     "stores/sql/mysql/aio.py": "stores/sql/mysql/store.py",
     "stores/sql/postgres/aio.py": "stores/sql/postgres/store.py",
-    "stores/sql/postgres/aio_pool.py": "stores/sql/postgres/pool.py",
     "stores/tiered/aio.py": "stores/tiered/store.py",
     "transactions/links.py": "transactions/_sync/links.py",
 }
@@ -78,6 +77,7 @@ SHARED = {
         "ALONE",
         "Alone",
         "Batcher",
+        "MOST_BYTES",
         "weight_of_claim",
         "weight_of_complete",
     },
@@ -150,9 +150,7 @@ ONLY_TASKS = {
 
 OMITTED = {
     "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
-    "stores/sql/mysql/aio.py": {"_batcher", "_inherited", "_loop", "ask", "batching"},
-    "stores/sql/postgres/aio.py": {"_batcher", "ask"},
-    "stores/sql/postgres/aio_pool.py": {"_loop"},
+    "stores/sql/aio.py": {"_batcher", "_loop"},
     "transactions/links.py": {"aio_driver_connection"},
 }
 """Classes, functions, methods and attributes that only tasks have, by file."""

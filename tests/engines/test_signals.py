@@ -406,10 +406,9 @@ class MariaDB:
 
 def pools_of(idem: Idempotency) -> list[Any]:
     store: Any = idem.internals.store
-    if hasattr(store, "_postgres"):
-        return [store._postgres._source, store._renewals._source]
     batches = store._batches
-    return [each.pool for each in (store._mysql, batches._batches, batches._renewals)]
+    executors = {store._calls, batches._executor, batches._renewals}
+    return [store._calls.pool, *(each.pool for each in executors - {store._calls})]
 
 
 def check_every_place_is_free(idem: Idempotency) -> None:
@@ -421,9 +420,8 @@ def check_every_place_is_free(idem: Idempotency) -> None:
 
 def take_all(pool: Any) -> None:
     """Take as many connections as there may be, and give them back."""
-    patience = Deadline(PATIENCE) if hasattr(pool, "lend") else PATIENCE
-    for connection in [pool.take(patience) for _ in range(MOST_CONNECTIONS)]:
-        pool.give_back(connection)
+    for session in [pool.take(Deadline(PATIENCE)) for _ in range(MOST_CONNECTIONS)]:
+        pool.give_back(session)
 
 
 # psycopg closes a connection that is lost, and warns; as an error, the warning would keep it.

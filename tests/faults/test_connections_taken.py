@@ -21,8 +21,7 @@ import redis
 from engines.facade import PATIENCE, Driven, Effect, World, never, wait_until
 from semel import ConcurrentRequest, Policy, StoreUnavailable, events, open_async_store, open_store
 from semel.core.records import RenewRequest
-from semel.stores.sql.mysql.errors import MySQLDeadline
-from semel.stores.sql.postgres.errors import PostgresDeadline
+from semel.stores.sql.errors import Deadline
 from servers.mariadb import PASSWORD, mariadb_server
 from servers.postgres import postgres_server
 from servers.redis import redis_server
@@ -161,17 +160,13 @@ def spy_on_pauses(monkeypatch) -> list[Exception]:
     """List the errors after which a call is repeated."""
     met: list[Exception] = []
 
-    def spied(kind: type) -> None:
-        pause_after = kind.pause_after
+    pause_after = Deadline.pause_after
 
-        def spying(self: Any, error: Exception) -> Any:
-            met.append(error)
-            return pause_after(self, error)
+    def spying(self: Deadline, error: Exception, repeat: Any) -> Any:
+        met.append(error)
+        return pause_after(self, error, repeat)
 
-        monkeypatch.setattr(kind, "pause_after", spying)
-
-    spied(PostgresDeadline)
-    spied(MySQLDeadline)
+    monkeypatch.setattr(Deadline, "pause_after", spying)
     return met
 
 

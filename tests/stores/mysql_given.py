@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, errors
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.errors import code_of
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.threads import send
@@ -103,12 +104,13 @@ def waiting_for_a_lock(server):
 def spy_on_repeats(monkeypatch):
     """Collects the codes of the errors after which a statement was sent again."""
     repeated = []
-    pause_after = errors.MySQLDeadline.pause_after
+    pause_after = Deadline.pause_after
 
-    def spying(self, error):
-        pause = pause_after(self, error)
-        repeated.append(code_of(error))
+    def spying(self, error, repeat):
+        pause = pause_after(self, error, repeat)
+        if pause is not None:
+            repeated.append(code_of(error))
         return pause
 
-    monkeypatch.setattr(errors.MySQLDeadline, "pause_after", spying)
+    monkeypatch.setattr(Deadline, "pause_after", spying)
     return repeated

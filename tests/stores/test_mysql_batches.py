@@ -21,9 +21,10 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
 from semel.stores.batching import MOST_MEMBERS
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
-from semel.stores.sql.mysql.tasks import PreparedStatements
+from semel.stores.sql.mysql.tasks import Sender
 from semel.stores.sql.mysql.verbs import HEAVY
 from servers.mariadb import mariadb_server
 from servers.proxy import proxy_to
@@ -428,12 +429,13 @@ def test_a_batch_fits_into_the_smallest_packets_that_servers_take(kind):
 
 def test_no_batch_waits_for_a_lock(mysql_url):
     store = MySQLStore(mysql_url)
-    for executor in (store._batches._batches, store._batches._renewals):
-        connection = executor.pool.take(5.0)
-        with connection.cursor() as cursor:
+    for executor in (store._batches._executor, store._batches._renewals):
+        with (
+            executor.pool.lend(Deadline(5.0)) as session,
+            session.connection.cursor() as cursor,
+        ):
             cursor.execute("SELECT @@innodb_lock_wait_timeout")
             assert cursor.fetchall() == ((0,),)
-        executor.pool.give_back(connection)
     store.close()
 
 
@@ -622,7 +624,5 @@ async def test_a_driver_without_prepared_statements_is_sent_the_text():
     class Connection:
         """One of asyncmy's before 0.2.12."""
 
-        connected = True
-
     bulk = BatchStatements(TABLE).claim_in_bulk({b"digest": ask()})
-    assert await PreparedStatements().send(Connection(), bulk) is UNABLE
+    assert await Sender(Connection()).send(bulk, 60.0) is UNABLE

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 from asyncmy.connection import Connection as DriverConnection
 from asyncmy.errors import NotSupportedError
@@ -13,7 +10,7 @@ from semel.core.records import Busy, Claimed, Identity
 from semel.stores.sql.mysql import AsyncMySQLStore
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.mysql.statements import UNABLE, BatchStatements
-from semel.stores.sql.mysql.tasks import PreparedStatements, connector
+from semel.stores.sql.mysql.tasks import Sender, connector
 from servers.proxy import proxy_to
 from stores.mysql_given import TABLE, ask, database_of, is_bulk, through
 
@@ -152,8 +149,6 @@ async def test_a_bulk_that_cannot_be_written_leaves_nothing(store, server, mysql
 class Connection:
     """What is prepared on it cannot be sent in bulk."""
 
-    connected = True
-
     async def prepare(self, sql):
         return self
 
@@ -161,23 +156,11 @@ class Connection:
         raise NotSupportedError
 
 
-async def test_what_closed_connections_had_prepared_is_forgotten():
-    statements = PreparedStatements()
+async def test_a_statement_that_cannot_be_sent_in_bulk_is_not_tried_again():
+    sender = Sender(Connection())
     bulk = BatchStatements(TABLE).claim_in_bulk({b"digest": ask()})
-
-    async def used():
-        connection = Connection()
-        answer = await statements.send(connection, bulk)
-        assert answer is UNABLE
-        return connection
-
-    first = await used()
-    first.connected = False
-    gone = weakref.ref(first)
-    del first
-    await used()
-    gc.collect()
-    assert gone() is None
+    assert await sender.send(bulk, 60.0) is UNABLE
+    assert await sender.send(bulk, 60.0) is UNABLE
 
 
 async def test_a_lost_reply_to_a_bulk_of_known_and_new_keys_is_answered_all_the_same(

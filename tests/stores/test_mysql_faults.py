@@ -194,7 +194,7 @@ def test_a_pool_in_use_is_one_clear_error_and_nothing_is_done(server, mysql_url)
         claim_in(holder, ask())
         (blocked,) = at_once([lambda: store.claim(ask())])
         wait_until(lambda: waiting_for_a_lock(server) == 1)
-        store._mysql._timeout = 0.1
+        store._calls._timeout = 0.1
         with pytest.raises(StoreUnavailable, match=r"all 1 connections .* are in use"):
             store.claim(ask(impatient))
         holder.commit()
@@ -210,7 +210,7 @@ async def test_a_pool_in_use_by_tasks_is_one_clear_error(server, mysql_url):
         claim_in(holder, ask())
         blocked = asyncio.create_task(store.claim(ask()))
         await asyncio.sleep(0.1)
-        store._mysql._timeout = 0.1
+        store._calls._timeout = 0.1
         with pytest.raises(StoreUnavailable, match=r"all 1 connections .* are in use"):
             await store.claim(ask(Identity("s", "impatient")))
         holder.commit()
@@ -222,7 +222,7 @@ def test_waiting_callers_get_the_connection_one_after_the_other(mysql_url):
     store = MySQLStore(mysql_url, max_size=2)
     claims = at_once([lambda n=n: store.claim(ask(Identity("s", str(n)))) for n in range(16)])
     assert all(isinstance(claim.result(), Claimed) for claim in claims)
-    assert len(store._mysql.pool._idle) <= 2
+    assert len(store._calls.pool._idle) <= 2
     store.close()
 
 
@@ -382,7 +382,7 @@ def test_a_call_that_runs_while_the_store_closes_gets_its_answer(server, mysql_u
         store.close()
         holder.commit()
         assert isinstance(call.result(), Busy)
-    assert not store._mysql.pool._idle
+    assert not store._calls.pool._idle
 
 
 async def test_a_task_that_runs_while_the_store_closes_gets_its_answer(server, mysql_url):
@@ -395,7 +395,7 @@ async def test_a_task_that_runs_while_the_store_closes_gets_its_answer(server, m
         await store.close()
         holder.commit()
         assert isinstance(await call, Busy)
-    assert not store._mysql.pool._idle
+    assert not store._calls.pool._idle
     await asyncio.sleep(0)  # the transport closes in the loop's next turn
 
 
@@ -406,18 +406,18 @@ def test_a_forked_child_speaks_on_connections_of_its_own(server, mysql_url):
     store = MySQLStore(mysql_url)
     request = ask()
     store.claim(request)
-    (connection,) = store._mysql.pool._idle
+    (session,) = store._calls.pool._idle
 
     def work():
         assert isinstance(store.claim(ask()), Busy)
         assert store.complete(IDENTITY, request.owner, RESULT, 60)
-        (own,) = store._mysql.pool._idle
-        return own.thread_id()
+        (own,) = store._calls.pool._idle
+        return own.connection.thread_id()
 
     number = int(in_a_fork(work))
-    assert number != connection.thread_id()
+    assert number != session.connection.thread_id()
     assert isinstance(store.claim(ask()), Finished)
-    assert list(store._mysql.pool._idle) == [connection]  # still the parent's, and alive
+    assert list(store._calls.pool._idle) == [session]  # still the parent's, and alive
     store.close()
 
 

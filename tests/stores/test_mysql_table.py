@@ -464,7 +464,7 @@ def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(
     mysql_url, server, asked
 ):
     with closing(MySQLStore(mysql_url)) as store, closing(MySQLStore(mysql_url)) as too:
-        found = store._schema._found()
+        found = store._calls.schema._found()
         with closing(server.client(database=database_of(mysql_url))) as connection:
             migrate_at = iter(range(9))
             reply, answer = None, None

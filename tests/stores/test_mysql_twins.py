@@ -14,5 +14,5 @@ def is_own(module, each):
 
 
 def test_the_drivers_offer_the_same_names():
-    only_tasks = {"PreparedStatements", "_prepare"}
+    only_tasks = {"_prepare"}
     assert offered(tasks) - only_tasks == offered(threads)

@@ -20,7 +20,6 @@ from semel.core.records import (
     State,
 )
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreUnavailable
-from semel.stores.batching import ALONE
 from semel.stores.listening import Listening
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
@@ -46,7 +45,7 @@ def renew(key, owner=OWNER):
 def hold_key(holder, url, key):
     """Take the lock that a transactional block takes."""
     store = PostgresStore(url)
-    digest = store._postgres_verbs.short_digest(identity(key))
+    digest = store._verbs.short_digest(identity(key))
     holder.execute("SELECT pg_advisory_xact_lock(%s)", [lock_number(digest)])
     store.close()
 
@@ -148,7 +147,7 @@ def test_no_verb_about_some_records_reads_the_index_of_all_that_run(postgres_url
         store.send([ask(key) for key in keys])
         store.send([complete(key) for key in keys])
     one = complete("k") if verb.startswith("complete") else renew("k")
-    operation = getattr(store._postgres_verbs, verb)([one] if "batch" in verb else one)
+    operation = getattr(store._verbs, verb)([one] if "batch" in verb else one)
     statement = next(operation.start())
     store.close()
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -166,9 +165,9 @@ def test_a_plan_that_is_made_while_the_table_is_empty_serves_a_full_one(postgres
     migrate(postgres_url)
     store = PostgresStore(postgres_url)
     one = {"claim": ask, "complete": complete, "renew": renew}[verb]("k")
-    batch = getattr(store._postgres_verbs, f"{verb}_batch")
+    batch = getattr(store._verbs, f"{verb}_batch")
     statement = next(batch([one]).start())
-    with store._postgres._source.lend(Deadline(5.0)) as session:
+    with store._calls.pool.lend(Deadline(5.0)) as session:
         connection = session.bounded
         connection.execute("SET plan_cache_mode = force_generic_plan")
         connection.execute(f"PREPARE planned AS {statement.sql}".encode())
@@ -181,7 +180,7 @@ def test_a_plan_that_is_made_while_the_table_is_empty_serves_a_full_one(postgres
 @pytest.mark.parametrize("options", [{}, {"keepalives_idle": "5"}], ids=["asyncpg", "psycopg"])
 async def test_no_plan_of_asyncio_reads_a_whole_table_either(postgres_url, options):
     store = AsyncPostgresStore(postgres_url, **options)
-    async with store._postgres._source.lend(Deadline(5.0)) as session:
+    async with store._calls.pool.lend(Deadline(5.0)) as session:
         asked = await session.execute(Statement("SHOW enable_seqscan", (), writes=False))
     assert asked.rows == [("off",)]
     await store.close()
@@ -367,11 +366,11 @@ async def test_tasks_that_wait_for_a_key_are_noted_although_they_ask_in_a_batch(
 
 def test_a_member_that_was_inserted_by_another_while_the_statement_ran_is_asked_for_alone():
     store = PostgresStore("postgresql://u@127.0.0.1:1/db")
-    steps = store._postgres_verbs.claim_batch([ask("a"), ask("b")]).start()
+    steps = store._verbs.claim_batch([ask("a"), ask("b")]).start()
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(Reply([], 0))
-    assert end.value.value == [ALONE, ALONE]
+    assert end.value.value == {}, "nothing is known of either"
     store.close()
 
 
@@ -400,7 +399,7 @@ async def test_an_insert_at_the_same_moment_is_seen_by_the_batch_it_met(postgres
 def test_renewals_do_not_wait_for_a_connection_that_claims_keep_busy(postgres_url, kind):
     with driven(kind, postgres_url, timeout=1, max_size=1) as store:
         store.send([ask(key) for key in OTHERS])
-        busy = store._store._postgres._source.lend(Deadline(60.0))
+        busy = store._store._calls.pool.lend(Deadline(60.0))
         store._finish(busy.__enter__() if kind == "threads" else busy.__aenter__())
         try:
             with pytest.raises(StoreUnavailable, match="max_size"):
@@ -415,7 +414,7 @@ def test_renewals_do_not_wait_for_a_connection_that_claims_keep_busy(postgres_ur
 
 
 async def lent(store):
-    async with store._postgres._source.lend(Deadline(10.0)) as session:
+    async with store._calls.pool.lend(Deadline(10.0)) as session:
         return type(session).__name__
 
 

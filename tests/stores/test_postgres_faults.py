@@ -237,7 +237,7 @@ def test_a_statement_that_takes_too_long_is_stopped(url, kind):
 def test_a_pool_without_a_free_connection_is_unavailable(url):
     store = PostgresStore(url, timeout=3, max_size=1)
     store.claim(ask("k"))
-    busy = store._postgres._source.lend(Deadline(10.0))
+    busy = store._calls.pool.lend(Deadline(10.0))
     with busy, pytest.raises(StoreUnavailable, match="max_size"):
         store.renew(identity("k"), OWNER, 30.0)
     assert store.renew(identity("k"), OWNER, 30.0)
@@ -257,7 +257,7 @@ def test_a_given_pool_without_a_free_connection_is_unavailable(url):
 async def test_an_async_pool_without_a_free_connection_is_unavailable(url):
     store = AsyncPostgresStore(url, timeout=3, max_size=1)
     await store.claim(ask("k"))
-    async with store._postgres._source.lend(Deadline(10.0)):
+    async with store._calls.pool.lend(Deadline(10.0)):
         with pytest.raises(StoreUnavailable, match="max_size"):
             await store.renew(identity("k"), OWNER, 30.0)
     assert await store.renew(identity("k"), OWNER, 30.0)

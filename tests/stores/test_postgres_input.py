@@ -12,8 +12,9 @@ from psycopg import errors as sql
 
 from semel.core.records import Claimed, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.sql.errors import MOST_REPEATS, Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, psycopg_sessions
-from semel.stores.sql.postgres.errors import MOST_REPEATS, PostgresDeadline
+from semel.stores.sql.postgres.errors import repeat_after
 from semel.stores.sql.postgres.settings import part, settings
 from semel.stores.sql.verbs import ROUNDS
 from semel.stores.urls import open_async_store, open_store
@@ -262,22 +263,22 @@ def test_pages_follow_the_order_of_code_points(postgres_url):
     "error", [sql.SerializationFailure(), sql.DeadlockDetected(), sql.UniqueViolation()]
 )
 def test_what_was_undone_is_repeated_but_not_for_ever(error):
-    deadline = PostgresDeadline(3600.0)
-    pauses = [deadline.pause_after(error) for _ in range(MOST_REPEATS + 1)]
+    deadline = Deadline(3600.0)
+    pauses = [deadline.pause_after(error, repeat_after(error)) for _ in range(MOST_REPEATS + 1)]
     assert pauses[-1] is None
     assert all(pause is not None and pause < 1 for pause in pauses[:-1])
 
 
 @pytest.mark.parametrize("error", [sql.AdminShutdown(), psycopg.OperationalError("gone")])
 def test_a_server_that_is_gone_is_looked_for_as_long_as_there_is_time(error):
-    deadline = PostgresDeadline(3600.0)
-    assert all(deadline.pause_after(error) is not None for _ in range(100))
-    assert PostgresDeadline(0.0).pause_after(error) is None
+    deadline = Deadline(3600.0)
+    assert all(deadline.pause_after(error, repeat_after(error)) is not None for _ in range(100))
+    assert Deadline(0.0).pause_after(error, repeat_after(error)) is None
 
 
 @pytest.mark.parametrize("error", [sql.DiskFull(), sql.LockNotAvailable(), psycopg.DataError()])
 def test_what_would_fail_again_is_not_repeated(error):
-    assert PostgresDeadline(60.0).pause_after(error) is None
+    assert Deadline(60.0).pause_after(error, repeat_after(error)) is None
 
 
 @pytest.mark.parametrize("verb", ["claim", "put"])

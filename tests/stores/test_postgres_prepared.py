@@ -29,7 +29,7 @@ OWNER = b"owner-------"
 def session(postgres_url):
     with (
         closing(PostgresStore(postgres_url)) as store,
-        store._postgres._source.lend(Deadline(60.0)) as lent,
+        store._calls.pool.lend(Deadline(60.0)) as lent,
     ):
         yield lent
 
@@ -39,7 +39,7 @@ def question(sql, *values):
 
 
 def kind_of_session(store):
-    with store._postgres._source.lend(Deadline(60.0)) as lent:
+    with store._calls.pool.lend(Deadline(60.0)) as lent:
         return type(lent)
 
 
@@ -135,7 +135,7 @@ def test_a_connection_that_ends_in_the_middle_of_an_answer_is_lost(
         through = postgres_url.replace(f":{postgres_of_this_worker.port}/", f":{proxy.port}/")
         with (
             closing(PostgresStore(through)) as store,
-            store._postgres._source.lend(Deadline(60.0)) as session,
+            store._calls.pool.lend(Deadline(60.0)) as session,
         ):
             session.execute(question("SELECT $1::bigint", 1))
             proxy.lose_reply(lambda _: True)
@@ -217,7 +217,7 @@ def test_an_error_without_a_code_is_the_connections(session):
 
 
 def test_a_wait_ends_at_the_deadline(session):
-    session.end_waits_at(0.0)
+    session.begin(Deadline(0.0))
     with pytest.raises(psycopg.OperationalError, match="not answered"):
         session.execute(question("SELECT pg_sleep($1)", 30.0))
 
@@ -250,7 +250,7 @@ def test_a_system_without_poll_goes_through_cursors(postgres_url, monkeypatch):
 
 def test_a_seat_is_left_when_no_connection_can_be_made(postgres_url):
     with closing(PostgresStore(postgres_url, max_size=1, timeout=0.3)) as store:
-        source = store._postgres._source
+        source = store._calls.pool
         connect, source._connect = source._connect, fails
         for _ in range(3):
             with pytest.raises(ConfigError, match="not today"):
@@ -259,7 +259,7 @@ def test_a_seat_is_left_when_no_connection_can_be_made(postgres_url):
         store.counts()
 
 
-def fails(_settings, _patience):
+def fails(_deadline):
     raise psycopg.ProgrammingError("not today")
 
 
@@ -267,7 +267,7 @@ def test_threads_wait_for_a_seat_in_turn(postgres_url):
     with closing(PostgresStore(postgres_url, max_size=1, timeout=60)) as store:
         store.claim(ask("k"))
         answers = []
-        with store._postgres._source.lend(Deadline(60.0)):
+        with store._calls.pool.lend(Deadline(60.0)):
             thread = threading.Thread(
                 target=lambda: answers.append(store.complete(identity("k"), OWNER, RESULT, 60.0))
             )

@@ -296,7 +296,7 @@ def test_stores_that_start_together_make_one_table(postgres_url):
 def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_a_dropped_one(postgres_url, asked):
     with closing(PostgresStore(postgres_url)) as store, closing(PostgresStore(postgres_url)) as too:
         check = store._schema.check()
-        with store._postgres._source.lend(Deadline(60.0)) as session:
+        with store._calls.pool.lend(Deadline(60.0)) as session:
             migrate_at = iter(range(9))
             reply, answer = None, None
             while answer is None:

@@ -191,16 +191,16 @@ def test_a_given_connection_serves_one_call_at_a_time(postgres_url):
         answers = in_threads(lambda number: store.claim(ask("k", b"%d" % number)), 8)
         assert sum(isinstance(answer, Claimed) for answer in answers) == 1
         impatient = PostgresStore(connection=connection, timeout=0.2)
-        place = impatient._postgres._source._turn.get()
+        place = impatient._calls.pool._turn.get()
         with pytest.raises(StoreUnavailable, match="busy with other calls"):
             impatient.claim(ask("k"))
-        impatient._postgres._source._turn.give(place)
+        impatient._calls.pool._turn.give(place)
 
 
 async def test_a_given_async_connection_that_is_busy_keeps_nobody_waiting_for_ever(postgres_url):
     async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
         store = AsyncPostgresStore(connection=connection, timeout=0.2)
-        await store._postgres._source._turn.get()
+        await store._calls.pool._turn.get()
         with pytest.raises(StoreUnavailable, match="busy with other calls"):
             await store.claim(ask("k"))
         await connection.rollback()
@@ -272,7 +272,7 @@ def test_a_store_that_was_closed_says_so(postgres_url, kind):
 
 def test_a_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
     store = PostgresStore(postgres_url)
-    with store._postgres._source.lend(Deadline(10.0)) as session:
+    with store._calls.pool.lend(Deadline(10.0)) as session:
         store.close()
         assert not session.dead
     assert session.dead
@@ -280,7 +280,7 @@ def test_a_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url
 
 async def test_an_async_connection_that_is_lent_out_is_closed_when_it_comes_back(postgres_url):
     store = AsyncPostgresStore(postgres_url)
-    async with store._postgres._source.lend(Deadline(10.0)) as session:
+    async with store._calls.pool.lend(Deadline(10.0)) as session:
         await store.close()
         assert not session.dead
     assert session.dead
@@ -291,8 +291,8 @@ def test_connections_that_nobody_needs_any_more_are_closed(postgres_url, kind, m
     with driven(kind, postgres_url, min_size=1, max_size=4) as store:
         store.race([ask("k", b"%d" % number) for number in range(12)])
         assert sessions(postgres_url) > 1
-        for module in ("aio_pool", "pool"):
-            monkeypatch.setattr(f"semel.stores.sql.postgres.{module}.MOST_IDLE", 0.0)
+        for module in ("aio", "store"):
+            monkeypatch.setattr(f"semel.stores.sql.{module}.MOST_IDLE", 0.0)
         store.counts()
         wait_until(lambda: sessions(postgres_url) == 1)
 

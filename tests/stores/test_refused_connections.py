@@ -16,10 +16,8 @@ from semel.core.records import Identity
 from semel.stores.redis import retry
 from semel.stores.redis import tasks as redis_tasks
 from semel.stores.redis import threads as redis_threads
+from semel.stores.sql import aio, store
 from semel.stores.sql import errors as sql_errors
-from semel.stores.sql.mysql import errors as mysql_errors
-from semel.stores.sql.mysql import tasks, threads
-from semel.stores.sql.postgres import aio, errors, store
 from semel.stores.urls import SEARCH_SHARE
 
 TIMEOUT = 4.0
@@ -56,16 +54,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (redis_threads, sql_errors, errors, threads, mysql_errors):
+    for module in (redis_threads, sql_errors):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(retry, "monotonic", clock.monotonic)
     patched = SimpleNamespace(**{**vars(asyncio), "sleep": clock.async_sleep})
-    for module in (redis_tasks, tasks):
-        monkeypatch.setattr(module, "asyncio", patched)
-    for module in (store, threads):
-        monkeypatch.setattr(module, "sleep", clock.sleep)
-    for module in (aio, tasks):
-        monkeypatch.setattr(module, "sleep", clock.async_sleep)
+    monkeypatch.setattr(redis_tasks, "asyncio", patched)
+    monkeypatch.setattr(store, "sleep", clock.sleep)
+    monkeypatch.setattr(aio, "sleep", clock.async_sleep)
     return clock
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from engines.facade import KINDS, Effect, World, never
 from semel import AsyncIdempotency, ConfigError, Idempotency
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
@@ -125,7 +126,7 @@ def test_the_name_of_a_prepared_statement_tells_which_statement_it_is(postgres_u
     def prepared(*verbs):
         with psycopg.connect(postgres_url) as connection:
             session = PreparedSession(connection)
-            session.end_waits_at(float("inf"))
+            session.begin(Deadline(float("inf")))
             for statement in verbs:
                 session.execute(statement)
             rows = connection.execute("SELECT name, statement FROM pg_prepared_statements")

@@ -68,6 +68,14 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
+_left_alone: list[object] = []
+
+
+def leave_alone(connections: object) -> None:
+    """Keep the parent's connections for ever: they are not this process's to close."""
+    _left_alone.append(connections)
+
+
 MOST_SLOTS: Final = 1 << 16
 """There are no more ports to connect from; more than that means "as many as possible"."""
 

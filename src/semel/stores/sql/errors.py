@@ -7,9 +7,10 @@ result codes.
 
 from __future__ import annotations
 
+import enum
 import random
 import time
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from semel.core.records import Busy
 from semel.errors import StoreUnavailable
@@ -82,6 +83,45 @@ def is_too_large(text: str) -> bool:
     return _TOO_LARGE in text
 
 
+# --- what is repeated, and how long -----------------------------------------------------------
+
+
+class Repeat(enum.Enum):
+    """Why a statement is worth sending again; every statement of ours may be carried out twice."""
+
+    UNDONE = enum.auto()
+    """The server undid it. Some times: what stands in its way may stay."""
+    LOCKED = enum.auto()
+    """The server undid it, because others have the record. While there is time."""
+    LOST = enum.auto()
+    """Its connection broke. Once: what breaks two connections would break a third."""
+    AWAY = enum.auto()
+    """The server cannot be reached. It is looked for."""
+
+
+class ErrorRules(Protocol):
+    """What the errors of a database mean: the module `errors` of each knows."""
+
+    def repeat_after(self, error: Exception) -> Repeat | None:
+        """Tell whether what met this error is worth sending again."""
+        ...
+
+    def translate(self, error: Exception, place: str) -> Exception:
+        """Make an error of ours that names the place; what is none of a driver stays as it is."""
+        ...
+
+    def concerns_all(self, error: Exception) -> bool:
+        """Whether every other statement would meet this error of ours as well."""
+        ...
+
+    def took_all(self, error: BaseException) -> bool:
+        """Whether what is open to the server is of no use any more, after a driver's error."""
+        ...
+
+
+MOST_REPEATS: Final = 12
+"""Of what was undone. A lost server is looked for as often as there is time to."""
+
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.25
 
@@ -89,9 +129,19 @@ _LONGEST_PAUSE: Final = 0.25
 class Deadline:
     """The time of one call, and the pauses between its repeats. It never waits."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, waits_for_locks: bool = True) -> None:
+        """`waits_for_locks`: one locked member of a batch must not hold up the others."""
         self.seconds = seconds
         self.at = time.monotonic() + seconds
+        self.first: Exception | None = None
+        """The error after which the call was first repeated."""
+        self.verdict: Exception | None = None
+        """What the rest of the call would meet as well."""
+        self.bytes_lost = 0
+        """The size of the message on which a connection was lost, until that is looked into."""
+        self._waits_for_locks = waits_for_locks
+        self._repeats = 0
+        self._reconnected = False
         self._longest = _FIRST_PAUSE
         self._search_ends: float | None = None
 
@@ -115,3 +165,28 @@ class Deadline:
         """Return how long to wait before the next try, longer each time."""
         longest, self._longest = self._longest, min(2 * self._longest, _LONGEST_PAUSE)
         return random.uniform(longest / 2, longest)  # noqa: S311 - two that met must not meet again
+
+    def pause_after(self, error: Exception, repeat: Repeat | None) -> float | None:
+        """Return how long to wait before the statement is sent again; None = it should not be."""
+        end = self.at
+        match repeat:
+            case Repeat.LOST if not self._reconnected and self.left > 0:
+                self._reconnected = True
+                return 0.0
+            case Repeat.AWAY:
+                end = self.end_of_search
+            case Repeat.LOCKED if self._waits_for_locks:
+                pass
+            case Repeat.UNDONE if self._repeats < MOST_REPEATS:
+                pass
+            case _:
+                return None
+        self._repeats += 1
+        self.first = self.first or error
+        pause = self.next_pause()
+        return pause if time.monotonic() + pause < end else None
+
+    def check(self) -> None:
+        """Spare the rest of a call the wait for a server that did not answer its first part."""
+        if self.verdict is not None:
+            raise type(self.verdict)(*self.verdict.args) from self.verdict.__cause__

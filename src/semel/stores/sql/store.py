@@ -1,22 +1,58 @@
 # Generated from stores/sql/aio.py by `make generate`: change that file instead.
-"""What the stores of all SQL databases share, for threads: a request becomes an operation."""
+"""What the stores of all SQL databases share, for threads: from a request to a connection.
+
+A request becomes an operation (`verbs`), an executor runs the operation's statements on connections
+of a pool, again where that helps, and batches carry out many requests in one statement. SQLite has
+an executor of its own. What a driver does in its own way is in a module of its database.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, cast
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from queue import Empty
+from time import monotonic, sleep
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
-from semel.core.records import ClaimRequest, Request
-from semel.errors import StoreError
+from semel.core.records import (
+    ClaimRequest,
+    CompleteRequest,
+    Identity,
+    RenewRequest,
+    Request,
+)
+from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.stores.base import PurgeRequest, Store
-from semel.stores.sql.batch import answers_or_error, by_digest, own_errors, put_back
-from semel.stores.sql.errors import RecordLocked, busy_if_locked
-from semel.stores.sql.verbs import Dialect, Operation, operations_of
+from semel.stores.batching import ALONE, MOST_BYTES, Alone
+from semel.stores.forking import Slots, follow_forks, leave_alone
+from semel.stores.sql.batch import (
+    answers_or_error,
+    by_digest,
+    each_its_own,
+    filled_in,
+    left_open,
+    own_errors,
+    put_back,
+)
+from semel.stores.sql.errors import Deadline, ErrorRules, RecordLocked, busy_if_locked
+from semel.stores.sql.verbs import (
+    BatchVerbs,
+    Dialect,
+    Operation,
+    Reply,
+    Statement,
+    Verb,
+    operations_of,
+)
 
 T = TypeVar("T")
 
+# --- stores -----------------------------------------------------------------------------------
 
-class Executor(Protocol):
+
+class Runner(Protocol):
     """Runs operations for threads; each outcome is an answer or an error."""
 
     def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
@@ -31,7 +67,7 @@ class Executor(Protocol):
 class SQLStore(Store):
     """A store for threads."""
 
-    def __init__(self, verbs: Dialect, executor: Executor, upkeep: Executor | None = None) -> None:
+    def __init__(self, verbs: Dialect, executor: Runner, upkeep: Runner | None = None) -> None:
         self._verbs = verbs
         self._operations = operations_of(verbs)
         self._executor = executor
@@ -69,3 +105,520 @@ class SQLStore(Store):
 
     def _run(self, operation: Operation[T]) -> T:
         return cast("T", answers_or_error(self._executor.run([operation]))[0])
+
+
+class Singles(SQLStore):
+    """Answers the requests to a server one by one."""
+
+    _executor: Executor
+
+    def ask(self, request: Request[T]) -> T:
+        """Answer one request."""
+        operation: Operation[T] = self._operations[type(request)](request)
+        try:
+            return self._executor.run_one(operation)
+        except RecordLocked as locked:
+            if isinstance(request, ClaimRequest):
+                return cast("T", busy_if_locked(locked))
+            raise
+
+
+class ServerStore(Store):
+    """A store on a database server: every call enters it by `ask` or `send`."""
+
+    def __init__(
+        self,
+        verbs: BatchVerbs,
+        calls: Executor,
+        batches: Executor,
+        renewals: Executor,
+        *,
+        shares: bool,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """`shares`: whether requests of the same time share statements; those of threads do not."""
+        self._shares = shares
+        self._most_bytes = most_bytes
+        self._calls = calls
+        self._singles = Singles(verbs, calls)
+        self._batches = Batches(verbs, batches, renewals)
+
+    # Handed on, not awaited: one coroutine less in every call.
+    def ask(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: Request[T]
+    ) -> T:
+        """Answer one request; claims, and completes, together with those of the same time."""
+        return self._singles.ask(request)
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+        """Answer requests of one kind in one statement, as far as that goes."""
+        answers = self._batches.send(requests)
+        return filled_in(answers, self._singles.send(left_open(requests, answers)))
+
+    def close(self) -> None:
+        """Release what this store opened itself."""
+        self._batches.close()
+        self._calls.close()
+
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where a call would create the table."""
+        self._calls.schema.create_nothing()
+
+    def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
+        """Make the table or bring it up to date, and return its version; safe to repeat.
+
+        `columns` are added with their types: `{"tenant_id": "bigint"}`.
+        """
+        return self._calls.migrate(columns or {})
+
+    def migration(self) -> str:
+        """Write what `migrate` runs on an empty database, for a person to read and run."""
+        return self._calls.schema.script()
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+class Batches:
+    """Answers many requests of one kind by one statement; ALONE is for what that cannot tell."""
+
+    def __init__(self, verbs: BatchVerbs, executor: Executor, renewals: Executor) -> None:
+        """`renewals` has a connection of its own: claims, however many, must not hold them up."""
+        self._verbs = verbs
+        self._executor = executor
+        self._renewals = renewals
+
+    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
+        """Answer requests of one kind; of other kinds, or of several, nothing."""
+        kinds = {type(request) for request in requests}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        if kind not in {ClaimRequest, CompleteRequest, RenewRequest}:
+            return [ALONE] * len(requests)
+        asks: Sequence[Any] = requests
+        executor = self._renewals if kind is RenewRequest else self._executor
+        parts = self._verbs.batches_of(asks)
+        outcomes = executor.run_each([self._verbs.batch(part) for part in parts])
+        met = [*zip(parts, outcomes, strict=True)]
+        looks = [
+            (part, look)
+            for part, outcome in met
+            if (look := self._verbs.second_look(part, outcome)) is not None
+        ]
+        if looks:
+            seen = executor.run_each([look for _, look in looks])
+            met += zip([part for part, _ in looks], seen, strict=True)
+        answers = each_its_own(self._by_identity(met), asks)
+        if kind is RenewRequest:  # nothing else may keep them waiting
+            rest = [self._verbs.renew(ask) for ask in left_open(asks, answers)]
+            answers = filled_in(answers, own_errors(executor.run_each(rest)))
+        return answers
+
+    def _by_identity(self, met: Sequence[tuple[Sequence[Any], Any]]) -> dict[Identity, Any]:
+        """Turn the outcomes of batches into answers; who is not among them is asked for alone."""
+        answers: dict[Identity, Any] = {}
+        for asks, outcome in met:
+            if not isinstance(outcome, Exception):
+                answers |= outcome
+            elif self._executor.rules.concerns_all(outcome):
+                answers |= {ask.identity: _copied(outcome) for ask in asks}
+            # else the member that it belongs to meets it again
+        return answers
+
+    def close(self) -> None:
+        """Release what was opened."""
+        self._executor.close()
+        self._renewals.close()
+
+
+def _copied(error: Exception) -> Exception:
+    """Raised for many, one error would gather all their tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+# --- executors --------------------------------------------------------------------------------
+
+
+class TableSchema(Protocol):
+    """How the table comes to be."""
+
+    ensured: bool
+    """Whether the table was found, or made; all who share it need not look again."""
+
+    def create_nothing(self) -> None:
+        """From now on, raise ConfigError where the table would be created."""
+        ...
+
+    def script(self) -> str:
+        """Write everything that a migration runs, for a person to read and run."""
+        ...
+
+
+class Executor(ABC):
+    """Runs operations on the connections of a pool. Each statement commits by itself."""
+
+    rules: ErrorRules
+
+    def __init__(
+        self,
+        pool: Source,
+        schema: TableSchema,
+        timeout: float,
+        *,
+        waits_for_locks: bool = True,
+    ) -> None:
+        """`waits_for_locks`: whether a statement that met a lock is sent again."""
+        self.pool = pool
+        self.schema = schema
+        self._timeout = timeout
+        self._waits_for_locks = waits_for_locks
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations and return their outcomes, errors among them."""
+        return self.run_each(operations)
+
+    def run_each(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations one after the other, in the time of one call."""
+        deadline = self.deadline()
+        return [self.outcome(operation, deadline) for operation in operations]
+
+    def outcome(self, operation: Operation[Any], deadline: Deadline) -> Any:
+        """Run one operation, and return its answer or its error."""
+        try:
+            deadline.check()
+            return self.run_one(operation, deadline)
+        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
+            if self.rules.concerns_all(error):
+                deadline.verdict = error
+            return error
+
+    def run_one(self, operation: Operation[T], deadline: Deadline | None = None) -> T:
+        """Run one operation, and raise its error. A statement that failed is sent again alone."""
+        if deadline is None:
+            deadline = self.deadline()
+        verb = operation.start()
+        statement: Statement | None = None
+        while True:
+            try:
+                if statement is None:
+                    statement = next(verb)
+                if not self.schema.ensured:
+                    self.prepare(deadline)
+                with self.pool.lend(deadline) as session:
+                    try:
+                        while True:
+                            statement = verb.send(session.execute(statement))
+                    except StopIteration as end:
+                        answer: T = end.value
+                        return answer
+            except Exception as error:  # noqa: BLE001 - raised again, but if it is repeated
+                pause = deadline.pause_after(error, self.rules.repeat_after(error))
+                if pause is None:
+                    raise self._ours(error, deadline)  # noqa: B904 - it has its cause
+            sleep(pause)
+
+    def deadline(self) -> Deadline:
+        """Begin the time of a call."""
+        return Deadline(self._timeout, waits_for_locks=self._waits_for_locks)
+
+    @abstractmethod
+    def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table, bring it up to date and add columns; returns its version."""
+
+    @abstractmethod
+    def prepare(self, deadline: Deadline) -> None:
+        """Look whether the table is there, and make it if that is wanted."""
+
+    def repeated(self, work: Callable[[Any], T], deadline: Deadline) -> T:
+        """Do some work on one connection, again while there is time and sense in it."""
+        while True:
+            try:
+                with self.pool.lend(deadline) as session:
+                    return work(session)
+            except Exception as error:  # noqa: BLE001 - raised again, but if it is repeated
+                pause = deadline.pause_after(error, self.rules.repeat_after(error))
+                if pause is None:
+                    raise self._ours(error, deadline)  # noqa: B904 - it has its cause
+            sleep(pause)
+
+    # Not raised here: an error that a frame of its own traceback refers to stays, with all that the
+    # other frames hold, until the garbage collector runs.
+    def _ours(self, error: Exception, deadline: Deadline) -> Exception:
+        """Return what an error means; what is no driver's stays as it is."""
+        reason = self.reason(error, deadline)
+        ours = self.rules.translate(reason, self.pool.place)
+        if ours is not reason:
+            ours.__cause__ = reason
+        return ours
+
+    def reason(self, error: Exception, deadline: Deadline) -> Exception:  # noqa: ARG002 - for databases that have to be asked
+        """Find out why a call failed, where the error alone does not tell."""
+        return error
+
+    def close(self) -> None:
+        """Close what the pool opened."""
+        self.pool.close()
+
+
+def drive(session: Session, verb: Verb[T]) -> T:
+    """Run the statements of a verb on one connection, to its end."""
+    try:
+        statement = next(verb)
+        while True:
+            statement = verb.send(session.execute(statement))
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+
+
+# --- connections ------------------------------------------------------------------------------
+
+MOST_IDLE: Final = 300.0
+"""Seconds after which an unused connection is one too many."""
+
+MOMENT: Final = 0.05
+"""Seconds for which a connection that answered is taken to be alive; if it died since, the
+statement is sent again."""
+
+
+class Session(Protocol):
+    """A connection that is lent for one call. It commits each statement by itself."""
+
+    def execute(self, statement: Statement) -> Reply:
+        """Run one statement."""
+        ...
+
+
+class OwnSession(Session, Protocol):
+    """A connection that belongs to our own pool."""
+
+    idle_since: float
+    slot: object
+    """Its place in the pool while it is lent: a session that is lost takes none along."""
+    lost: bool
+    """Whether it is of no use any more: then no server is waited for when it is closed."""
+
+    def begin(self, deadline: Deadline) -> None:
+        """Serve a call: every wait ends at its deadline."""
+        ...
+
+    @property
+    def dead(self) -> bool:
+        """Whether the server is known to have hung up."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be used again."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class Source(Protocol):
+    """What an executor asks for connections."""
+
+    place: str
+    """The name of the database, for error messages."""
+
+    def lend(self, deadline: Deadline) -> AbstractContextManager[Any]:
+        """Lend a connection for one call."""
+        ...
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        ...
+
+
+Connect: TypeAlias = Callable[[Deadline], OwnSession]
+"""How a connection is opened, for a call with this deadline."""
+
+
+class Pool:
+    """Connections that are opened when they are needed, and kept for the next call.
+
+    Not a driver's: psycopg_pool connects in the background, so that a caller does not learn why it
+    cannot. Its workers do not outlive a fork, and keep an event loop that is torn down from ending.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        rules: ErrorRules,
+        place: str,
+        *,
+        max_size: int,
+        min_size: int = 0,
+        closes_anywhere: bool = False,
+    ) -> None:
+        """`closes_anywhere`: whether its driver may close connections of another event loop."""
+        self.place = place
+        self.rules = rules
+        self.spares: tuple[Pool, ...] = ()
+        """Lend an idle connection when this pool cannot open one of its own."""
+        self._connect = connect
+        self._max_size = max_size
+        self._min_size = min_size
+        self._closes_anywhere = closes_anywhere
+        self._closed = False
+        self._start()
+        follow_forks(self)
+
+    def _start(self) -> None:
+        self._slots = Slots(self._max_size)
+        self._idle: deque[OwnSession] = deque()
+        """The one that was used last is used next, so that the others become old."""
+
+    def lend(self, deadline: Deadline) -> Loan:
+        """Lend a connection that was not hung up meanwhile, as far as one can know."""
+        return Loan(self, deadline)
+
+    def take(self, deadline: Deadline) -> OwnSession:
+        """Take a connection out, or open one."""
+        if self._closed:
+            raise StoreUnavailable(f"the store on {self.place} was closed")
+        try:
+            slot = self._slots.get(timeout=deadline.left)
+        except Empty:
+            raise StoreUnavailable(
+                f"all {self._max_size} connections to {self.place} are in use; nothing was sent. "
+                "Raise max_size, or look for what holds them"
+            ) from None
+        try:
+            session = self._take() or self._connect(deadline)
+        except BaseException:
+            self._slots.give(slot)
+            raise
+        session.slot = slot
+        session.begin(deadline)
+        return session
+
+    def take_open(self, deadline: Deadline) -> OwnSession | None:
+        """Take a connection out, if one is open that nobody uses."""
+        try:
+            slot = self._slots.get(block=False)
+        except Empty:
+            return None
+        session = None
+        try:
+            session = self._take()
+        finally:
+            if session is None:
+                self._slots.give(slot)
+            else:
+                session.slot = slot
+                session.begin(deadline)
+        return session
+
+    def give_back(self, session: OwnSession) -> None:
+        """Keep a connection for the next call, if it can serve one."""
+        slot, session.slot = session.slot, None
+        try:
+            if self._closed or not session.idle:
+                session.close()
+                return
+            session.idle_since = monotonic()
+            self._idle.append(session)
+            with suppress(IndexError):
+                oldest = session.idle_since - MOST_IDLE
+                while len(self._idle) > self._min_size and self._idle[0].idle_since < oldest:
+                    self._idle.popleft().close()
+        finally:
+            self._slots.give(slot)
+
+    def close_idle(self) -> None:
+        """Close what nobody uses, of a server that is gone; the next callers open others."""
+        with suppress(IndexError):
+            while True:
+                session = self._idle.pop()
+                session.lost = True
+                session.close()
+
+    def close(self) -> None:
+        """Close the connections; those that are lent out, when they come back."""
+        # Of a loop that goes on, it is refused.
+        self._closed = True
+        with suppress(IndexError):
+            while True:
+                session = self._idle.pop()
+                with suppress(RuntimeError):  # gone already, with an event loop that has ended
+                    session.close()
+
+    def _take(self) -> OwnSession | None:
+        with suppress(IndexError):  # none is left, or another caller was faster
+            while True:
+                session = self._idle.pop()
+                if monotonic() - session.idle_since < MOMENT or not session.dead:
+                    return session
+                session.close()
+        return None
+
+    def before_fork(self) -> None:
+        """Do nothing: nothing is left half done that the child would see."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+
+    def after_fork_in_child(self) -> None:
+        """Start with no connection: these sockets are the parent's."""
+        leave_alone(self._idle)
+        self._start()
+
+
+class Loan:
+    """A connection on loan for the time of a `with` block.
+
+    Not a generator: every call goes through here.
+    """
+
+    __slots__ = ("_deadline", "_lender", "_pool", "_session")
+
+    def __init__(self, pool: Pool, deadline: Deadline) -> None:
+        self._pool = self._lender = pool
+        self._deadline = deadline
+
+    def __enter__(self) -> OwnSession:
+        try:
+            self._session = self._pool.take(self._deadline)
+        except IdempotencyError:  # the pool's own: nothing was opened
+            raise
+        except Exception:
+            # The server may have no connection left to give, and one that is open may be idle.
+            if not self._borrow():
+                raise
+        return self._session
+
+    def _borrow(self) -> bool:
+        for pool in self._pool.spares:
+            session = pool.take_open(self._deadline)
+            if session is not None:
+                self._lender, self._session = pool, session
+                return True
+        return False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is not None and self._pool.rules.took_all(error):
+            self._session.lost = True
+            self._lender.close_idle()
+            self._pool.close_idle()
+        self._lender.give_back(self._session)
+
+
+@contextmanager
+def in_turn(turn: Slots, deadline: Deadline) -> Iterator[None]:
+    """Let one call at a time use a connection of the application."""
+    try:
+        place = turn.get(timeout=deadline.left)
+    except Empty:
+        raise StoreUnavailable(
+            "the given connection was busy with other calls all the time"
+        ) from None
+    try:
+        yield
+    finally:
+        turn.give(place)

@@ -24,7 +24,7 @@ SQLite has one writer at a time: its own verbs read, judge and write in a transa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial, wraps
 from operator import itemgetter
 from typing import (
@@ -344,6 +344,28 @@ class Dialect(Protocol):
 
     def complete(self, ask: CompleteRequest) -> Operation[bool]:
         """Store the owner's success."""
+        ...
+
+
+class BatchVerbs(Dialect, Protocol):
+    """The verbs of a server, for one request and for many of one kind."""
+
+    def renew(self, ask: RenewRequest) -> Operation[bool]:
+        """Extend the owner's lease from now."""
+        ...
+
+    def batches_of(self, asks: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """List the batches that are sent for these requests; one in none is asked for alone."""
+        ...
+
+    def batch(self, asks: Sequence[Any]) -> Operation[dict[Identity, Any]]:
+        """Carry out a batch; its answers come by identity. One that has none is asked for alone."""
+        ...
+
+    def second_look(
+        self, asks: Sequence[Any], outcome: object
+    ) -> Operation[dict[Identity, Any]] | None:
+        """Tell how to learn something of a batch that failed, waiting for nobody; None = nohow."""
         ...
 
 

@@ -8,7 +8,6 @@ This module decides. It never sleeps and touches no connection.
 
 from __future__ import annotations
 
-import time
 from itertools import chain
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.sql.errors import Deadline, RecordLocked, rejects_value
+from semel.stores.sql.errors import Deadline, RecordLocked, Repeat, rejects_value
 from semel.stores.sql.mysql.addresses import lock_wait
 from semel.stores.sql.mysql.statements import Bulk
 from semel.stores.sql.schema import RESTORE
@@ -145,20 +144,32 @@ def is_unreachable(error: BaseException) -> bool:
     return code_of(error) in _UNREACHABLE and tls_error(error, connecting=True) is None
 
 
-def concerns_all(error: BaseException) -> bool:
-    """Whether every other statement would meet the same: there is no connection to send it on."""
-    return is_lost(error) or isinstance(error, StoreUnavailable) or code_of(error) in _NO_ENTRY
+def repeat_after(error: Exception) -> Repeat | None:
+    """Tell whether what met this error is worth sending again."""
+    if may_repeat(error):
+        return Repeat.LOCKED
+    if is_unreachable(error):
+        return Repeat.AWAY
+    return Repeat.LOST if is_lost(error) else None
+
+
+def concerns_all(error: Exception) -> bool:
+    """Whether every other statement would meet this error of ours: there is no connection."""
+    if not isinstance(error, StoreError):
+        return False
+    cause = error.__cause__ or error
+    return is_lost(cause) or isinstance(cause, StoreUnavailable) or code_of(cause) in _NO_ENTRY
+
+
+def took_all(error: BaseException) -> bool:
+    """Whether what is open to the server is of no use any more: it went away."""
+    return is_lost(error)
 
 
 def is_locked(outcome: object) -> bool:
     """Whether a batch met a lock, which is the affair of one member, whichever it is."""
     cause = outcome.__cause__ if isinstance(outcome, StoreUnavailable) else None
     return cause is not None and may_repeat(cause)
-
-
-def concerns_every_member(error: Exception) -> bool:
-    """Whether each member of a batch, asked for alone, would meet this error of ours as well."""
-    return isinstance(error, StoreError) and concerns_all(error.__cause__ or error)
 
 
 def translate(error: Exception, place: str) -> Exception:
@@ -211,63 +222,31 @@ _HARDLY_ANY: Final = 0.1
 """The part of its time after which a call is still as good as at its beginning."""
 
 
-class MySQLDeadline(Deadline):
-    """The time and the repeats of one call, for all statements that it sends."""
+def statement_time(deadline: Deadline, least: float) -> float:
+    """Return the seconds that the next statement may take: what remains, or the wait for a lock."""
+    left = deadline.left
+    if left > deadline.seconds * (1 - _HARDLY_ANY):
+        return deadline.seconds  # the same for most, so that the driver need not be set each time
+    return max(left, least)
 
-    def __init__(self, place: str, timeout: float, *, waits_for_locks: bool = True) -> None:
-        """`waits_for_locks`: whether a statement that met a lock is sent again."""
-        super().__init__(timeout)
-        self._waits_for_locks = waits_for_locks
-        self._place = place
-        self._reconnected = False
-        self._verdict: Exception | None = None
-        # The server answers that a record is locked after this time. Who did not wait for that
-        # answer could not tell a locked record from a server that is away.
-        self._least = min(timeout, (lock_wait(timeout) if waits_for_locks else 1) + 0.5)
 
-    @property
-    def statement_time(self) -> float:
-        """Seconds that the next statement may take: what remains, or the wait for a lock."""
-        left = self.left
-        if left > self.seconds * (1 - _HARDLY_ANY):
-            return self.seconds  # the same for most, so that the driver need not be set each time
-        return max(left, self._least)
+def least_time(timeout: float, *, waits_for_locks: bool) -> float:
+    """Return the seconds that every statement may take.
 
-    def pause_after(self, error: Exception) -> float:
-        """Tell how long to wait before the statement is sent again, or raise what the error means.
+    The server answers that a record is locked after this time. Who did not wait for that answer
+    could not tell a locked record from a server that is away.
+    """
+    return min(timeout, (lock_wait(timeout) if waits_for_locks else 1) + 0.5)
 
-        A statement that the server undid (deadlock, lock timeout) is repeated while there is
-        time, unless it is a batch: one locked member must not hold up the others. A statement
-        whose connection was lost is repeated once, on a new connection: each of ours may be
-        carried out twice, and what breaks two connections would break a third. A server that
-        cannot be reached is looked for.
-        """
-        if self.left > 0:
-            if self._waits_for_locks and may_repeat(error):
-                return min(self.next_pause(), self.left)
-            if is_unreachable(error) and time.monotonic() < self.end_of_search:
-                return self.next_pause()
-            if is_lost(error) and not self._reconnected:
-                self._reconnected = True
-                return 0.0
-        ours = translate(error, self._place)
-        if concerns_all(error):
-            self._verdict = ours
-        raise ours
 
-    def check_size(self, size: int, largest: Reply) -> None:
-        """Refuse to send again what this server can never take."""
-        ((limit,),) = largest.rows
-        if size > limit - min(1024, limit // 16):  # what the drivers add is only guessed
-            raise ValueRejected(
-                f"{self._place} cannot take this: {size} bytes, and its max_allowed_packet is "
-                f"{limit}; raise that, or let the policy's max_result_bytes be well below it"
-            )
-
-    def check(self) -> None:
-        """Spare the rest of a batch the wait for a server that did not answer its first part."""
-        if self._verdict is not None:
-            raise type(self._verdict)(*self._verdict.args) from self._verdict.__cause__
+def check_size(size: int, largest: Reply, place: str) -> None:
+    """Refuse to send again what this server can never take."""
+    ((limit,),) = largest.rows
+    if size > limit - min(1024, limit // 16):  # what the drivers add is only guessed
+        raise ValueRejected(
+            f"{place} cannot take this: {size} bytes, and its max_allowed_packet is "
+            f"{limit}; raise that, or let the policy's max_result_bytes be well below it"
+        )
 
 
 def message_size(connection: Any, statement: Statement) -> int:

@@ -1,53 +1,34 @@
 # Generated from stores/sql/mysql/aio.py by `make generate`: change that file instead.
-"""The store for threads, on PyMySQL: from a request to a connection.
+"""The MySQL store for threads, on PyMySQL: its pools, what runs its operations, its connections.
 
-A store has three pools of connections: for calls, for batches and for renewals. An `Executor` runs
-the verbs of each caller on one of them; a `_Session` sends their statements, again where that
-helps. What each driver does in its own way is in its own module.
+A store has three pools of connections: for calls, for batches and for renewals. On those of batches
+and renewals nothing waits for a lock: what an open transaction has is asked for alone, so that the
+others go on. What each driver does in its own way is in its own module.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from queue import Empty
-from time import monotonic
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, TypeVar, Unpack
-from weakref import WeakKeyDictionary
 
-from semel.core.records import (
-    Claim,
-    ClaimRequest,
-    CompleteRequest,
-    RenewRequest,
-    Request,
-)
-from semel.errors import StoreError, StoreUnavailable
-from semel.stores.batching import ALONE, Alone, weight_of_claim, weight_of_complete
-from semel.stores.forking import Slots, follow_forks
-from semel.stores.sql.batch import each_its_own, filled_in, left_open, own_errors
-from semel.stores.sql.mysql import threads
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.mysql import errors, threads
 from semel.stores.sql.mysql.addresses import Options, set_up, settings
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
-    MySQLDeadline,
+    check_size,
     code_of,
-    is_locked,
     is_lost,
+    least_time,
     message_size,
-    translate,
+    statement_time,
 )
 from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.mysql.statements import MySQLTable
-from semel.stores.sql.mysql.verbs import (
-    MySQLVerbs,
-    answers_of,
-    batches_of,
-    weight_of_renewal,
-)
-from semel.stores.sql.store import SQLStore
-from semel.stores.sql.verbs import Operation, Reply, Statement, Verb
+from semel.stores.sql.mysql.verbs import MOST_BYTES, MySQLVerbs
+from semel.stores.sql.store import Executor, Pool, ServerStore, Session, drive
+from semel.stores.sql.verbs import Reply, Statement, Verb
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
@@ -63,7 +44,7 @@ def open_store(url: str, *, prefix: str, timeout: float, **options: Any) -> MySQ
     return MySQLStore(url, prefix=prefix, timeout=timeout, **options)
 
 
-class MySQLStore(SQLStore):
+class MySQLStore(ServerStore):
     """A store for threads, with a small pool of connections.
 
     It takes a URL, or `connect=`, a function that opens a PyMySQL connection; what it
@@ -84,339 +65,128 @@ class MySQLStore(SQLStore):
     ) -> None:
         setup = set_up(url, connect, threads.connector, timeout, **options)
         self.table = MySQLTable(setup.table, prefix, setup.columns)
-        self._schema = Schema(self.table.name, setup.timeout, autocreate=setup.autocreate)
-        self._mysql_verbs = MySQLVerbs(self.table)
         self.database = setup.database
+        self._verbs = MySQLVerbs(self.table, in_bulk=threads.SENDS_BULK)
+        schema = Schema(self.table.name, setup.timeout, autocreate=setup.autocreate)
 
-        def executor(size: int, *, waits_for_locks: bool = False) -> Executor:
-            pool = Pool(
-                setup.connect, setup.place, setup.timeout, size, waits_for_locks=waits_for_locks
+        def pool(size: int, *, waits_for_locks: bool = False) -> Pool:
+            opened = partial(
+                open_session,
+                setup.connect,
+                setup.place,
+                setup.timeout,
+                waits_for_locks=waits_for_locks,
             )
-            return Executor(pool, setup.timeout, self._schema)
+            return Pool(opened, errors, setup.place, max_size=size, closes_anywhere=True)
 
-        self._mysql = executor(setup.max_size, waits_for_locks=True)
-        batches, renewals = executor(BATCH_CONNECTIONS), executor(RENEWAL_CONNECTIONS)
+        calls = pool(setup.max_size, waits_for_locks=True)
+        batches, renewals = pool(BATCH_CONNECTIONS), pool(RENEWAL_CONNECTIONS)
         # Not those of renewals: nothing else may keep them busy.
-        self._mysql.pool.spares = (batches.pool,)
-        batches.pool.spares = (self._mysql.pool,)
-        renewals.pool.spares = (self._mysql.pool, batches.pool)
-        self._batches = Batches(self._mysql_verbs, batches, renewals)
-        super().__init__(self._mysql_verbs, self._mysql)
-
-    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
-        """Answer requests of one kind in one statement, as far as that goes."""
-        answers = self._batches.send(requests)
-        return filled_in(answers, super().send(left_open(requests, answers)))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._batches.close()
-        super().close()
-
-    def create_nothing(self) -> None:
-        """From now on, raise ConfigError where a call would create the table."""
-        self._schema.create_nothing()
-
-    def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
-        """Make the table or bring it up to date, and return its version; once is enough.
-
-        `columns` are added with their types: `{"tenant_id": "bigint"}`.
-        """
-        return self._mysql.migrate({} if columns is None else columns)
+        calls.spares, batches.spares, renewals.spares = (batches,), (calls,), (calls, batches)
+        super().__init__(
+            self._verbs,
+            MySQLExecutor(calls, schema, setup.timeout),
+            MySQLExecutor(batches, schema, setup.timeout, waits_for_locks=False),
+            MySQLExecutor(renewals, schema, setup.timeout, waits_for_locks=False),
+            shares=setup.batching,
+            most_bytes=MOST_BYTES,
+        )
 
     def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
-        return self._run(self._mysql_verbs.diagnose())
-
-    def migration(self) -> str:
-        """Write what `migrate` would run on an empty database, for a person to read and run."""
-        return self._schema.script()
+        return self._calls.run_one(self._verbs.diagnose())
 
 
-class Batches:
-    """The verbs for many, each one statement; ALONE stands for what that cannot tell.
+class MySQLExecutor(Executor):
+    """Runs operations on the connections of a pool."""
 
-    Batches have connections of their own, on which nothing waits for a lock: what an open
-    transaction has is asked for alone, so that the others go on. So have renewals: claims, however
-    many, must not hold them up.
-    """
-
-    def __init__(self, verbs: MySQLVerbs, batches: Executor, renewals: Executor) -> None:
-        self._verbs = verbs
-        self._claim = verbs.claim_in_bulk if threads.SENDS_BULK else verbs.claim_batch
-        self._batches = batches
-        self._renewals = renewals
-
-    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
-        """Answer requests of one kind; of other kinds, or of several, nothing."""
-        kinds = {type(request) for request in requests}
-        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
-        return [ALONE] * len(requests) if answer is None else answer(self, requests)
-
-    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
-        """`claim` for each; with one of them locked, only what a look can tell."""
-        parts = batches_of(asks, weight_of_claim)
-        outcomes = self._batches.run([self._claim(part) for part in parts])
-        met = list(zip(parts, outcomes, strict=True))
-        again = [part for part, outcome in met if is_locked(outcome)]
-        looks = self._batches.run([self._verbs.read_batch(part) for part in again])
-        return each_its_own(answers_of([*met, *zip(again, looks, strict=True)]), asks)
-
-    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
-        """`complete` for each."""
-        parts = batches_of(asks, weight_of_complete)
-        outcomes = self._batches.run([self._verbs.complete_batch(part) for part in parts])
-        return each_its_own(answers_of(zip(parts, outcomes, strict=True)), asks)
-
-    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError]:
-        """`renew` for each, if need be one by one; nothing waits for a lock."""
-        parts = batches_of(asks, weight_of_renewal)
-        outcomes = self._renewals.run([self._verbs.renew_batch(part) for part in parts])
-        answers = each_its_own(answers_of(zip(parts, outcomes, strict=True)), asks)
-        rest = [self._verbs.renew(ask) for ask in left_open(asks, answers)]
-        return filled_in(answers, own_errors(self._renewals.run(rest)))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._batches.close()
-        self._renewals.close()
-
-
-_ANSWERS: dict[type, Callable[..., Any]] = {
-    ClaimRequest: Batches.claim_many,
-    CompleteRequest: Batches.complete_many,
-    RenewRequest: Batches.renew_many,
-}
-"""Not in the object itself: it would stay until the garbage collector runs."""
-
-
-class Executor:
-    """Runs the operations of many callers, each caller's on one connection."""
-
-    def __init__(self, pool: Pool, timeout: float, schema: Schema) -> None:
-        self.pool = pool
-        self._timeout = timeout
-        self._schema = schema
-
-    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Run the operations one after the other; the outcomes come in their order."""
-        session = self._session()
-        try:
-            return [self._outcome(session, operation) for operation in operations]
-        finally:
-            session.end()
+    schema: Schema
+    rules = errors
 
     def migrate(self, columns: Mapping[str, str]) -> int:
         """Make the table or bring it up to date."""
-        session = self._session()
-        try:
-            return self._alone(session, self._schema.migrate(columns))
-        finally:
-            session.end()
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.pool.close()
+        def work(session: MySQLSession) -> int:
+            return alone(session, self.schema.migrate(columns))
 
-    def _session(self) -> _Session:
-        deadline = MySQLDeadline(
-            self.pool.place, self._timeout, waits_for_locks=self.pool.waits_for_locks
-        )
-        return _Session(self.pool, deadline)
+        return self.repeated(work, self.deadline())
 
-    def _outcome(self, session: _Session, operation: Operation[Any]) -> Any:
-        try:
-            if not self._schema.ensured:
-                self._alone(session, self._schema.ensure())
-            return session.drive(operation.start())
-        except Exception as error:  # noqa: BLE001 - it reaches the caller as its outcome
-            return translate(error, self.pool.place)
-
-    def _alone(self, session: _Session, verb: Verb[T]) -> T:
-        """Run a verb that takes a lock of the server, which ends with the connection."""
-        try:
-            return session.drive(verb)
-        except BaseException:
-            session.drop()
-            raise
+    def prepare(self, deadline: Deadline) -> None:
+        """Look whether the table is there, and make it if that is wanted."""
+        with self.pool.lend(deadline) as session:
+            alone(session, self.schema.ensure())
 
 
-class _Session:
-    """A caller's use of one connection, from its first statement to its last."""
+def alone(session: MySQLSession, verb: Verb[T]) -> T:
+    """Run a verb that takes a lock of the server, which ends with the connection."""
+    try:
+        return drive(session, verb)
+    except BaseException:
+        session.lost = True
+        raise
 
-    def __init__(self, pool: Pool, deadline: MySQLDeadline) -> None:
-        self._pool = pool
-        self._lender = pool
-        """The pool that the connection goes back to."""
+
+class MySQLSession(Session):
+    """A connection to the server."""
+
+    idle_since = float("inf")
+    slot: object = None
+    dead = False
+    """It is not looked at before it is used: a statement that finds it so is sent again."""
+
+    def __init__(self, connection: threads.Connection, place: str, least: float) -> None:
+        """`least`: seconds that every statement may take."""
+        self.connection = connection
+        self.lost = False
+        self._place = place
+        self._least = least
+        self._sender = threads.Sender(connection)
+
+    def begin(self, deadline: Deadline) -> None:
+        """Serve a call."""
         self._deadline = deadline
-        self._connection: threads.Connection | None = None
-        self._size_lost = 0
-        """Bytes of the message on which the connection was lost, until its size is checked."""
 
-    def drive(self, verb: Verb[T]) -> T:
-        """Run a verb to its answer."""
-        try:
-            statement = next(verb)
-            while True:
-                try:
-                    if self._size_lost:
-                        size, self._size_lost = self._size_lost, 0
-                        self._deadline.check_size(size, self._send(LARGEST_MESSAGE))
-                    reply = self._send(statement)
-                except Exception as error:  # noqa: BLE001 - `pause_after` raises what it must
-                    threads.sleep(self._deadline.pause_after(error))
-                else:
-                    statement = verb.send(reply)
-        except StopIteration as end:
-            answer: T = end.value
-            return answer
-        finally:
-            verb.close()
+    @property
+    def idle(self) -> bool:
+        """Whether it may be used again."""
+        return not self.lost
+
+    def execute(self, statement: Statement) -> Reply:
+        """Send a statement; one on which a connection was lost only if the server can take it."""
+        size, self._deadline.bytes_lost = self._deadline.bytes_lost, 0
+        if size:
+            check_size(size, self._send(LARGEST_MESSAGE), self._place)
+        return self._send(statement)
 
     def _send(self, statement: Statement) -> Reply:
-        self._deadline.check()
-        if self._connection is None:
-            self._connection = self._take()
         try:
-            return self._pool.send(self._connection, statement, self._deadline.statement_time)
+            return self._sender.send(statement, statement_time(self._deadline, self._least))
         except BaseException as error:
             if is_lost(error):
-                self._size_lost = message_size(self._connection, statement)
-            if code_of(error) is None or is_lost(error):
-                self.drop()  # cancelled or lost: what comes next on it may be an old answer
-            if is_lost(error):  # a server that went away took all of them along
-                self._lender.close_idle()
-                self._pool.close_idle()
+                self._deadline.bytes_lost = message_size(self.connection, statement)
+            # Cancelled or lost: what comes next on it may be an old answer.
+            self.lost = self.lost or code_of(error) is None or is_lost(error)
             raise
-
-    def _take(self) -> threads.Connection:
-        self._lender = self._pool
-        try:
-            return self._pool.take(self._deadline.left)
-        except StoreUnavailable:  # the pool's own word: nothing was opened
-            raise
-        except Exception:
-            # The server may have no connection left to give, and one that is open may be idle.
-            for spare in self._pool.spares:
-                connection = spare.take_open()
-                if connection is not None:
-                    self._lender = spare
-                    return connection
-            raise
-
-    def drop(self) -> None:
-        """Close the connection; the next statement opens another."""
-        connection, self._connection = self._connection, None  # first: never given back twice
-        if connection is not None:
-            self._lender.drop(connection)
-
-    def end(self) -> None:
-        """Give the connection back."""
-        connection, self._connection = self._connection, None  # first: never given back twice
-        if connection is not None:
-            self._lender.give_back(connection)
-
-
-class Pool:
-    """At most `size` connections, opened when they are needed."""
-
-    def __init__(
-        self,
-        connect: threads.Connect,
-        place: str,
-        timeout: float,
-        size: int,
-        *,
-        waits_for_locks: bool = True,
-    ) -> None:
-        """`waits_for_locks`: whether a statement waits for a lock, and is sent again after that."""
-        self.place = place
-        self.spares: Sequence[Pool] = ()
-        """They lend an idle connection when this pool cannot open one of its own."""
-        self.waits_for_locks = waits_for_locks
-        self.send = threads.Sender().send
-        self._connect = connect
-        self._settings = settings(timeout, waits_for_locks=waits_for_locks)
-        self._size = size
-        self._closed = False
-        self._fresh()
-        follow_forks(self)
-
-    def _fresh(self) -> None:
-        self._slots = Slots(self._size)
-        self._lent: WeakKeyDictionary[threads.Connection, Any] = WeakKeyDictionary()
-        """The place of each connection that is in use: one that is lost takes none along."""
-        self._idle: deque[threads.Connection] = deque()
-
-    def take(self, seconds: float) -> threads.Connection:
-        """Return a connection that nobody else uses."""
-        if self._closed:
-            raise StoreUnavailable(f"the store on {self.place} is closed")
-        end = monotonic() + seconds
-        try:
-            place = self._slots.get(timeout=seconds)
-        except Empty:
-            raise StoreUnavailable(
-                f"all {self._size} connections to {self.place} are in use; nothing was done"
-            ) from None
-        try:
-            connection = self._last() or threads.open_connection(
-                self._connect, self._settings, end - monotonic()
-            )
-        except BaseException:
-            self._slots.give(place)
-            raise
-        self._lent[connection] = place
-        return connection
-
-    def take_open(self) -> threads.Connection | None:
-        """Return a connection that is open and that nobody uses, if there is one."""
-        with suppress(Empty):
-            place = self._slots.get(block=False)
-            connection = self._last()
-            if connection is not None:
-                self._lent[connection] = place
-                return connection
-            self._slots.give(place)
-        return None
-
-    def give_back(self, connection: threads.Connection) -> None:
-        """Take a connection back that is fit for the next caller."""
-        place = self._lent.pop(connection, None)
-        self._idle.append(connection)
-        if self._closed:  # looked at last, so that a `close` meanwhile is not missed
-            self.close_idle()
-        self._slots.give(place)
-
-    def drop(self, connection: threads.Connection) -> None:
-        """Take back a connection that nobody can use any more."""
-        place = self._lent.pop(connection, None)
-        threads.close(connection)
-        self._slots.give(place)
-
-    def close_idle(self) -> None:
-        """Close what nobody uses; the next callers open connections anew."""
-        while (connection := self._last()) is not None:
-            threads.close(connection)
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when it is given back."""
-        self._closed = True
-        while (connection := self._last()) is not None:
-            threads.ensure_closed(connection)
+        """Close it, and let a server that is there know."""
+        if self.lost:
+            threads.close(self.connection)
+        else:
+            self.lost = True
+            threads.ensure_closed(self.connection)
 
-    def _last(self) -> threads.Connection | None:
-        """Take the one that was used last: the others may grow old and go."""
-        with suppress(IndexError):  # none is left, or another caller was faster
-            return self._idle.pop()
-        return None
 
-    def before_fork(self) -> None:
-        """Do nothing: the child begins with a pool of its own."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: see `before_fork`."""
-
-    def after_fork_in_child(self) -> None:
-        """Let go of the parent's connections without a word: a farewell would end its sessions."""
-        self._fresh()
+def open_session(
+    connect: threads.Connect,
+    place: str,
+    timeout: float,
+    deadline: Deadline,
+    *,
+    waits_for_locks: bool,
+) -> MySQLSession:
+    """Open a connection and set it up, in the time of a call."""
+    session_settings = settings(timeout, waits_for_locks=waits_for_locks)
+    least = least_time(timeout, waits_for_locks=waits_for_locks)
+    connection = threads.open_connection(connect, session_settings, deadline.left)
+    return MySQLSession(connection, place, least)

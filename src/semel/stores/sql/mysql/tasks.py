@@ -25,8 +25,6 @@ from semel.stores.sql.mysql.errors import MOMENT
 from semel.stores.sql.mysql.statements import UNABLE, Bulk
 from semel.stores.sql.verbs import Reply, Statement
 
-sleep = asyncio.sleep
-
 SENDS_BULK = True
 """Whether `Sender.send` may know how to send a `Bulk`."""
 
@@ -105,46 +103,32 @@ _REFUSED: Final = None
 
 
 class Sender:
-    """Sends the statements of a pool."""
+    """Sends the statements of one connection, and knows what it has prepared."""
 
-    def __init__(self) -> None:
-        self._prepared = PreparedStatements()
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._prepared: dict[str, Any] = {}
 
-    async def send(self, connection: Connection, statement: Statement, seconds: float) -> Reply:
+    async def send(self, statement: Statement, seconds: float) -> Reply:
         """Send a statement, which may take this time."""
         async with asyncio.timeout(seconds):
             if isinstance(statement, Bulk):
-                return await self._prepared.send(connection, statement)
-            return await send(connection, statement)
+                return await self._send_bulk(statement)
+            return await send(self._connection, statement)
 
-
-class PreparedStatements:
-    """What the connections of a pool have prepared."""
-
-    def __init__(self) -> None:
-        self._prepared: dict[Connection, dict[str, Any]] = {}
-
-    async def send(self, connection: Connection, bulk: Bulk) -> Reply:
+    async def _send_bulk(self, bulk: Bulk) -> Reply:
         """Carry out the statement for all rows; UNABLE: nothing was done."""
-        prepared = self._of(connection)
-        if bulk.sql not in prepared:
-            prepared[bulk.sql] = await _prepare(connection, bulk.sql)
-        statement = prepared[bulk.sql]
+        if bulk.sql not in self._prepared:
+            self._prepared[bulk.sql] = await _prepare(self._connection, bulk.sql)
+        statement = self._prepared[bulk.sql]
         if statement is _REFUSED:
             return UNABLE
         try:
             result = await statement.execute_bulk(bulk.parameters)
         except NotSupportedError:  # known before anything is sent
-            prepared[bulk.sql] = _REFUSED
+            self._prepared[bulk.sql] = _REFUSED
             return UNABLE
         return Reply([], result.affected_rows, result.insert_id)
-
-    def _of(self, connection: Connection) -> dict[str, Any]:
-        if connection not in self._prepared:
-            # What a closed connection had prepared is gone.
-            open_ones = {one: its for one, its in self._prepared.items() if one.connected}
-            self._prepared = {**open_ones, connection: {}}
-        return self._prepared[connection]
 
 
 async def _prepare(connection: Connection, sql: str) -> Any:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -25,8 +24,6 @@ from semel.stores.sql.mysql.addresses import (
 )
 from semel.stores.sql.mysql.errors import MOMENT
 from semel.stores.sql.verbs import Reply, Statement
-
-sleep = time.sleep
 
 SENDS_BULK = False
 """PyMySQL prepares no statements."""
@@ -118,10 +115,13 @@ def send(connection: Connection, statement: Statement) -> Reply:
 
 
 class Sender:
-    """Sends the statements of a pool."""
+    """Sends the statements of one connection."""
 
-    def send(self, connection: Connection, statement: Statement, seconds: float) -> Reply:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, statement: Statement, seconds: float) -> Reply:
         """Send a statement, which may take this time; on an application's, what that allows."""
-        if isinstance(connection, OwnConnection):
-            connection.allow(seconds)
-        return send(connection, statement)
+        if isinstance(self._connection, OwnConnection):
+            self._connection.allow(seconds)
+        return send(self._connection, statement)

@@ -12,7 +12,7 @@ every case. The members must be different identities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core import judge
@@ -28,9 +28,9 @@ from semel.core.records import (
 )
 from semel.errors import StoreError
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.batching import MOST_MEMBERS, Request
+from semel.stores.batching import MOST_MEMBERS, weight_of_claim, weight_of_complete
 from semel.stores.sql.batch import all_differ, in_order, portions
-from semel.stores.sql.mysql.errors import concerns_every_member
+from semel.stores.sql.mysql.errors import is_locked
 from semel.stores.sql.mysql.statements import (
     ALL_NEW,
     NOW,
@@ -53,7 +53,6 @@ from semel.stores.sql.verbs import (
 )
 from semel.stores.urls import position, whole_number
 
-A = TypeVar("A", bound=Request)
 R = TypeVar("R", CompleteRequest, RenewRequest)
 
 Claims: TypeAlias = dict[Identity, Claim | StoreError]
@@ -74,8 +73,10 @@ class MySQLVerbs(SwapVerbs):
 
     _table: MySQLTable
 
-    def __init__(self, table: MySQLTable) -> None:
+    def __init__(self, table: MySQLTable, *, in_bulk: bool = False) -> None:
+        """`in_bulk`: whether the driver may know how to send a `Bulk`."""
         super().__init__(table)
+        self._in_bulk = in_bulk
         self._batches = BatchStatements(table)
         self._all_new = True
         """Whether the last batch of claims met nothing."""
@@ -198,6 +199,32 @@ class MySQLVerbs(SwapVerbs):
 
     # --- many members at once -----------------------------------------------------------
 
+    def batches_of(self, asks: Sequence[Any]) -> list[list[Any]]:
+        """List the batches that are sent for these requests; one in none is asked for alone."""
+        if not asks or not all_differ(asks):
+            return []
+        weight = _WEIGHTS[type(asks[0])]
+        if len(asks) <= MOST_MEMBERS and sum(map(weight, asks)) <= HEAVY:
+            return [list(asks)]  # as those are that the batcher sends
+        light = (ask for ask in asks if weight(ask) <= HEAVY)
+        return list(portions(light, weight, most_members=MOST_MEMBERS, most_bytes=MOST_BYTES))
+
+    def batch(self, asks: Sequence[Any]) -> Operation[Any]:
+        """Carry out a batch of one kind."""
+        match asks[0]:
+            case ClaimRequest():
+                return self.claim_in_bulk(asks) if self._in_bulk else self.claim_batch(asks)
+            case CompleteRequest():
+                return self.complete_batch(asks)
+            case _:
+                return self.renew_batch(asks)
+
+    def second_look(self, asks: Sequence[Any], outcome: object) -> Operation[Claims] | None:
+        """Of claims that met a lock, judge what is there."""
+        if isinstance(asks[0], ClaimRequest) and is_locked(outcome):
+            return self.read_batch(asks)
+        return None
+
     @operation(peek=False)
     def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
         """Claim what is new, and judge what is there."""
@@ -288,7 +315,7 @@ def _owned(asks: Mapping[bytes, R], reply: Reply) -> list[R]:
     return [asks[digest] for digest, owner in reply.rows if asks[digest].owner == owner]
 
 
-# --- who may share a statement, how many at once, and what its outcome is for each ----------
+# --- how many share a statement -----------------------------------------------------------
 
 MOST_BYTES: Final = 1 << 18
 """A batch ends with the member that fills it."""
@@ -299,35 +326,12 @@ fits into a megabyte, the least `max_allowed_packet` in use: a server hangs up o
 and all members would lose their connection."""
 
 
-def batches_of(asks: Sequence[A], weight: Callable[[A], int]) -> list[list[A]]:
-    """List the batches that are sent for these members; who is in none is asked for alone."""
-    if not all_differ(asks):
-        return []
-    if len(asks) <= MOST_MEMBERS and sum(map(weight, asks)) <= HEAVY:
-        return [list(asks)] if asks else []  # as those are that the batcher sends
-    light = (ask for ask in asks if weight(ask) <= HEAVY)
-    return list(portions(light, weight, most_members=MOST_MEMBERS, most_bytes=MOST_BYTES))
-
-
-def weight_of_renewal(ask: RenewRequest) -> int:
-    """Guess how much a renewal adds to a batch."""
+def _weight_of_renewal(ask: RenewRequest) -> int:
     return 100 + len(ask.owner)
 
 
-def answers_of(outcomes: Iterable[tuple[Sequence[Request], Any]]) -> dict[Identity, Any]:
-    """Turn the outcomes of batches into answers; who is not among them is asked for alone."""
-    answers: dict[Identity, Any] = {}
-    for asks, outcome in outcomes:
-        if not isinstance(outcome, Exception):
-            answers |= outcome
-        elif concerns_every_member(outcome):
-            answers |= {ask.identity: _copied(outcome) for ask in asks}
-        # else the member that it belongs to meets it again
-    return answers
-
-
-def _copied(error: Exception) -> Exception:
-    """Raised for many, one error would gather all their tracebacks."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    return copy
+_WEIGHTS: Final[dict[type, Callable[[Any], int]]] = {
+    ClaimRequest: weight_of_claim,
+    CompleteRequest: weight_of_complete,
+    RenewRequest: _weight_of_renewal,
+}

@@ -18,10 +18,10 @@ Options in the URL, or by name:
 Everything else is libpq's: sslmode, target_session_attrs, several hosts. `PostgresStore` and
 `AsyncPostgresStore` also take a pool or a connection that the application already has.
 
-aio, store         the stores for asyncio and for threads, and what runs their operations
+aio, store         the stores for asyncio and for threads, what runs their operations, and where
+                   their connections come from: pools of our own, or the application's
 statements, verbs  the SQL, and the verbs that are PostgreSQL's own
 batch              the same for many members at once
-aio_pool, pool     connections of our own, or the application's
 tasks, threads     the drivers: asyncpg for asyncio, psycopg without cursors for threads
 psycopg_sessions   psycopg's connections, bounded in time
 errors             what errors mean, and which calls are repeated

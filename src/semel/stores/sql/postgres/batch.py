@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
 from semel.core import judge
@@ -33,9 +33,8 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, Request
-from semel.stores.sql.batch import each_its_own, in_order
+from semel.stores.sql.batch import all_differ, in_order
 from semel.stores.sql.errors import ASK_AGAIN_AFTER
-from semel.stores.sql.postgres.errors import concerns_all
 from semel.stores.sql.postgres.statements import (
     NOW,
     RUNNING,
@@ -47,7 +46,7 @@ from semel.stores.sql.postgres.statements import (
 )
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import COLUMNS, FORMAT, Row
-from semel.stores.sql.verbs import OwnColumns, Verb, operation, record_of
+from semel.stores.sql.verbs import Operation, OwnColumns, Verb, operation, record_of
 
 
 class Seen(enum.IntEnum):
@@ -165,8 +164,6 @@ def _renew(table: str) -> str:
 # --- the verbs --------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 BATCH_LIMIT: Final = 512
 """Members of one statement. Each holds an advisory lock until the commit, and a server has room for
 some thousands of those, for all its sessions."""
@@ -190,13 +187,33 @@ class PostgresBatchVerbs(PostgresVerbs):
         self._batches = BatchStatements(table)
         self._lock_wait = f"{max(1, round(lock_wait * 1000))}ms"
 
-    @property
-    def has_own_columns(self) -> bool:
-        """Whether the application's functions fill columns of their own."""
-        return bool(self._table.columns)
+    def batches_of(self, asks: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """List the batches that are sent for these requests; one in none is asked for alone."""
+        if not all_differ(asks) or any(self._goes_alone(ask) for ask in asks):
+            return []
+        return [asks[start : start + BATCH_LIMIT] for start in range(0, len(asks), BATCH_LIMIT)]
+
+    def _goes_alone(self, ask: Any) -> bool:
+        if isinstance(ask, ClaimRequest):
+            # The types of own columns are the application's: no array has them.
+            return bool(self._table.columns)
+        return isinstance(ask, RenewRequest) and ask.lease <= 0  # it is to be parked
+
+    def batch(self, asks: Sequence[Any]) -> Operation[dict[Identity, Any]]:
+        """Carry out a batch of one kind."""
+        match asks[0]:
+            case ClaimRequest():
+                return self.claim_batch(asks)
+            case CompleteRequest():
+                return self.complete_batch(asks)
+            case _:
+                return self.renew_batch(asks)
+
+    def second_look(self, asks: Sequence[Any], outcome: object) -> None:
+        """Nothing: the statement itself leaves out what is locked."""
 
     @operation(peek=False)
-    def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[list[Claim | StoreError | Alone]]:
+    def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[dict[Identity, Any]]:
         """Claim what is new, and judge what is there."""
         ordered = in_order(asks, self.short_digest)
         reply = yield self._batches.claim(
@@ -208,8 +225,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             holds=[ask.hold for ask in ordered.values()],
         )
         # A member that another caller inserted while the statement ran has no row.
-        answers = {(ask := ordered[row[1]]).identity: self._answer(ask, row) for row in reply.rows}
-        return each_its_own(answers, asks)
+        return {(ask := ordered[row[1]]).identity: self._answer(ask, row) for row in reply.rows}
 
     def _answer(self, ask: ClaimRequest, found: Row) -> Claim | StoreError | Alone:
         seen, digest, waited_for, *row = found
@@ -229,9 +245,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         return answer
 
     @operation(peek=False)
-    def complete_batch(
-        self, asks: Sequence[CompleteRequest]
-    ) -> Verb[list[bool | StoreError | Alone]]:
+    def complete_batch(self, asks: Sequence[CompleteRequest]) -> Verb[dict[Identity, bool]]:
         """Store the success of attempts that run."""
         ordered = in_order(asks, self.short_digest)
         results = [ask.result.data for ask in ordered.values()]
@@ -243,13 +257,10 @@ class PostgresBatchVerbs(PostgresVerbs):
             codecs=[ask.result.codec for ask in ordered.values()],
             ttls=[ask.ttl for ask in ordered.values()],
         )
-        ended: dict[Identity, bool | StoreError] = {
-            ordered[row[0]].identity: True for row in reply.rows
-        }
-        return each_its_own(ended, asks)
+        return {ordered[row[0]].identity: True for row in reply.rows}
 
     @operation(peek=False)
-    def renew_batch(self, asks: Sequence[RenewRequest]) -> Verb[list[bool | StoreError]]:
+    def renew_batch(self, asks: Sequence[RenewRequest]) -> Verb[dict[Identity, bool | StoreError]]:
         """Extend leases. What an open transaction has is not waited for, for the others' sake."""
         ordered = in_order(asks, self.short_digest)
         reply = yield self._batches.renew(
@@ -257,11 +268,12 @@ class PostgresBatchVerbs(PostgresVerbs):
             owners=[ask.owner for ask in ordered.values()],
             leases=[ask.lease for ask in ordered.values()],
         )
-        answers: dict[Identity, bool | StoreError] = {
-            ordered[digest].identity: renewed or StoreUnavailable(LOCKED)
-            for digest, renewed in reply.rows
-        }
-        return [answers.get(ask.identity, False) for ask in asks]
+        answers: dict[Identity, bool | StoreError] = dict.fromkeys(
+            (ask.identity for ask in asks), False
+        )
+        for digest, renewed in reply.rows:
+            answers[ordered[digest].identity] = renewed or StoreUnavailable(LOCKED)
+        return answers
 
     def _named(self, ordered: Mapping[bytes, Request]) -> dict[str, Any]:
         return {
@@ -271,15 +283,6 @@ class PostgresBatchVerbs(PostgresVerbs):
             "locks": [lock_number(digest) for digest in ordered],
             "lock_wait": self._lock_wait,
         }
-
-
-def answers_of(outcome: list[T] | Exception, count: int) -> list[T | StoreError | Alone]:
-    """Turn the outcome of a batch into one for each of its members."""
-    if isinstance(outcome, StoreUnavailable) and concerns_all(outcome):
-        return [StoreUnavailable(*outcome.args) for _ in range(count)]
-    if isinstance(outcome, Exception):
-        return [ALONE] * count  # the member that it belongs to meets it again
-    return [*outcome]
 
 
 def lock_number(digest: bytes) -> int:

@@ -7,7 +7,6 @@ than the first line of the server's own words: the rest can hold users' keys and
 from __future__ import annotations
 
 import re
-import time
 from typing import Final
 
 import psycopg
@@ -23,7 +22,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.sql.errors import Deadline, RecordLocked, is_too_large, rejects_value
+from semel.stores.sql.errors import RecordLocked, Repeat, is_too_large, rejects_value
 from semel.stores.sql.schema import RESTORE
 
 
@@ -130,8 +129,10 @@ def is_hopeless(error: BaseException) -> bool:
     return _HOPELESS.search(str(error)) is not None
 
 
-def translate(error: Exception, place: str) -> IdempotencyError:
-    """Make an error of ours that names the database."""
+def translate(error: Exception, place: str) -> Exception:
+    """Make an error of ours that names the database; what is none of a driver stays as it is."""
+    if not isinstance(error, DRIVER_ERRORS):
+        return error
     text = _first_line(error)
     if isinstance(error, sql.QueryCanceled):
         # Its own limit and an administrator (pg_cancel_backend) differ in the words alone.
@@ -161,9 +162,6 @@ def _first_line(error: Exception) -> str:
 # whole statement: it is repeated. So is one whose connection was lost, on another connection: every
 # verb is safe to send twice. A server that cannot be reached is looked for.
 
-
-MOST_REPEATS: Final = 12
-"""Of what was undone. A lost server is looked for as often as there is time to."""
 
 UNDONE: Final = (sql.SerializationFailure, sql.DeadlockDetected, sql.UniqueViolation)
 """The statement was undone and may succeed when sent again.
@@ -198,34 +196,21 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
-def concerns_all(error: StoreUnavailable) -> bool:
-    """Whether every member of a batch would meet the same: the trouble is with the server."""
-    return isinstance(
-        error.__cause__, (psycopg.OperationalError, BECAME_REPLICA)
-    ) and not isinstance(error.__cause__, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled))
+def repeat_after(error: Exception) -> Repeat | None:
+    """Tell whether what met this error is worth sending again."""
+    if isinstance(error, UNDONE):
+        return Repeat.UNDONE
+    return Repeat.AWAY if is_lost(error) else None
 
 
-class PostgresDeadline(Deadline):
-    """The time of one call, and what is repeated within that."""
+def concerns_all(error: Exception) -> bool:
+    """Whether every member of a batch would meet this error of ours: the server is away."""
+    cause = error.__cause__ if isinstance(error, StoreUnavailable) else None
+    return isinstance(cause, (psycopg.OperationalError, BECAME_REPLICA)) and not isinstance(
+        cause, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled)
+    )
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self._repeats = 0
-        self._first: Exception | None = None
 
-    def reason(self, error: Exception) -> Exception:
-        """Tell why the call failed: running out of time is only how a repeated one ends."""
-        return error if self._first is None or not isinstance(error, TimeIsUp) else self._first
-
-    def pause_after(self, error: Exception) -> float | None:
-        """Return how long to wait before the call is repeated; None when it should not be."""
-        if isinstance(error, UNDONE) and self._repeats < MOST_REPEATS:
-            end = self.at
-        elif is_lost(error):
-            end = self.end_of_search
-        else:
-            return None
-        self._repeats += 1
-        self._first = self._first or error
-        pause = self.next_pause()
-        return pause if time.monotonic() + pause < end else None
+def took_all(error: BaseException) -> bool:
+    """Whether what is open to the server is of no use any more."""
+    return isinstance(error, BECAME_REPLICA)

@@ -20,8 +20,8 @@ import psycopg
 from psycopg.pq.abc import PGconn
 
 from semel.core.records import Encoded, Ended, Finished, State
+from semel.stores.forking import leave_alone
 from semel.stores.listening import AsyncListener, AsyncWatch, Listener, OnLost, Subscriptions, Watch
-from semel.stores.sql.postgres.psycopg_sessions import leave_alone
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.postgres.statements import CHANNEL
 

@@ -143,11 +143,11 @@ class _OwnConnection:
     bounded: Any
     idle_since = float("inf")
     slot: object = None
-    """Its place in the pool while it is lent: a session that is lost takes none along."""
+    lost = False
 
-    def end_waits_at(self, deadline: float) -> None:
-        """Let every wait end at this moment of the monotonic clock."""
-        self.bounded.deadline = deadline
+    def begin(self, deadline: Deadline) -> None:
+        """Serve a call: every wait ends at its deadline."""
+        self.bounded.deadline = deadline.at
 
     @property
     def dead(self) -> bool:
@@ -158,7 +158,8 @@ class _OwnConnection:
     def idle(self) -> bool:
         """Whether it may be used again; an answer that may still come would meet a stranger."""
         # Not by `info`, which makes an object for the answer and one for the question.
-        return bool(self.bounded.pgconn.transaction_status == TransactionStatus.IDLE)
+        status = self.bounded.pgconn.transaction_status
+        return not self.lost and bool(status == TransactionStatus.IDLE)
 
 
 class PsycopgSession:
@@ -266,15 +267,11 @@ async def async_execute(connection: AsyncConnection, statement: Statement) -> Re
         return Reply(rows, cursor.rowcount)
 
 
-# --- what is checked before a connection is lent -----------------------------------------------
+# --- what the application gives: checked before it is used --------------------------------------
 
-
-_left_alone: list[object] = []
-
-
-def leave_alone(connections: object) -> None:
-    """Keep the parent's connections for ever: they are not ours to close."""
-    _left_alone.append(connections)
+OF_GIVEN_POOL: Final = "the PostgreSQL database of the given pool"
+OF_GIVEN_CONNECTION: Final = "the PostgreSQL database of the given connection"
+"""The names of databases that are only known by their connections."""
 
 
 def check_process(opened_by: int) -> None:

@@ -61,6 +61,8 @@ class Schema:
         self._schema = None if schema is None else checked_name("schema", schema)
         self._partitions = partitions
         self._autocreate = autocreate
+        self.ensured = False
+        """Whether the table was found, or made; all who share it need not look again."""
 
     def create_nothing(self) -> None:
         """From now on, raise ConfigError where the table would be created."""

@@ -14,7 +14,6 @@ from urllib.parse import unquote
 
 import psycopg
 from msgspec import Struct
-from msgspec.structs import replace
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.errors import ConfigError
@@ -50,10 +49,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     def own_session(self) -> bool:
         """Whether a session's settings stay ours; pgbouncer hands the session to the next one."""
         return self.prepare
-
-    def for_renewals(self) -> Settings:
-        """The same database, for one connection that nobody else can keep busy."""
-        return replace(self, min_size=0, max_size=1)
 
     def __repr__(self) -> str:
         return f"<Settings {self.place}>"

@@ -7,37 +7,39 @@ it is undone, and its members run one by one: each has its own answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from time import sleep
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+import psycopg
 from psycopg.errors import LockNotAvailable
+from psycopg_pool import ConnectionPool
 
-from semel.core.records import (
-    Claim,
-    ClaimRequest,
-    CompleteRequest,
-    Identity,
-    RenewRequest,
-    Request,
-)
-from semel.errors import StoreError, StoreUnavailable
-from semel.stores.batching import ALONE, Alone
+from semel.core.records import Identity
+from semel.errors import StoreUnavailable
+from semel.stores.forking import Slots
 from semel.stores.listening import Watch
-from semel.stores.sql.batch import all_differ, filled_in, left_open
-from semel.stores.sql.postgres import threads
-from semel.stores.sql.postgres.batch import BATCH_LIMIT, PostgresBatchVerbs, answers_of
+from semel.stores.sql.errors import Deadline
+from semel.stores.sql.postgres import errors, threads
+from semel.stores.sql.postgres.batch import PostgresBatchVerbs
 from semel.stores.sql.postgres.errors import (
     DRIVER_ERRORS,
     MigrationLocked,
-    PostgresDeadline,
     TableLocked,
-    concerns_all,
-    translate,
+    TimeIsUp,
 )
 from semel.stores.sql.postgres.listener import PostgresWakeups
-from semel.stores.sql.postgres.pool import Session, Source
-from semel.stores.sql.postgres.psycopg_sessions import BATCH_LOCK_SHARE
+from semel.stores.sql.postgres.psycopg_sessions import (
+    BATCH_LOCK_SHARE,
+    OF_GIVEN_CONNECTION,
+    OF_GIVEN_POOL,
+    Connection,
+    PsycopgSession,
+    check_idle,
+    check_process,
+)
 from semel.stores.sql.postgres.schema import (
     READ_COMMITTED,
     Schema,
@@ -45,195 +47,22 @@ from semel.stores.sql.postgres.schema import (
     checked_columns,
     make_schema,
 )
-from semel.stores.sql.postgres.settings import all_options, settings
+from semel.stores.sql.postgres.settings import Settings, all_options, settings
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
-from semel.stores.sql.store import SQLStore
+from semel.stores.sql.store import (
+    Executor,
+    Pool,
+    ServerStore,
+    Session,
+    Source,
+    drive,
+    in_turn,
+)
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, boolean, positive_seconds
 
 T = TypeVar("T")
-
-
-class Executor:
-    """Runs operations on the connections of a source."""
-
-    def __init__(self, source: Source, schema: Schema, timeout: float) -> None:
-        self._source = source
-        self._schema = schema
-        self._timeout = timeout
-        self._prepared = False
-
-    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Run the operations and return their outcomes, errors among them."""
-        if len(operations) > 1:
-            try:
-                return self._transaction(lambda: one_by_one(operations))
-            except StoreUnavailable as error:
-                if concerns_all(error):
-                    return [StoreUnavailable(*error.args) for _ in operations]
-            except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
-                pass
-        return [self._alone(operation) for operation in operations]
-
-    def _alone(self, operation: Operation[Any]) -> Any:
-        try:
-            return self.run_one(operation)
-        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
-            return error
-
-    def run_one(self, operation: Operation[T]) -> T:
-        """Run one operation, and raise its error."""
-        deadline = PostgresDeadline(self._timeout)
-        while True:
-            try:
-                if not self._prepared:
-                    self._prepare(deadline)
-                with self._source.lend(deadline) as session:
-                    verb = operation.start()
-                    try:
-                        statement = next(verb)
-                        while True:
-                            statement = verb.send(session.execute(statement))
-                    except StopIteration as end:
-                        answer: T = end.value
-                        return answer
-            except DRIVER_ERRORS as error:
-                pause = self._pause_after(error, deadline)
-            sleep(pause)
-
-    def migrate(self, columns: Mapping[str, str]) -> int:
-        """Make the table, bring it up to date and add columns; returns its version."""
-        return self._transaction(lambda: self._schema.migrate(columns), migrates=True)
-
-    def close(self) -> None:
-        """Close what the source opened."""
-        self._source.close()
-
-    def _transaction(self, start: Callable[[], Verb[T]], *, migrates: bool = False) -> T:
-        """Run a verb in a transaction, again while there is time and sense in it."""
-        deadline = PostgresDeadline(self._timeout)
-        while True:
-            try:
-                if not (self._prepared or migrates):
-                    self._prepare(deadline)
-                with self._source.lend(deadline) as session:
-                    return in_transaction(session, start(), migrates=migrates)
-            except DRIVER_ERRORS as error:
-                pause = self._pause_after(error, deadline)
-            sleep(pause)
-
-    def _pause_after(self, error: Exception, deadline: PostgresDeadline) -> float:
-        """Return how long to wait before the next try, or raise what the error means."""
-        pause = deadline.pause_after(error)
-        if pause is None:
-            reason = self._explained(deadline.reason(error), deadline)
-            raise translate(reason, self._source.place) from reason
-        return pause
-
-    def _explained(self, error: Exception, deadline: PostgresDeadline) -> Exception:
-        """Find out what is locked: a record runs elsewhere then, a table is an outage."""
-        if not isinstance(error, LockNotAvailable):
-            return error
-        try:
-            with self._source.lend(deadline) as session:
-                in_transaction(session, self._schema.try_lock())
-        except LockNotAvailable:
-            return TableLocked("the table is locked")
-        except DRIVER_ERRORS:  # may not lock, or has gone: the first error says what it can
-            pass
-        return error
-
-    def _prepare(self, deadline: PostgresDeadline) -> None:
-        with self._source.lend(deadline) as session:
-            if not drive(session, self._schema.check()):
-                in_transaction(session, self._schema.migrate({}), migrates=True)
-        self._prepared = True
-
-
-def one_by_one(operations: Sequence[Operation[Any]]) -> Verb[list[Any]]:
-    """Run the operations one after the other, as one verb."""
-    answers = []
-    for operation in operations:
-        answers.append((yield from operation.start()))  # noqa: PERF401 - no comprehension can yield
-    return answers
-
-
-def in_transaction(session: Session, verb: Verb[T], *, migrates: bool = False) -> T:
-    """Run a verb of several statements in one transaction."""
-    try:
-        with session.transaction():
-            session.execute(READ_COMMITTED)
-            return drive(session, verb)
-    except LockNotAvailable as locked:
-        if migrates:
-            raise MigrationLocked("another program has the lock") from locked
-        raise
-
-
-def drive(session: Session, verb: Verb[T]) -> T:
-    """Run the statements of a verb to its end."""
-    try:
-        statement = next(verb)
-        while True:
-            statement = verb.send(session.execute(statement))
-    except StopIteration as end:
-        answer: T = end.value
-        return answer
-
-
-class Batches:
-    """The verbs for many, each one statement; ALONE stands for what that cannot tell."""
-
-    def __init__(self, verbs: PostgresBatchVerbs, executor: Executor, renewals: Executor) -> None:
-        """`renewals` has a connection of its own: claims, however many, must not hold them up."""
-        self._verbs = verbs
-        self._executor = executor
-        self._renewals = renewals
-
-    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError | Alone]:
-        """Answer requests of one kind; of other kinds, or of several, nothing."""
-        kinds = {type(request) for request in requests}
-        answer = _ANSWERS.get(kinds.pop()) if len(kinds) == 1 else None
-        return [ALONE] * len(requests) if answer is None else answer(self, requests)
-
-    def claim_many(self, asks: Sequence[ClaimRequest]) -> list[Claim | StoreError | Alone]:
-        """`claim` for each."""
-        if self._verbs.has_own_columns:  # their types are the application's: no array has them
-            return [ALONE] * len(asks)
-        return self._sent(self._executor, self._verbs.claim_batch, asks)
-
-    def complete_many(self, asks: Sequence[CompleteRequest]) -> list[bool | StoreError | Alone]:
-        """`complete` for each."""
-        return self._sent(self._executor, self._verbs.complete_batch, asks)
-
-    def renew_many(self, asks: Sequence[RenewRequest]) -> list[bool | StoreError | Alone]:
-        """`renew` for each, unless one is to be parked."""
-        if any(ask.lease <= 0 for ask in asks):
-            return [ALONE] * len(asks)
-        return self._sent(self._renewals, self._verbs.renew_batch, asks)
-
-    def _sent(
-        self,
-        executor: Executor,
-        batch: Callable[[Sequence[Any]], Operation[list[Any]]],
-        asks: Sequence[Any],
-    ) -> list[Any]:
-        if not asks or not all_differ(asks):
-            return [ALONE] * len(asks)
-        answers: list[Any] = []
-        for start in range(0, len(asks), BATCH_LIMIT):
-            part = asks[start : start + BATCH_LIMIT]
-            answers += answers_of(executor.run([batch(part)])[0], len(part))
-        return answers
-
-
-_ANSWERS: dict[type, Callable[..., Any]] = {
-    ClaimRequest: Batches.claim_many,
-    CompleteRequest: Batches.complete_many,
-    RenewRequest: Batches.renew_many,
-}
-"""Not in the object itself: it would stay until the garbage collector runs."""
 
 
 def open_store(
@@ -244,19 +73,7 @@ def open_store(
     return PostgresStore(address, prefix=prefix, **merged)
 
 
-class Singles(SQLStore):
-    """Answers requests one by one."""
-
-    _executor: Executor
-
-    # Handed on, not awaited: one coroutine less in every call.
-    def _run(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, operation: Operation[T]
-    ) -> T:
-        return self._executor.run_one(operation)
-
-
-class PostgresStore(Singles):
+class PostgresStore(ServerStore):
     """A store for threads. Any number of threads may use it.
 
     It takes a URL, or `pool=` or `connection=` of the application, which it never closes. A
@@ -285,36 +102,29 @@ class PostgresStore(Singles):
         check_given(url, pool, connection, options)
         seconds = positive_seconds("timeout", timeout)
         own = None if url is None else settings(url, options, seconds)
-        source, reserved = threads.sources(own, pool, connection, columns)
+        source, reserved = (
+            given_source(pool, connection) if own is None else own_pools(own, columns)
+        )
         self._schema = make_schema(table, schema, partitions, autocreate)
-        self._postgres = Executor(source, self._schema, seconds)
         self._wakeups = PostgresWakeups(own, source.place)
-        self._postgres_verbs = PostgresBatchVerbs(
+        self._verbs = PostgresBatchVerbs(
             self._schema.table,
             prefix,
             checked_columns(columns),
             self._wakeups,
             seconds * BATCH_LOCK_SHARE,
         )
-        self._renewals = Executor(reserved, self._schema, seconds)
-        self._batches = Batches(self._postgres_verbs, self._postgres, self._renewals)
-        super().__init__(self._postgres_verbs, self._postgres)
-        self._shares = boolean("batching", batching)
-        """Whether threads that ask at the same time share statements; threads never do."""
+        calls = PostgresExecutor(source, self._schema, seconds)
+        renewals = PostgresExecutor(reserved, self._schema, seconds)
+        super().__init__(self._verbs, calls, calls, renewals, shares=boolean("batching", batching))
 
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
-        return self._wakeups.watch(self._postgres_verbs.digest(identity))
-
-    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
-        """Answer requests of one kind in one statement, as far as that goes."""
-        answers = self._batches.send(requests)
-        return filled_in(answers, super().send(left_open(requests, answers)))
+        return self._wakeups.watch(self._verbs.digest(identity))
 
     def close(self) -> None:
         """Release what this store opened itself."""
         self._wakeups.close()
-        self._renewals.close()
         super().close()
 
     def verbs_on(self, table: str | None) -> PostgresVerbs:
@@ -322,25 +132,183 @@ class PostgresStore(Singles):
 
         The other one is in the same schema.
         """
-        if table is None:
-            return self._postgres_verbs
-        return self._postgres_verbs.on(self._schema.beside(table))
-
-    def create_nothing(self) -> None:
-        """From now on, raise ConfigError where a call would create the table."""
-        self._schema.create_nothing()
-
-    def migrate(self, *, columns: Mapping[str, str] | None = None) -> int:
-        """Make the table or bring it up to date, and return its version; safe to repeat.
-
-        `columns` are added with their types: `{"tenant_id": "bigint"}`.
-        """
-        return self._postgres.migrate(columns or {})
+        return self._verbs if table is None else self._verbs.on(self._schema.beside(table))
 
     def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
-        return self._run(self._postgres_verbs.diagnose())
+        return self._calls.run_one(self._verbs.diagnose())
 
-    def migration(self) -> str:
-        """Write what `migrate` runs on an empty database, for a person to read and run."""
-        return self._schema.script()
+
+# --- what runs operations -----------------------------------------------------------------------
+
+
+class TransactionSession(Session, Protocol):
+    """A connection that is lent for one call, and may have a transaction."""
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Open a transaction; it ends with the block."""
+        ...
+
+
+class PostgresExecutor(Executor):
+    """Runs operations on the connections of a source."""
+
+    schema: Schema
+    rules = errors
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Run the operations, in one transaction if that goes; return their outcomes."""
+        if len(operations) > 1:
+            try:
+                return self._transaction(lambda: one_by_one(operations))
+            except StoreUnavailable as error:
+                if errors.concerns_all(error):
+                    return [StoreUnavailable(*error.args) for _ in operations]
+            except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
+                pass
+        return [self.outcome(operation, self.deadline()) for operation in operations]
+
+    def migrate(self, columns: Mapping[str, str]) -> int:
+        """Make the table, bring it up to date and add columns; returns its version."""
+
+        def work(session: TransactionSession) -> int:
+            return in_transaction(session, self.schema.migrate(columns), migrates=True)
+
+        return self.repeated(work, self.deadline())
+
+    def prepare(self, deadline: Deadline) -> None:
+        """Look whether the table is there, and make it if that is wanted."""
+        with self.pool.lend(deadline) as session:
+            if not drive(session, self.schema.check()):
+                in_transaction(session, self.schema.migrate({}), migrates=True)
+        self.schema.ensured = True
+
+    def _transaction(self, start: Callable[[], Verb[T]]) -> T:
+        deadline = self.deadline()
+
+        def work(session: TransactionSession) -> T:
+            return in_transaction(session, start())
+
+        return self.repeated(work, deadline)
+
+    def reason(self, error: Exception, deadline: Deadline) -> Exception:
+        """Tell why the call failed: running out of time is only how a repeated one ends.
+
+        Of a lock, find out what is locked: a record runs elsewhere then, a table is an outage.
+        """
+        if isinstance(error, TimeIsUp) and deadline.first is not None:
+            error = deadline.first
+        if not isinstance(error, LockNotAvailable):
+            return error
+        try:
+            with self.pool.lend(deadline) as session:
+                in_transaction(session, self.schema.try_lock())
+        except LockNotAvailable:
+            return TableLocked("the table is locked")
+        except DRIVER_ERRORS:  # may not lock, or has gone: the first error says what it can
+            pass
+        return error
+
+
+def one_by_one(operations: Sequence[Operation[Any]]) -> Verb[list[Any]]:
+    """Run the operations one after the other, as one verb."""
+    answers = []
+    for operation in operations:
+        answers.append((yield from operation.start()))  # noqa: PERF401 - no comprehension can yield
+    return answers
+
+
+def in_transaction(session: TransactionSession, verb: Verb[T], *, migrates: bool = False) -> T:
+    """Run a verb of several statements in one transaction."""
+    try:
+        with session.transaction():
+            session.execute(READ_COMMITTED)
+            return drive(session, verb)
+    except LockNotAvailable as locked:
+        if migrates:
+            raise MigrationLocked("another program has the lock") from locked
+        raise
+
+
+# --- where connections come from: those for all calls, and those for renewals -------------------
+#
+# What the application has is given back as it was, and never closed.
+
+
+def own_pools(own: Settings, columns: OwnColumns | None) -> tuple[Source, Source]:
+    """Make pools of our own."""
+    connect = partial(threads.connect_for(own, columns), own)
+    calls = Pool(connect, errors, own.place, max_size=own.max_size, min_size=own.min_size)
+    renewals = Pool(connect, errors, own.place, max_size=1)  # nobody else can keep it busy
+    renewals.spares = (calls,)
+    return calls, renewals
+
+
+def given_source(
+    pool: threads.Pool | None, connection: threads.Connection | None
+) -> tuple[Source, Source]:
+    """Use what the application gave."""
+    given = connection if pool is None else pool
+    source: Source = GivenConnection(connection) if pool is None else GivenPool(pool)
+    for kinds, source_of_driver in threads.SOURCES:
+        if isinstance(given, kinds):
+            source = source_of_driver(given)
+    return source, source
+
+
+class GivenPool:
+    """A pool of psycopg's that the application opened, and will close."""
+
+    place = OF_GIVEN_POOL
+
+    def __init__(self, pool: Any) -> None:
+        self._pool: ConnectionPool[Any] = pool
+        self._opened_by = os.getpid()
+
+    @contextmanager
+    def lend(self, deadline: Deadline) -> Iterator[Session]:
+        """Borrow a connection, and give it back as it was."""
+        check_process(self._opened_by)
+        connection = self._pool.getconn(timeout=deadline.left)
+        try:
+            with committing(connection):
+                yield PsycopgSession(connection)
+        finally:
+            self._pool.putconn(connection)
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+class GivenConnection:
+    """A connection of psycopg's that the application opened, and will close."""
+
+    place = OF_GIVEN_CONNECTION
+
+    def __init__(self, connection: Any) -> None:
+        self._connection: Connection = connection
+        self._opened_by = os.getpid()
+        self._turn = Slots(1)
+
+    @contextmanager
+    def lend(self, deadline: Deadline) -> Iterator[Session]:
+        """Use it, one call at a time, unless the application has a transaction open on it."""
+        check_process(self._opened_by)
+        with in_turn(self._turn, deadline), committing(self._connection):
+            yield PsycopgSession(self._connection)
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+@contextmanager
+def committing(connection: Connection) -> Iterator[None]:
+    """Let each statement commit by itself for a while."""
+    check_idle(connection)
+    before = connection.autocommit
+    connection.set_autocommit(True)
+    try:
+        yield
+    finally:
+        with suppress(psycopg.OperationalError):  # it broke
+            connection.set_autocommit(before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode
@@ -19,23 +19,16 @@ import asyncpg
 import psycopg
 from asyncpg.pool import PoolConnectionProxy
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import PoolClosed, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from semel.stores.batching import AsyncSlots
+from semel.stores.sql.aio import AsyncOwnSession, AsyncSession, AsyncSource, in_turn
 from semel.stores.sql.errors import Deadline
-from semel.stores.sql.postgres.aio_pool import (
-    AsyncGivenConnection,
-    AsyncGivenPool,
-    AsyncOwnPool,
-    AsyncPool,
-    AsyncSession,
-    AsyncSource,
-    Connect,
-    in_turn,
-)
 from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.psycopg_sessions import (
     CONFIGURE,
+    OF_GIVEN_CONNECTION,
+    OF_GIVEN_POOL,
     AsyncConnection,
     async_connect,
     check_process,
@@ -124,12 +117,13 @@ class OwnAsyncpgSession(AsyncpgSession):
 
     idle_since = float("inf")
     slot: object = None
+    lost = False
     _deadline = float("inf")
     _timed_out = False
 
-    def end_waits_at(self, deadline: float) -> None:
-        """Let every wait end at this moment of the monotonic clock."""
-        self._deadline = deadline
+    def begin(self, deadline: Deadline) -> None:
+        """Serve a call: every wait ends at its deadline."""
+        self._deadline = deadline.at
 
     async def execute(self, statement: Statement) -> Reply:
         """Run one statement, until the deadline."""
@@ -162,7 +156,7 @@ class OwnAsyncpgSession(AsyncpgSession):
     @property
     def idle(self) -> bool:
         """Whether it may be used again."""
-        return not self.dead and not self._connection.is_in_transaction()
+        return not (self.lost or self.dead or self._connection.is_in_transaction())
 
     async def close(self) -> None:
         """Close it; the server is not waited for."""
@@ -189,7 +183,7 @@ async def connect_asyncpg(settings: Settings, deadline: Deadline) -> OwnAsyncpgS
             **given,
         )
     session = OwnAsyncpgSession(connection)
-    session.end_waits_at(deadline.at)
+    session.begin(deadline)
     try:
         await session.execute(Statement(CONFIGURE, limits(settings.timeout), writes=False))
     except BaseException:
@@ -250,14 +244,14 @@ def _as_psycopg(error: Exception) -> psycopg.Error:
 # --- what the application has -------------------------------------------------------------------
 
 AsyncpgPool: TypeAlias = "asyncpg.Pool"
-Pool: TypeAlias = "AsyncPool | AsyncpgPool"
+Pool: TypeAlias = "AsyncConnectionPool[Any] | AsyncpgPool"
 Connection: TypeAlias = "AsyncConnection | AsyncpgConnection"
 
 
 class AsyncpgGivenPool:
     """A pool of asyncpg's that the application opened, and will close."""
 
-    place = AsyncGivenPool.place
+    place = OF_GIVEN_POOL
 
     def __init__(self, pool: AsyncpgPool) -> None:
         self._pool = pool
@@ -284,7 +278,7 @@ class AsyncpgGivenPool:
 class AsyncpgGivenConnection:
     """A connection of asyncpg's that the application opened, and will close."""
 
-    place = AsyncGivenConnection.place
+    place = OF_GIVEN_CONNECTION
 
     def __init__(self, connection: AsyncpgConnection) -> None:
         self._connection = connection
@@ -314,21 +308,19 @@ def _told_by_a_pool(error: psycopg.OperationalError) -> psycopg.OperationalError
             return error
 
 
-def sources(
-    own: Settings | None, pool: Pool | None, connection: Any, columns: OwnColumns | None
-) -> tuple[AsyncSource, AsyncSource]:
-    """Return where connections come from: those for all calls, and those for renewals."""
-    if own is not None:
-        # asyncpg wants values of the very type of their column: for semel's that is no question.
-        quick = asyncpg_understands(own) and not columns
-        connect: Connect = connect_asyncpg if quick else async_connect
-        calls = AsyncOwnPool(own, connect)
-        return calls, AsyncOwnPool(own.for_renewals(), connect, spare=calls)
-    source: AsyncSource
-    if pool is not None:
-        source = AsyncpgGivenPool(pool) if isinstance(pool, asyncpg.Pool) else AsyncGivenPool(pool)
-    elif isinstance(connection, (asyncpg.Connection, PoolConnectionProxy)):
-        source = AsyncpgGivenConnection(connection)
-    else:
-        source = AsyncGivenConnection(connection)
-    return source, source
+# --- which of the two drivers serves ------------------------------------------------------------
+
+
+def connect_for(
+    own: Settings, columns: OwnColumns | None
+) -> Callable[[Settings, Deadline], Awaitable[AsyncOwnSession]]:
+    """Return what opens a connection."""
+    # asyncpg wants values of the very type of their column: for semel's that is no question.
+    return connect_asyncpg if asyncpg_understands(own) and not columns else async_connect
+
+
+SOURCES: Final[tuple[tuple[Any, Callable[[Any], AsyncSource]], ...]] = (
+    (asyncpg.Pool, AsyncpgGivenPool),
+    ((asyncpg.Connection, PoolConnectionProxy), AsyncpgGivenConnection),
+)
+"""What takes connections of another driver than psycopg that the application gives."""

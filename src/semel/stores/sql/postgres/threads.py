@@ -15,7 +15,7 @@ from itertools import count
 from operator import attrgetter
 from struct import Struct
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 from zlib import crc32
 
@@ -23,10 +23,10 @@ import psycopg
 from psycopg.adapt import Transformer
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGresult
+from psycopg_pool import ConnectionPool
 
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.pool import GivenConnection, GivenPool, OwnPool, Pool, Source
 from semel.stores.sql.postgres.psycopg_sessions import (
     BoundedConnection,
     Connection,
@@ -36,7 +36,9 @@ from semel.stores.sql.postgres.psycopg_sessions import (
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.verbs import OwnColumns, Reply, Statement
 
-__all__ = ["Connection", "Pool", "PreparedSession", "connect_prepared", "sources"]
+__all__ = ["SOURCES", "Connection", "Pool", "PreparedSession", "connect_for", "connect_prepared"]
+
+Pool: TypeAlias = ConnectionPool[Any]
 
 _TEXT, _BINARY = 0, 1
 
@@ -155,14 +157,17 @@ def connect_prepared(settings: Settings, deadline: Deadline) -> OwnPsycopgSessio
     return session
 
 
-def sources(
-    own: Settings | None, pool: Pool | None, connection: Any, columns: OwnColumns | None
-) -> tuple[Source, Source]:
-    """Return where connections come from: those for all calls, and those for renewals."""
-    if own is not None:
-        # Values of the application's types have to be written by psycopg.
-        opening = connect if columns else connect_prepared
-        calls = OwnPool(own, opening)
-        return calls, OwnPool(own.for_renewals(), opening, spare=calls)
-    source: Source = GivenConnection(connection) if pool is None else GivenPool(pool)
-    return source, source
+# --- which driver serves: `tasks` has two -------------------------------------------------------
+
+
+def connect_for(
+    own: Settings,  # noqa: ARG001 - as for asyncio
+    columns: OwnColumns | None,
+) -> Callable[[Settings, Deadline], OwnPsycopgSession]:
+    """Return what opens a connection."""
+    # Values of the application's types have to be written by psycopg.
+    return connect if columns else connect_prepared
+
+
+SOURCES: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = ()
+"""What takes connections of another driver than psycopg: there is none."""
