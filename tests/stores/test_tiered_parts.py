@@ -29,7 +29,7 @@ UP = [True]
 
 @pytest.fixture
 def breaker():
-    return Breaker("redis somewhere", patience=0.25)
+    return Breaker("redis somewhere", longest_call=0.25)
 
 
 def test_a_front_in_use_is_asked_by_everybody(breaker):
@@ -77,7 +77,7 @@ def test_pauses_grow_up_to_a_limit_and_begin_anew_after_an_answer(breaker):
 
 def test_pauses_are_not_all_alike():
     def pause() -> float:
-        breaker = Breaker("redis somewhere", patience=0.25)
+        breaker = Breaker("redis somewhere", longest_call=0.25)
         breaker.learn(DOWN, 0.0, 0.0)
         return next(now for now in range(101) if breaker.allows(now / 1000))
 

@@ -112,7 +112,7 @@ class Batcher:
         return cast("T", await self._ask(request))
 
     async def close(self) -> None:
-        """Refuse those that wait, and let what is away come back."""
+        """Reject those that wait, and let what is away come back."""
         await self._claims.close()
         await self._completes.close()
 
@@ -233,7 +233,7 @@ class RequestQueue:
             member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was cancelled
 
     async def close(self) -> None:
-        """Refuse those that wait, and let what is away come back."""
+        """Reject those that wait, and let what is away come back."""
         self._closed = True
         self._next.reject("the store was closed")
         while away := {*self._stragglers, *filter(None, (self._sender,))}:
@@ -342,7 +342,7 @@ def _own_copy(error: StoreUnavailable) -> StoreUnavailable:
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Give the loop of asyncio that runs here, or say that semel needs one."""
+    """Return the loop of asyncio that runs here, or say that semel needs one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -353,7 +353,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def only_loop(first: asyncio.AbstractEventLoop | None, place: str) -> asyncio.AbstractEventLoop:
-    """Give the loop that runs; refuse it if the store at this place was used on another before."""
+    """Return the loop that runs; reject it if the store at this place was used on another."""
     running = running_loop()
     if first is not None and first is not running:
         raise ConfigError(f"the store at {place} belongs to another event loop; open one per loop")
@@ -361,7 +361,7 @@ def only_loop(first: asyncio.AbstractEventLoop | None, place: str) -> asyncio.Ab
 
 
 def has_ended(first: asyncio.AbstractEventLoop | None, place: str) -> bool:
-    """Whether the loop of a store is gone, and what was open on it; refuse one that is not."""
+    """Whether the loop of a store is gone, and what was open on it; reject one that is not."""
     if first is None or first is asyncio.get_running_loop():
         return False
     if not first.is_closed():

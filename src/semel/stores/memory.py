@@ -104,7 +104,7 @@ class MemoryStore(Store):
 
     Holds at most `max_records`. When it is full, records that have expired go first, and
     abandoned ones that nobody holds once their ttl has passed too; then, with
-    `evict="finished"`, the record that ended first; else a new key is refused with `StoreFull`
+    `evict="finished"`, the record that ended first; else a new key is rejected with `StoreFull`
     before anything runs. Keys that exist are always served.
     """
 
@@ -131,14 +131,14 @@ class MemoryStore(Store):
         return cast("T", self._ANSWERS[type(request)](self, request))
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
-        """Answer each request; a member's refusal is its own."""
+        """Answer each request; the error of one is its answer."""
         return [self._own_answer(request) for request in requests]
 
     def _own_answer(self, request: Request[T]) -> T | StoreError:
         try:
             return self.ask(request)
-        except StoreError as refused:
-            return refused
+        except StoreError as error:
+            return error
 
     def close(self) -> None:
         """Nothing was opened; the records stay as long as the store object does."""
@@ -312,7 +312,7 @@ class AsyncMemoryStore(AsyncStore):
         return self._store.ask(request)
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
-        """Answer each request; a member's refusal is its own."""
+        """Answer each request; the error of one is its answer."""
         return self._store.send(requests)
 
     async def close(self) -> None:

@@ -186,7 +186,7 @@ _BESIDE_EVERY_URL: Final = {
 
 
 def check_login(url: str) -> None:
-    """Refuse an @ behind the address: what stands before it is probably half of a password.
+    """Reject an @ behind the address: what stands before it is probably half of a password.
 
     Whatever is made of such a URL, a part of the password would be taken for a host, a database or
     an option, and be shown in a message.
@@ -213,7 +213,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
 
 
 def reject_in_url(in_url: Iterable[str], **by_name: str) -> None:
-    """Refuse the options that a URL cannot carry; `by_name` are those of this store, and why."""
+    """Reject the options that a URL cannot carry; `by_name` are those of this store, and why."""
     reasons = _BESIDE_EVERY_URL | by_name
     for name in in_url:
         if name in reasons:

@@ -127,7 +127,7 @@ class FaultScript:
 
         The store must have such a verb.
         """
-        # What would never happen is refused: the test that counts on it would prove nothing.
+        # What would never happen is rejected: the test that counts on it would prove nothing.
         self._check_verb(verb)
         if isinstance(fault, type):
             raise ConfigError(f"a fault is made by calling its class: {fault.__name__}(...)")
@@ -247,7 +247,7 @@ class AsyncFaultyStore(FaultScript, AsyncStore):
 
 
 def _check(store: object, *, asynchronous: bool) -> None:
-    """Refuse what is no store of this kind: on it, no fault would ever be met."""
+    """Reject what is no store of this kind: on it, no fault would ever be met."""
     kind, opener = (
         ("AsyncFaultyStore", "open_async_store") if asynchronous else ("FaultyStore", "open_store")
     )

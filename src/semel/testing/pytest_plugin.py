@@ -15,14 +15,14 @@ from semel.sync import Idempotency
 
 @pytest.fixture
 def idempotency() -> Iterator[Idempotency]:
-    """Give an engine in memory, empty for each test, and close it afterwards."""
+    """Return an engine in memory, empty for each test, and close it afterwards."""
     with Idempotency("memory://") as engine:
         yield engine
 
 
 @pytest.fixture
 def async_idempotency() -> AsyncIdempotency:
-    """Give an engine for asyncio in memory, empty for each test.
+    """Return an engine for asyncio in memory, empty for each test.
 
     It belongs to the event loop of the test, whichever plugin runs it (pytest-asyncio, AnyIO).
     Therefore this fixture is not async itself: a plugin could run it in another loop. Memory has no

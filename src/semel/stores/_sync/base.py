@@ -9,7 +9,7 @@ implements `send` and `close`. What every store promises, as `semel.testing.Stor
 
 - Each request is one atomic step, and safe to send twice: the same owner gets the same answer.
 - A claim is judged in the order written in `semel.core.judge`.
-- The current owner is the owner id in the record. A passed lease alone refuses nothing; only
+- The current owner is the owner id in the record. A passed lease alone rejects nothing; only
   another claim (or an operator's `forget`) makes an owner's writes answer False.
 - Time is the store's, read once per request; a client's clock never matters.
 - `send` answers in the order of the requests, and to no requests with no answers (engines never ask

@@ -60,7 +60,7 @@ _OPTIONAL: Final = frozenset(
 def add_tables(metadata: MetaData, dialect: str, *, table: str = DEFAULT_TABLE) -> Table:
     """Describe the table of records, and the table of versions beside it, in this metadata.
 
-    `dialect` is postgresql, mysql, mariadb or sqlite. Gives the table of records.
+    `dialect` is postgresql, mysql, mariadb or sqlite. Returns the table of records.
     """
     checked_name("table", table)
     if dialect not in _TYPES_OF:

@@ -263,7 +263,7 @@ class FileSource:
             connection.execute("ROLLBACK")
 
     def check_log(self) -> None:
-        """Refuse to write to a log that has lost its name, for the same reason."""
+        """Reject writing to a log that has lost its name, for the same reason."""
         if _file_id(self._log) != self._opened_log:
             raise ConfigError(
                 f"{self._log} was deleted or replaced while the SQLite database was open: records "
@@ -332,9 +332,9 @@ class GivenSource:
         return self._connection
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Refuse while the application's own transaction is open: ours would become part of it.
+        """Reject calls while the application's own transaction is open: ours would be part of it.
 
-        And refuse a file that lost its name since the connection was first used here.
+        And reject a file that lost its name since the connection was first used here.
         """
         if self._file and _file_id(self._file) != self._found:
             raise ConfigError(
@@ -375,7 +375,7 @@ def _lost(place: str) -> ConfigError:
 
 
 def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
-    """Create the table unless it exists; refuse one that a newer version of semel made."""
+    """Create the table unless it exists; reject one that a newer version of semel made."""
     version = _version(connection, table)
     if version is None and table.autocreate:
         connection.execute("BEGIN IMMEDIATE")
@@ -400,7 +400,7 @@ def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
 
 
 def _has_table(connection: sqlite3.Connection, table: SQLiteTable) -> bool:
-    """Whether a table is there whose version was lost; one that is not ours is refused."""
+    """Whether a table is there whose version was lost; one that is not ours is rejected."""
     columns = {name for (name,) in _plain(connection).execute(schema.LIST_COLUMNS, (table.name,))}
     if columns and not columns.issuperset({"identity", "prefix", *COLUMNS}):
         raise not_ours(table.name)

@@ -200,7 +200,7 @@ class Source(Protocol):
     timeout: float
 
     def connect(self) -> sqlite3.Connection:
-        """Give a connection that is ready for use."""
+        """Return a connection that is ready for use."""
         ...
 
     def check(self, connection: sqlite3.Connection) -> None:
@@ -356,7 +356,7 @@ class Session:
         if lost is None:
             return
         if primary_code(lost) == sqlite3.SQLITE_FULL and len(batch) > 1:
-            # A large result that does not fit must not refuse the small ones beside it.
+            # A large result that does not fit must not keep out the small ones beside it.
             for member in batch:
                 self._transact(connection, (), [member])
         for member in _pending(jobs):
@@ -381,7 +381,7 @@ class Session:
             return error
         except BaseException:
             if connection.in_transaction:
-                # Interrupted before the commit: what they were told is undone with the rest.
+                # Interrupted before the commit: their answers are undone with the rest.
                 for member in members:
                     member.outcome = PENDING
             raise

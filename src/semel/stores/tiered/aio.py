@@ -167,7 +167,7 @@ class AsyncTieredStore(AsyncStore):
             await self._front.confirm(marks)
         answered = list(zip(asked, answers, strict=True))
         await self._front.tell(
-            [call for each, answer in answered for call in tier.told(each, answer, sent)]
+            [call for each, answer in answered for call in tier.updates(each, answer, sent)]
         )
         wanted = [each for each, answer in answered if tier.wants_copy(each, answer)]
         if wanted:

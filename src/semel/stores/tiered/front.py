@@ -286,7 +286,7 @@ FRONT_TIMEOUT: Final = 0.25
 
 
 def check_front_url(url: str) -> None:
-    """Refuse a URL that is not of the Redis family."""
+    """Reject a URL that is not of the Redis family."""
     backend = BACKENDS.get(url.partition("://")[0])
     if backend is None or backend != BACKENDS["redis"]:
         raise ConfigError(
@@ -296,7 +296,7 @@ def check_front_url(url: str) -> None:
 
 
 def check_behind_url(url: str) -> None:
-    """Refuse a store behind that forgets with its process: Redis would outlast what decides.
+    """Reject a store behind that forgets with its process: Redis would outlast what decides.
 
     A store object in memory is accepted: it is for a test, and shared among the engines of a
     process.
@@ -309,7 +309,7 @@ def check_behind_url(url: str) -> None:
 
 
 def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, Any]) -> RedisKind:
-    """Give a Redis store of the application, if it is one; options are for URLs."""
+    """Return a Redis store of the application, if it is one; options are for URLs."""
     if not isinstance(front, kind):
         found = type(front).__name__
         raise ConfigError(f"the front must be a Redis URL or {kind.__name__}, not {found}")
@@ -323,7 +323,7 @@ def checked_front(front: object, kind: type[RedisKind], options: Mapping[str, An
 
 
 def checked_behind(behind: Any, *, asynchronous: bool) -> Any:
-    """Give a store that decides: of the right kind, and not Redis again."""
+    """Return a store that decides: of the right kind, and not Redis again."""
     if isinstance(behind, (RedisStore, AsyncRedisStore)):
         raise ConfigError("the store behind decides, so it must not be Redis; give an SQL store")
     found = type(behind).__name__

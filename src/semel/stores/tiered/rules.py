@@ -76,7 +76,7 @@ class Notes:
     """What a store remembers of the claims it has sent, until they end, by identity and owner.
 
     A claim is noted before it is sent: an owner whose answer was lost asks again, and must then be
-    told by SQL, not by a hint that another caller left in the front.
+    answered by SQL, not by a hint that another caller left in the front.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -112,11 +112,11 @@ class Notes:
         return had_it
 
     def find(self, identity: Identity, owner: bytes) -> Note | None:
-        """Give the note of a claim that was given."""
+        """Return the note of a claim that was given."""
         return self._notes.get((identity, owner))
 
     def take(self, identity: Identity, owner: bytes) -> Note | None:
-        """Give the note of a claim that was given, and remove it."""
+        """Return the note of a claim that was given, and remove it."""
         with self._lock.lock:
             return self._notes.pop((identity, owner), None)
 
@@ -226,7 +226,7 @@ class Tier:
     def to_confirm(self, asked: Asked) -> list[Command[bool]]:
         """What the front has to confirm, before SQL is asked and again after it.
 
-        To be kept for 0 seconds is to be forgotten. Of any other touch, a front that cannot be told
+        To be kept for 0 seconds is to be forgotten. Of any other touch, a front that is not reached
         may answer for as long as it would have before.
         """
         match asked.request:
@@ -238,7 +238,7 @@ class Tier:
 
     # --- what is sent to the front ----------------------------------------------------------
 
-    def told(self, asked: Asked, answer: object, sent: float) -> list[Command[bool]]:
+    def updates(self, asked: Asked, answer: object, sent: float) -> list[Command[bool]]:
         """What to tell the front of SQL's answer to what was sent at `sent`."""
         if isinstance(asked.request, ClaimRequest):
             return self._claimed(asked.request, asked.look, answer, sent)
@@ -282,7 +282,7 @@ class Tier:
         ]
 
     def _renewed(self, ask: RenewRequest) -> list[Command[bool]]:
-        """Only a lease that ends sooner than a hint says has to be told."""
+        """Only a lease that ends sooner than a hint says matters."""
         note = self._notes.find(ask.identity, ask.owner)
         if note is not None and ask.lease >= note.lease:
             return []

@@ -168,7 +168,7 @@ class TieredStore(Store):
             self._front.confirm(marks)
         answered = list(zip(asked, answers, strict=True))
         self._front.tell(
-            [call for each, answer in answered for call in tier.told(each, answer, sent)]
+            [call for each, answer in answered for call in tier.updates(each, answer, sent)]
         )
         wanted = [each for each, answer in answered if tier.wants_copy(each, answer)]
         if wanted:

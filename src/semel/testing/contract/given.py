@@ -132,7 +132,7 @@ class StoreUnderTest:
 
     @pytest.fixture
     def store(self) -> Store | AsyncStore:
-        """Give an empty store."""
+        """Return an empty store."""
         raise NotImplementedError("a subclass of StoreContract gives the fixture `store`")
 
     @pytest.fixture
