@@ -8,7 +8,7 @@ import pytest
 
 from semel.errors import StoreUnavailable
 from semel.stores.sql.postgres import PostgresStore
-from semel.stores.sql.postgres.statements import Statements
+from semel.stores.sql.postgres.verbs import Statements
 from servers.postgres import postgres_server
 from stores.postgres_given import driven, rows
 from stores.sqlite_helpers import ask, finish, wait_until

@@ -20,7 +20,7 @@ Everything else is libpq's: sslmode, target_session_attrs, several hosts. `Postg
 
 aio, store         the stores for asyncio and for threads, what runs their operations, and where
                    their connections come from: pools of our own, or the application's
-statements, verbs  the SQL, and the verbs that are PostgreSQL's own
+verbs              the SQL about one record, and the verbs that are PostgreSQL's own
 batch              the same for many members at once
 tasks, threads     the drivers: asyncpg for asyncio, psycopg without cursors for threads
 psycopg_sessions   psycopg's connections, bounded in time

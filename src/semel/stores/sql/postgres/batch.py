@@ -35,16 +35,16 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, Request
 from semel.stores.sql.batch import all_differ, in_order
 from semel.stores.sql.errors import ASK_AGAIN_AFTER
-from semel.stores.sql.postgres.statements import (
+from semel.stores.sql.postgres.verbs import (
     NOW,
     RUNNING,
     SEEN,
     WAKE_WITH_OUTCOME,
+    PostgresVerbs,
     Query,
     check_size,
     micros,
 )
-from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import COLUMNS, FORMAT, Row
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb, operation, record_of
 

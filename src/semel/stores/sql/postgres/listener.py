@@ -4,7 +4,7 @@ Only a store that opens its connections itself has one: a given pool or connecti
 to take for long. Nor has one behind pgbouncer, which would give the session to the next caller.
 
 One channel serves all records: a message begins with the digest of its record. What follows, if
-anything does, is the outcome, as `statements` writes it.
+anything does, is the outcome, as `verbs` writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semel.core.records import Encoded, Ended, Finished, State
 from semel.stores.forking import leave_alone
 from semel.stores.listening import AsyncListener, AsyncWatch, Listener, OnLost, Subscriptions, Watch
 from semel.stores.sql.postgres.settings import Settings
-from semel.stores.sql.postgres.statements import CHANNEL
+from semel.stores.sql.postgres.verbs import CHANNEL
 
 LISTEN: Final = f"LISTEN {CHANNEL}"
 

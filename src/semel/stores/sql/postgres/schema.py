@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from semel.errors import ConfigError
-from semel.stores.sql.postgres.statements import OURS
+from semel.stores.sql.postgres.verbs import OURS
 from semel.stores.sql.schema import (
     DEFAULT_TABLE,
     VERSIONS,
