@@ -62,12 +62,12 @@ def test_an_integration_names_what_its_framework_has_no_more(
 
 
 def test_the_postgres_store_names_what_psycopg_has_no_more(imported_anew, monkeypatch):
-    importlib.import_module("semel.stores.sql.postgres.psycopg_sessions")
+    importlib.import_module("semel.stores.sql.postgres.threads")
     for kind in psycopg.Connection.__mro__:
         if "_connect_gen" in vars(kind):
             monkeypatch.delattr(kind, "_connect_gen")
     with pytest.raises(ConfigError, match=r"psycopg .* has no psycopg\.Connection\._connect_gen"):
-        imported_anew("semel.stores.sql.postgres.psycopg_sessions")
+        imported_anew("semel.stores.sql.postgres.threads")
 
 
 @pytest.mark.parametrize(

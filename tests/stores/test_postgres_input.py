@@ -13,7 +13,7 @@ from psycopg import errors as sql
 from semel.core.records import Claimed, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.errors import MOST_REPEATS, Deadline
-from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, psycopg_sessions
+from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, threads
 from semel.stores.sql.postgres.errors import repeat_after
 from semel.stores.sql.postgres.settings import part, settings
 from semel.stores.sql.verbs import ROUNDS
@@ -331,4 +331,4 @@ def plain(module, name):
     ],
 )
 def test_the_sessions_read_alike(twin, name):
-    assert plain(psycopg_sessions, twin) == plain(psycopg_sessions, name)
+    assert plain(threads, twin) == plain(threads, name)

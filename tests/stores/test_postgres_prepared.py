@@ -15,8 +15,7 @@ from semel.core.records import Claimed, Encoded, Finished
 from semel.errors import ConfigError, StoreError
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import PostgresStore, threads
-from semel.stores.sql.postgres.psycopg_sessions import OwnPsycopgSession
-from semel.stores.sql.postgres.threads import PreparedSession
+from semel.stores.sql.postgres.threads import OwnPsycopgSession, PreparedSession
 from semel.stores.sql.verbs import Reply, Statement
 from servers.proxy import proxy_to
 from stores.postgres_given import migrate, rows

@@ -25,10 +25,9 @@ from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.mysql.errors import least_time, statement_time
 from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.psycopg_sessions import async_connect
 from semel.stores.sql.postgres.settings import settings
 from semel.stores.sql.postgres.tasks import connect_asyncpg
-from semel.stores.sql.postgres.threads import connect_prepared
+from semel.stores.sql.postgres.threads import async_connect, connect_prepared
 from semel.stores.sql.verbs import Statement, operation
 
 TIMEOUT = 40.0

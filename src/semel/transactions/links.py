@@ -158,11 +158,11 @@ class AsyncPsycopgLink(AsyncPlainLink):
     def __init__(self, connection: Any) -> None:
         from psycopg.pq import TransactionStatus  # noqa: PLC0415 - see above
 
-        from semel.stores.sql.postgres import psycopg_sessions  # noqa: PLC0415 - see above
+        from semel.stores.sql.postgres import threads  # noqa: PLC0415 - see above
 
         super().__init__(getattr(connection, "connection", connection))
         self._open = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
-        self._sessions = psycopg_sessions
+        self._sessions = threads
 
     def in_transaction(self) -> bool:
         self._sessions.check_answers(self._connection)

@@ -22,8 +22,7 @@ aio, store         the stores for asyncio and for threads, what runs their opera
                    their connections come from: pools of our own, or the application's
 verbs              the SQL about one record, and the verbs that are PostgreSQL's own
 batch              the same for many members at once
-tasks, threads     the drivers: asyncpg for asyncio, psycopg without cursors for threads
-psycopg_sessions   psycopg's connections, bounded in time
+tasks, threads     the drivers: asyncpg for asyncio, psycopg for threads and for the rest
 errors             what errors mean, and which calls are repeated
 settings, schema   what a URL says, and how the table comes to be
 listener           wake-ups for callers that wait

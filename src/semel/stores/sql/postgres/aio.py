@@ -39,15 +39,6 @@ from semel.stores.sql.postgres.errors import (
     TimeIsUp,
 )
 from semel.stores.sql.postgres.listener import AsyncPostgresWakeups
-from semel.stores.sql.postgres.psycopg_sessions import (
-    BATCH_LOCK_SHARE,
-    OF_GIVEN_CONNECTION,
-    OF_GIVEN_POOL,
-    AsyncConnection,
-    AsyncPsycopgSession,
-    check_idle,
-    check_process,
-)
 from semel.stores.sql.postgres.schema import (
     READ_COMMITTED,
     Schema,
@@ -56,6 +47,15 @@ from semel.stores.sql.postgres.schema import (
     make_schema,
 )
 from semel.stores.sql.postgres.settings import Settings, all_options, settings
+from semel.stores.sql.postgres.threads import (
+    BATCH_LOCK_SHARE,
+    OF_GIVEN_CONNECTION,
+    OF_GIVEN_POOL,
+    AsyncConnection,
+    AsyncPsycopgSession,
+    check_idle,
+    check_process,
+)
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb

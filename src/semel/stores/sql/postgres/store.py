@@ -31,15 +31,6 @@ from semel.stores.sql.postgres.errors import (
     TimeIsUp,
 )
 from semel.stores.sql.postgres.listener import PostgresWakeups
-from semel.stores.sql.postgres.psycopg_sessions import (
-    BATCH_LOCK_SHARE,
-    OF_GIVEN_CONNECTION,
-    OF_GIVEN_POOL,
-    Connection,
-    PsycopgSession,
-    check_idle,
-    check_process,
-)
 from semel.stores.sql.postgres.schema import (
     READ_COMMITTED,
     Schema,
@@ -48,6 +39,15 @@ from semel.stores.sql.postgres.schema import (
     make_schema,
 )
 from semel.stores.sql.postgres.settings import Settings, all_options, settings
+from semel.stores.sql.postgres.threads import (
+    BATCH_LOCK_SHARE,
+    OF_GIVEN_CONNECTION,
+    OF_GIVEN_POOL,
+    Connection,
+    PsycopgSession,
+    check_idle,
+    check_process,
+)
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.schema import DEFAULT_TABLE
 from semel.stores.sql.store import (

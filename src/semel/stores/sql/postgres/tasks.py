@@ -25,7 +25,8 @@ from semel.stores.batching import AsyncSlots
 from semel.stores.sql.aio import AsyncOwnSession, AsyncSession, AsyncSource, in_turn
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.errors import TimeIsUp
-from semel.stores.sql.postgres.psycopg_sessions import (
+from semel.stores.sql.postgres.settings import Settings
+from semel.stores.sql.postgres.threads import (
     CONFIGURE,
     OF_GIVEN_CONNECTION,
     OF_GIVEN_POOL,
@@ -35,7 +36,6 @@ from semel.stores.sql.postgres.psycopg_sessions import (
     limits,
     open_transaction,
 )
-from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.verbs import OwnColumns, Reply, Statement
 
 AsyncpgConnection: TypeAlias = Any
