@@ -8,11 +8,11 @@ from typing import Any
 
 import redis
 
-from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.records import VERBS, ClaimRequest, Encoded, Identity
 from semel.stores.tiered.front import Calls, Entry, unpack
 from semel.stores.urls import open_async_store, open_store
 from semel.testing import StoreDriver
-from semel.testing.faults import VERBS, verb_of
+from semel.testing.faults import verb_of
 
 PATIENT = 5.0
 """How long the front may take where its outage is not the matter: the machine may be busy."""

@@ -329,3 +329,20 @@ LISTINGS: Final[frozenset[type[Request[Any]]]] = frozenset(
     {ScanRequest, StuckRequest, PurgeRequest, CountRequest}
 )
 """Requests about all records: a store may leave them out (`Store.unsupported`)."""
+
+VERBS: Final[dict[type[Request[Any]], str]] = {
+    ClaimRequest: "claim",
+    RenewRequest: "renew",
+    CompleteRequest: "complete",
+    FailRequest: "fail",
+    GetRequest: "get",
+    PutRequest: "put",
+    TouchRequest: "touch",
+    ForgetRequest: "forget",
+    AdoptRequest: "adopt",
+    ScanRequest: "scan",
+    StuckRequest: "stuck",
+    PurgeRequest: "purge",
+    CountRequest: "counts",
+}
+"""What each request is called: by the methods of a store, by SQL's verbs and in tests."""

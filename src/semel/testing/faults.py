@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from itertools import repeat
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -25,21 +25,9 @@ from msgspec.structs import force_setattr
 from semel.core.policy import seconds
 from semel.core.records import (
     LISTINGS,
-    AdoptRequest,
-    ClaimRequest,
-    CompleteRequest,
-    CountRequest,
-    FailRequest,
-    ForgetRequest,
-    GetRequest,
+    VERBS,
     Identity,
-    PurgeRequest,
-    PutRequest,
-    RenewRequest,
     Request,
-    ScanRequest,
-    StuckRequest,
-    TouchRequest,
 )
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.base import AsyncStore, AsyncWatch, Store, Watch
@@ -47,26 +35,9 @@ from semel.stores.base import AsyncStore, AsyncWatch, Store, Watch
 T = TypeVar("T")
 Given = TypeVar("Given", bound="Request[Any] | Sequence[Request[Any]]")
 
-VERBS: Final[dict[type[Request[Any]], str]] = {
-    ClaimRequest: "claim",
-    RenewRequest: "renew",
-    CompleteRequest: "complete",
-    FailRequest: "fail",
-    GetRequest: "get",
-    PutRequest: "put",
-    TouchRequest: "touch",
-    ForgetRequest: "forget",
-    AdoptRequest: "adopt",
-    ScanRequest: "scan",
-    StuckRequest: "stuck",
-    PurgeRequest: "purge",
-    CountRequest: "counts",
-}
-"""What a call of each request is named. A `send` of many is named `claim_many`, and so on."""
-
 
 def verb_of(requests: Sequence[Request[Any]]) -> str:
-    """Name a `send` by the kind of its requests; one of several kinds, or of none, is a `send`."""
+    """Name a `send` of claims `claim_many`, and so on; one of several kinds, or of none, `send`."""
     kinds = {VERBS[type(request)] for request in requests}
     return f"{kinds.pop()}_many" if len(kinds) == 1 else "send"
 

@@ -386,7 +386,7 @@ class SQLiteVerbs:
     put = get
 
     @_reads
-    def page(self, ask: ScanRequest) -> Verb[Page]:
+    def scan(self, ask: ScanRequest) -> Verb[Page]:
         """List records in the order of the unique index, so that no page sorts or skips."""
         whole_number("limit", ask.limit)
         now = self._table.now()

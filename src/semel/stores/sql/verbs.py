@@ -42,6 +42,7 @@ from msgspec import Struct
 
 from semel.core import judge
 from semel.core.records import (
+    VERBS,
     AdoptRequest,
     Claim,
     Claimed,
@@ -57,7 +58,6 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.base import CountRequest, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
 
 T = TypeVar("T")
@@ -92,20 +92,16 @@ class Operation(Struct, Generic[T], frozen=True, gc=False):
     """A verb with its arguments, ready to be started (again, if its transaction is lost)."""
 
     start: Callable[[], Verb[T]]
-    peek: bool = False
 
 
-def operation(*, peek: bool) -> Callable[[Callable[P, Verb[T]]], Callable[P, Operation[T]]]:
+def operation(verb: Callable[P, Verb[T]]) -> Callable[P, Operation[T]]:
     """Turn a generator function into one that returns the `Operation`."""
 
-    def decorate(verb: Callable[P, Verb[T]]) -> Callable[P, Operation[T]]:
-        @wraps(verb)
-        def prepare(*args: P.args, **kwargs: P.kwargs) -> Operation[T]:
-            return Operation(partial(verb, *args, **kwargs), peek)
+    @wraps(verb)
+    def prepare(*args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        return Operation(partial(verb, *args, **kwargs))
 
-        return prepare
-
-    return decorate
+    return prepare
 
 
 OwnColumns: TypeAlias = Mapping[str, Callable[[ClaimRequest], Any]]
@@ -215,7 +211,7 @@ class SwapVerbs:
     def __init__(self, table: SwapTable) -> None:
         self._table = table
 
-    @operation(peek=False)
+    @operation
     def claim(self, ask: ClaimRequest) -> Verb[Claim]:
         """Ask to run the operation."""
         insert = self._table.claim(ask)
@@ -243,7 +239,7 @@ class SwapVerbs:
         """Write in a running record that somebody waits for its end; None = nothing to write."""
         return None
 
-    @operation(peek=False)
+    @operation
     def put(self, ask: PutRequest) -> Verb[bool]:
         """Mark as done without running."""
         insert = self._table.put(ask)
@@ -260,7 +256,7 @@ class SwapVerbs:
                     return True
         raise self._restless(ask.identity)
 
-    @operation(peek=False)
+    @operation
     def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
         """Give an abandoned attempt to a resolver."""
         for _ in range(ROUNDS):
@@ -273,13 +269,13 @@ class SwapVerbs:
                 return record
         raise self._restless(ask.identity)
 
-    @operation(peek=False)
+    @operation
     def renew(self, ask: RenewRequest) -> Verb[bool]:
         """Extend the owner's lease from now."""
         reply = yield self._table.renew(ask)
         return reply.changed > 0
 
-    @operation(peek=False)
+    @operation
     def complete(self, ask: CompleteRequest) -> Verb[bool]:
         """Store the owner's success."""
         if (yield self._table.complete(ask)).changed:
@@ -287,7 +283,7 @@ class SwapVerbs:
         stored = yield from self._read(ask.identity)
         return stored is not None and judge.complete(stored, ask, stored.now) is stored
 
-    @operation(peek=False)
+    @operation
     def fail(self, ask: FailRequest) -> Verb[bool]:
         """Store the owner's failure."""
         if (yield self._table.fail(ask)).changed:
@@ -295,19 +291,19 @@ class SwapVerbs:
         stored = yield from self._read(ask.identity)
         return stored is not None and judge.fail(stored, ask, stored.now) is stored
 
-    @operation(peek=False)
+    @operation
     def get(self, ask: GetRequest) -> Verb[Record | None]:
         """Read the record; expired is absent."""
         stored = yield from self._read(ask.identity)
         return None if stored is None else judge.present(stored, stored.now)
 
-    @operation(peek=False)
+    @operation
     def touch(self, ask: TouchRequest) -> Verb[bool]:
         """Keep a finished record for `ttl` from now."""
         reply = yield self._table.touch(ask)
         return reply.changed > 0
 
-    @operation(peek=False)
+    @operation
     def forget(self, ask: ForgetRequest) -> Verb[bool]:
         """Remove the record, whatever its state, and even if it cannot be read."""
         if (yield self._table.delete(ask.identity, expired=False)).changed:
@@ -369,23 +365,6 @@ class BatchVerbs(Dialect, Protocol):
         ...
 
 
-_VERBS: Final = {
-    ClaimRequest: "claim",
-    RenewRequest: "renew",
-    CompleteRequest: "complete",
-    FailRequest: "fail",
-    GetRequest: "get",
-    PutRequest: "put",
-    TouchRequest: "touch",
-    ForgetRequest: "forget",
-    AdoptRequest: "adopt",
-    ScanRequest: "page",
-    StuckRequest: "stuck",
-    PurgeRequest: "purge",
-    CountRequest: "counts",
-}
-
-
 def operations_of(verbs: Dialect) -> dict[type, Callable[[Any], Operation[Any]]]:
     """Map each request to the verb that answers it."""
-    return {request: getattr(verbs, verb) for request, verb in _VERBS.items()}
+    return {request: getattr(verbs, verb) for request, verb in VERBS.items()}

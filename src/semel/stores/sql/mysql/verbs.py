@@ -83,8 +83,8 @@ class MySQLVerbs(SwapVerbs):
 
     # --- listings and the purge: each query follows an index and ends after `limit` rows --------
 
-    @operation(peek=False)
-    def page(self, ask: ScanRequest) -> Verb[Page]:
+    @operation
+    def scan(self, ask: ScanRequest) -> Verb[Page]:
         """List records in the order of the unique index, so that no page sorts or skips."""
         whole_number("limit", ask.limit)
         where = ["prefix = %s", f"(expire_at IS NULL OR expire_at > {NOW})"]
@@ -110,7 +110,7 @@ class MySQLVerbs(SwapVerbs):
         )
         return page_of(reply.rows, ask.limit)
 
-    @operation(peek=False)
+    @operation
     def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
         """Read the leases from the old end of their index; a record that has ended has none."""
         reply = yield self._select(
@@ -121,7 +121,7 @@ class MySQLVerbs(SwapVerbs):
         )
         return listed(reply.rows)
 
-    @operation(peek=False)
+    @operation
     def purge(self, ask: PurgeRequest) -> Verb[int]:
         """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
         removed = yield from self._remove(
@@ -136,7 +136,7 @@ class MySQLVerbs(SwapVerbs):
             )
         return removed
 
-    @operation(peek=False)
+    @operation
     def counts(self, _: CountRequest) -> Verb[Counts]:
         """Count what has not expired."""
         reply = yield Statement(
@@ -150,7 +150,7 @@ class MySQLVerbs(SwapVerbs):
         )
         return Counts(*reply.rows[0])
 
-    @operation(peek=False)
+    @operation
     def diagnose(self) -> Verb[list[str]]:
         """Tell which settings of the server let it lose what it committed."""
         reply = yield Statement(
@@ -225,7 +225,7 @@ class MySQLVerbs(SwapVerbs):
             return self.read_batch(asks)
         return None
 
-    @operation(peek=False)
+    @operation
     def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
         """Claim what is new, and judge what is there."""
         ordered = in_order(asks, self._table.digest)
@@ -243,7 +243,7 @@ class MySQLVerbs(SwapVerbs):
             return self._claim_in_bulk(asks)
         return self.claim_batch(asks)
 
-    @operation(peek=False)
+    @operation
     def _claim_in_bulk(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
         ordered = in_order(asks, self._table.digest)
         reply = yield self._batches.claim_in_bulk(ordered)
@@ -254,13 +254,13 @@ class MySQLVerbs(SwapVerbs):
             return _claimed(asks, reply)
         return _judged(ordered, (yield self._batches.read_after(ordered, reply.last_id)))
 
-    @operation(peek=False)
+    @operation
     def read_batch(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
         """Judge what is there, and wait for nobody: an open transaction has one of the keys."""
         ordered = in_order(asks, self._table.digest)
         return _judged(ordered, (yield self._batches.read(ordered)))
 
-    @operation(peek=False)
+    @operation
     def complete_batch(self, asks: Sequence[CompleteRequest]) -> Verb[dict[Identity, bool]]:
         """Store the success of attempts that run."""
         ordered = in_order(asks, self._table.digest)
@@ -270,7 +270,7 @@ class MySQLVerbs(SwapVerbs):
         reply = yield self._batches.owners(ordered, State.SUCCEEDED)
         return {ask.identity: True for ask in _owned(ordered, reply)}
 
-    @operation(peek=False)
+    @operation
     def renew_batch(self, asks: Sequence[RenewRequest]) -> Verb[dict[Identity, bool]]:
         """Extend leases."""
         ordered = in_order(asks, self._table.digest)

@@ -212,7 +212,7 @@ class PostgresBatchVerbs(PostgresVerbs):
     def second_look(self, asks: Sequence[Any], outcome: object) -> None:
         """Nothing: the statement itself leaves out what is locked."""
 
-    @operation(peek=False)
+    @operation
     def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[dict[Identity, Any]]:
         """Claim what is new, and judge what is there."""
         ordered = in_order(asks, self.short_digest)
@@ -244,7 +244,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             return ALONE  # it has to be noted that somebody waits
         return answer
 
-    @operation(peek=False)
+    @operation
     def complete_batch(self, asks: Sequence[CompleteRequest]) -> Verb[dict[Identity, bool]]:
         """Store the success of attempts that run."""
         ordered = in_order(asks, self.short_digest)
@@ -259,7 +259,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         )
         return {ordered[row[0]].identity: True for row in reply.rows}
 
-    @operation(peek=False)
+    @operation
     def renew_batch(self, asks: Sequence[RenewRequest]) -> Verb[dict[Identity, bool | StoreError]]:
         """Extend leases. What an open transaction has is not waited for, for the others' sake."""
         ordered = in_order(asks, self.short_digest)

@@ -507,8 +507,8 @@ class PostgresVerbs(SwapVerbs):
             return None
         return self._table.note_waiter(ask.identity, answer.owner)
 
-    @operation(peek=False)
-    def page(self, ask: ScanRequest) -> Verb[Page]:
+    @operation
+    def scan(self, ask: ScanRequest) -> Verb[Page]:
         """List records by key, then scope."""
         whole_number("limit", ask.limit)
         after_key, after_scope = (None, None) if ask.cursor is None else position(ask.cursor)
@@ -524,7 +524,7 @@ class PostgresVerbs(SwapVerbs):
         )
         return page_of(reply.rows, ask.limit)
 
-    @operation(peek=False)
+    @operation
     def stuck(self, ask: StuckRequest) -> Verb[list[Record]]:
         """Abandoned records, oldest first."""
         reply = yield self._table.statements.stuck(
@@ -532,7 +532,7 @@ class PostgresVerbs(SwapVerbs):
         )
         return listed(reply.rows)
 
-    @operation(peek=False)
+    @operation
     def purge(self, ask: PurgeRequest) -> Verb[int]:
         """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
         reply = yield self._table.statements.purge_expired(
@@ -546,13 +546,13 @@ class PostgresVerbs(SwapVerbs):
             removed += reply.changed
         return removed
 
-    @operation(peek=False)
+    @operation
     def counts(self, _: CountRequest) -> Verb[Counts]:
         """Count the records by state."""
         reply = yield self._table.statements.counts(prefix=self._table.prefix)
         return Counts(*reply.rows[0])
 
-    @operation(peek=False)
+    @operation
     def diagnose(self) -> Verb[list[str]]:
         """Tell which settings of the server, or of this session, let it lose what it committed."""
         reply = yield Statement(
