@@ -81,7 +81,6 @@ ALLOWED = {
     "_REFUSED": "connections: as in StoreRefused",
     "_first_line": "of a text",
     "_line": "of a header",
-    "_make_room": "space for one more record",
     "_open_cases": "what a reconciler has still to close",
     "_status_line": "of a response",
     "_tls_refused": "a connection: as in StoreRefused",
