@@ -23,7 +23,7 @@ from semel import (
     open_async_store,
 )
 from semel.core.records import Identity
-from semel.stores.sql.postgres.schema import LOCK
+from semel.stores.sql.schema import LOCK
 from servers.mariadb import MariaDBServer
 from stores.mysql_given import database_of
 

@@ -12,7 +12,8 @@ import pytest
 from semel.core.records import Busy, Claimed, CompleteRequest, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.base import PurgeRequest, StuckRequest
-from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore, schema
+from semel.stores.sql import schema
+from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.verbs import Reply
@@ -158,7 +159,7 @@ def test_a_migration_that_takes_long_is_waited_for_and_then_named(server, mysql_
     database = database_of(mysql_url)
     holder = server.client(database=database)
     with holder.cursor() as cursor:
-        cursor.execute(f"SELECT GET_LOCK({schema._LOCK}, 0)", ("idempotent_record",))
+        cursor.execute(f"SELECT GET_LOCK({schema.MYSQL_LOCK}, 0)", ("idempotent_record",))
         assert cursor.fetchall() == ((1,),)
     with driven(kind, mysql_url, timeout=2.5) as store:
         with pytest.raises(StoreUnavailable, match="another program is migrating"):
@@ -174,12 +175,12 @@ def test_a_migration_that_takes_long_is_waited_for_and_then_named(server, mysql_
 
 
 def test_a_migration_that_fails_leaves_no_lock_behind(server, mysql_url, kind, monkeypatch):
-    written = schema.Schema._written
-    monkeypatch.setattr(schema.Schema, "_written", lambda *_: ["CREATE NONSENSE"])
+    written = schema.MySQLSchema._written
+    monkeypatch.setattr(schema.MySQLSchema, "_written", lambda *_: ["CREATE NONSENSE"])
     with driven(kind, mysql_url) as store:
         with pytest.raises(StoreUnavailable, match="NONSENSE"):
             store.claim(ask())
-        monkeypatch.setattr(schema.Schema, "_written", written)
+        monkeypatch.setattr(schema.MySQLSchema, "_written", written)
         with driven(kind, mysql_url) as other:
             assert isinstance(other.claim(ask()), Claimed)
         assert isinstance(store.claim(ask()), Busy)

@@ -23,11 +23,11 @@ from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import aio, errors, store
 from semel.stores.sql.mysql.addresses import parse
 from semel.stores.sql.mysql.errors import least_time, statement_time
-from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.settings import settings
 from semel.stores.sql.postgres.tasks import connect_asyncpg
 from semel.stores.sql.postgres.threads import async_connect, connect_prepared
+from semel.stores.sql.schema import MySQLSchema
 from semel.stores.sql.verbs import Statement, operation
 
 TIMEOUT = 40.0
@@ -97,8 +97,8 @@ def slowly():
     yield SLOW
 
 
-def schema() -> Schema:
-    found = Schema("idempotent_record", TIMEOUT, autocreate=False)
+def schema() -> MySQLSchema:
+    found = MySQLSchema("idempotent_record", 1, autocreate=False)
     found.ensured = True
     return found
 

@@ -14,7 +14,7 @@ from sqlalchemy import MetaData, NullPool, create_engine, inspect
 from semel import ConfigError, Idempotency
 from semel.contrib.django import migrations
 from semel.contrib.django.migrations import statements
-from semel.stores.sql.postgres.schema import LOCK
+from semel.stores.sql.schema import LOCK
 from semel.stores.sql.sqlalchemy_tables import add_tables, version_row
 from servers.redis import wait_until
 from transactions.conftest import DATABASES

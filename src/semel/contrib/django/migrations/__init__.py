@@ -7,7 +7,7 @@ from typing import Any
 from django.db.migrations.operations.base import Operation
 
 from semel.errors import ConfigError
-from semel.stores.sql.schema import DEFAULT_TABLE, VERSIONS, read_migrations
+from semel.stores.sql.schema import DEFAULT_TABLE, LOCK, VERSIONS, read_migrations
 from semel.stores.sql.sqlite_statements import CREATE_VERSIONS, SQLiteTable
 
 _PACKAGES = {"postgresql": "semel.stores.sql.postgres", "mysql": "semel.stores.sql.mysql"}
@@ -97,8 +97,6 @@ def _turn(vendor: str) -> tuple[str, ...]:
         case "sqlite":  # a transaction that reads first could not write after another has written
             return (CREATE_VERSIONS, f"{_FORGET_VERSION} AND 0")
         case "postgresql":
-            from semel.stores.sql.postgres.schema import LOCK  # noqa: PLC0415 - it needs the driver
-
             return (f"SELECT pg_advisory_xact_lock({LOCK})",)
         case _:  # MySQL's steps may run twice, also at the same time
             return ()

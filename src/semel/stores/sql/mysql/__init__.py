@@ -2,7 +2,7 @@
 
 statements       the SQL, for one record and for many
 verbs            what each verb does, as generators that yield statements and receive rows
-ddl, schema      how the table comes to be
+ddl              the SQL files that make the table
 addresses        the URL and the options of a store, and the settings of its connections
 errors           what a failure means, and how long and how often a statement is sent again
 aio              the store for asyncio; `store`, for threads, is generated from it

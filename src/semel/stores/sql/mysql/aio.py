@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, Unpack
 from semel.stores.sql.aio import AsyncExecutor, AsyncPool, AsyncServerStore, AsyncSession, drive
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import errors, tasks
-from semel.stores.sql.mysql.addresses import Options, set_up, settings
+from semel.stores.sql.mysql.addresses import Options, lock_wait, set_up, settings
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
     check_size,
@@ -24,9 +24,9 @@ from semel.stores.sql.mysql.errors import (
     message_size,
     statement_time,
 )
-from semel.stores.sql.mysql.schema import Schema
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.mysql.verbs import MOST_BYTES, MySQLVerbs
+from semel.stores.sql.schema import MySQLSchema
 from semel.stores.sql.verbs import Reply, Statement, Verb
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
@@ -66,7 +66,7 @@ class AsyncMySQLStore(AsyncServerStore):
         self.table = MySQLTable(setup.table, prefix, setup.columns)
         self.database = setup.database
         self._verbs = MySQLVerbs(self.table, in_bulk=tasks.SENDS_BULK)
-        schema = Schema(self.table.name, setup.timeout, autocreate=setup.autocreate)
+        schema = MySQLSchema(self.table.name, lock_wait(setup.timeout), autocreate=setup.autocreate)
 
         def pool(size: int, *, waits_for_locks: bool = False) -> AsyncPool:
             opened = partial(
@@ -99,7 +99,7 @@ class AsyncMySQLStore(AsyncServerStore):
 class AsyncMySQLExecutor(AsyncExecutor):
     """Runs operations on the connections of a pool."""
 
-    schema: Schema
+    schema: MySQLSchema
     rules = errors
 
     async def migrate(self, columns: Mapping[str, str]) -> int:

@@ -27,7 +27,7 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError
 from semel.stores.sql.rows import COLUMNS, FORMAT, Row, stamp, to_row
-from semel.stores.sql.schema import VERSIONS, checked_name
+from semel.stores.sql.schema import checked_columns, checked_table, quoted
 from semel.stores.sql.verbs import (
     OwnColumns,
     Reply,
@@ -68,15 +68,13 @@ class MySQLTable:
     made the row, whatever the connection counts as "affected"."""
 
     def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
-        if checked_name("table", name) == VERSIONS:
-            raise ConfigError(f"{VERSIONS} is the table that remembers versions; take another name")
         if len(prefix) > PREFIX_LENGTH:
             raise ConfigError(f"the prefix has {len(prefix)} characters, at most {PREFIX_LENGTH}")
-        self.name = name
+        self.name = checked_table(name)
         self.quoted = quoted(name)
         """The name as it stands in statements."""
         self.prefix = prefix
-        self.own_columns = _checked(own)
+        self.own_columns = checked_columns(own, {"digest", "prefix", *COLUMNS})
         self.own_names = tuple(map(quoted, self.own_columns))
         """The application's own columns, as they stand in statements."""
         self._salt = f"{len(prefix)}:{prefix}:".encode()
@@ -210,11 +208,6 @@ class MySQLTable:
         return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
 
 
-def quoted(name: str) -> str:
-    """Write a checked name as it stands in statements: `order` may be one, and is a word of SQL."""
-    return f"`{name}`"
-
-
 def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:
     # A duplicate changes nothing and is no error: the error would leave a shared lock on the row,
     # and two of those that want to write are a deadlock.
@@ -227,15 +220,6 @@ def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:
         f"%s, %s, 1, {fence}, %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
         "ON DUPLICATE KEY UPDATE digest = digest"
     )
-
-
-def _checked(own: OwnColumns) -> OwnColumns:
-    for name, fill in own.items():
-        if checked_name("column", name) in {"digest", "prefix", *COLUMNS}:
-            raise ConfigError(f"the column {name} is semel's own; take another name")
-        if not callable(fill):
-            raise ConfigError(f"the column {name} needs a function of the claim, not {fill!r}")
-    return dict(own)
 
 
 # --- many records at once, and one commit --------------------------------------------------

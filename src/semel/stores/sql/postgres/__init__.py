@@ -24,7 +24,7 @@ verbs              the SQL about one record, and the verbs that are PostgreSQL's
 batch              the same for many members at once
 tasks, threads     the drivers: asyncpg for asyncio, psycopg for threads and for the rest
 errors             what errors mean, and which calls are repeated
-settings, schema   what a URL says, and how the table comes to be
+settings           what a URL says
 listener           wake-ups for callers that wait
 """
 

@@ -10,7 +10,8 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
+from uuid import UUID
 
 import psycopg
 from psycopg.errors import LockNotAvailable
@@ -19,7 +20,8 @@ from psycopg_pool import AsyncConnectionPool
 from semel.core.records import Identity
 from semel.errors import StoreUnavailable
 from semel.stores.batching import AsyncSlots
-from semel.stores.listening import AsyncWatch
+from semel.stores.forking import leave_alone
+from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.sql.aio import (
     AsyncExecutor,
     AsyncPool,
@@ -38,15 +40,8 @@ from semel.stores.sql.postgres.errors import (
     TableLocked,
     TimeIsUp,
 )
-from semel.stores.sql.postgres.listener import AsyncPostgresWakeups
-from semel.stores.sql.postgres.schema import (
-    READ_COMMITTED,
-    Schema,
-    check_given,
-    checked_columns,
-    make_schema,
-)
-from semel.stores.sql.postgres.settings import Settings, all_options, settings
+from semel.stores.sql.postgres.listener import AsyncPostgresSubscriber, channel, read_outcome
+from semel.stores.sql.postgres.settings import Settings, all_options, check_given, settings
 from semel.stores.sql.postgres.threads import (
     BATCH_LOCK_SHARE,
     OF_GIVEN_CONNECTION,
@@ -57,7 +52,13 @@ from semel.stores.sql.postgres.threads import (
     check_process,
 )
 from semel.stores.sql.postgres.verbs import PostgresVerbs
-from semel.stores.sql.schema import DEFAULT_TABLE
+from semel.stores.sql.schema import (
+    DEFAULT_TABLE,
+    POSTGRES_COLUMNS,
+    READ_COMMITTED,
+    PostgresSchema,
+    checked_columns,
+)
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, boolean, positive_seconds
 
@@ -104,12 +105,12 @@ class AsyncPostgresStore(AsyncServerStore):
         source, reserved = (
             given_source(pool, connection) if own is None else own_pools(own, columns)
         )
-        self._schema = make_schema(table, schema, partitions, autocreate)
+        self._schema = PostgresSchema(table, schema, partitions=partitions, autocreate=autocreate)
         self._wakeups = AsyncPostgresWakeups(own, source.place)
         self._verbs = PostgresBatchVerbs(
             self._schema.table,
             prefix,
-            checked_columns(columns),
+            checked_columns(columns, POSTGRES_COLUMNS),
             self._wakeups,
             seconds * BATCH_LOCK_SHARE,
         )
@@ -138,6 +139,36 @@ class AsyncPostgresStore(AsyncServerStore):
         return await self._calls.run_one(self._verbs.diagnose())
 
 
+class AsyncPostgresWakeups:
+    """Everything that a store hears. It contains the digests of the records it listens for."""
+
+    def __init__(self, settings: Settings | None, place: str) -> None:
+        listens = settings is not None and settings.own_session
+        self._new_subscriber = (
+            partial(AsyncPostgresSubscriber, cast("Settings", settings)) if listens else None
+        )
+        self._place = place
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._listener = AsyncListener(self._new_subscriber, self._place)
+
+    def __contains__(self, digest: object) -> bool:
+        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
+
+    def watch(self, digest: UUID) -> AsyncWatch:
+        """Listen for the end of the record's running attempt."""
+        if self._pid != os.getpid():
+            leave_alone(self._listener)  # the parent's
+            self._begin()
+        return AsyncWatch(self._listener, channel(digest), read_outcome)
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._listener.close()
+
+
 # --- what runs operations -----------------------------------------------------------------------
 
 
@@ -152,7 +183,7 @@ class TransactionSession(AsyncSession, Protocol):
 class AsyncPostgresExecutor(AsyncExecutor):
     """Runs operations on the connections of a source."""
 
-    schema: Schema
+    schema: PostgresSchema
     rules = errors
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:

@@ -10,9 +10,7 @@ anything does, is the outcome, as `verbs` writes it.
 from __future__ import annotations
 
 import asyncio
-import os
-from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -20,8 +18,7 @@ import psycopg
 from psycopg.pq.abc import PGconn
 
 from semel.core.records import Encoded, Ended, Finished, State
-from semel.stores.forking import leave_alone
-from semel.stores.listening import AsyncListener, AsyncWatch, Listener, OnLost, Subscriptions, Watch
+from semel.stores.listening import OnLost, Subscriptions
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.postgres.verbs import CHANNEL
 
@@ -99,36 +96,6 @@ class PostgresSubscriber:
             self._connection.close()
 
 
-class PostgresWakeups:
-    """Everything that a store hears. It contains the digests of the records it listens for."""
-
-    def __init__(self, settings: Settings | None, place: str) -> None:
-        listens = settings is not None and settings.own_session
-        self._new_subscriber = (
-            partial(PostgresSubscriber, cast("Settings", settings)) if listens else None
-        )
-        self._place = place
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._listener = Listener(self._new_subscriber, self._place)
-
-    def __contains__(self, digest: object) -> bool:
-        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
-
-    def watch(self, digest: UUID) -> Watch:
-        """Listen for the end of the record's running attempt."""
-        if self._pid != os.getpid():
-            leave_alone(self._listener)  # the parent's
-            self._begin()
-        return Watch(self._listener, channel(digest), read_outcome)
-
-    def close(self) -> None:
-        """End the connection."""
-        self._listener.close()
-
-
 # --- for asyncio ------------------------------------------------------------------------------
 
 
@@ -175,33 +142,3 @@ class AsyncPostgresSubscriber:
         self._read_no_more()
         if self._connection is not None:
             await self._connection.close()
-
-
-class AsyncPostgresWakeups:
-    """Everything that a store hears. It contains the digests of the records it listens for."""
-
-    def __init__(self, settings: Settings | None, place: str) -> None:
-        listens = settings is not None and settings.own_session
-        self._new_subscriber = (
-            partial(AsyncPostgresSubscriber, cast("Settings", settings)) if listens else None
-        )
-        self._place = place
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._listener = AsyncListener(self._new_subscriber, self._place)
-
-    def __contains__(self, digest: object) -> bool:
-        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
-
-    def watch(self, digest: UUID) -> AsyncWatch:
-        """Listen for the end of the record's running attempt."""
-        if self._pid != os.getpid():
-            leave_alone(self._listener)  # the parent's
-            self._begin()
-        return AsyncWatch(self._listener, channel(digest), read_outcome)
-
-    async def close(self) -> None:
-        """End the connection."""
-        await self._listener.close()

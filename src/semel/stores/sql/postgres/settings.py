@@ -135,3 +135,14 @@ def _why_not(said: str) -> str:
         )
     known = ", ".join(sorted(STORE_OPTIONS | POOL_OPTIONS))
     return f"postgresql:// has no option {found[1]}; known: {known}, and those of libpq"
+
+
+def check_given(
+    url: str | None, pool: object, connection: object, options: Mapping[str, Any]
+) -> None:
+    """Insist on one way to the database, and on options that have a meaning there."""
+    given = [way for way in (url, pool, connection) if way is not None]
+    if len(given) != 1:
+        raise ConfigError("a PostgreSQL store takes a URL, a pool or a connection, one of them")
+    if url is None and options:
+        raise ConfigError(f"{min(options)} goes with a URL, not with what is open already")

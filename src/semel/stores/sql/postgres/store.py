@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
+from uuid import UUID
 
 import psycopg
 from psycopg.errors import LockNotAvailable
@@ -19,8 +20,8 @@ from psycopg_pool import ConnectionPool
 
 from semel.core.records import Identity
 from semel.errors import StoreUnavailable
-from semel.stores.forking import Slots
-from semel.stores.listening import Watch
+from semel.stores.forking import Slots, leave_alone
+from semel.stores.listening import Listener, Watch
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import errors, threads
 from semel.stores.sql.postgres.batch import PostgresBatchVerbs
@@ -30,15 +31,8 @@ from semel.stores.sql.postgres.errors import (
     TableLocked,
     TimeIsUp,
 )
-from semel.stores.sql.postgres.listener import PostgresWakeups
-from semel.stores.sql.postgres.schema import (
-    READ_COMMITTED,
-    Schema,
-    check_given,
-    checked_columns,
-    make_schema,
-)
-from semel.stores.sql.postgres.settings import Settings, all_options, settings
+from semel.stores.sql.postgres.listener import PostgresSubscriber, channel, read_outcome
+from semel.stores.sql.postgres.settings import Settings, all_options, check_given, settings
 from semel.stores.sql.postgres.threads import (
     BATCH_LOCK_SHARE,
     OF_GIVEN_CONNECTION,
@@ -49,7 +43,13 @@ from semel.stores.sql.postgres.threads import (
     check_process,
 )
 from semel.stores.sql.postgres.verbs import PostgresVerbs
-from semel.stores.sql.schema import DEFAULT_TABLE
+from semel.stores.sql.schema import (
+    DEFAULT_TABLE,
+    POSTGRES_COLUMNS,
+    READ_COMMITTED,
+    PostgresSchema,
+    checked_columns,
+)
 from semel.stores.sql.store import (
     Executor,
     Pool,
@@ -105,12 +105,12 @@ class PostgresStore(ServerStore):
         source, reserved = (
             given_source(pool, connection) if own is None else own_pools(own, columns)
         )
-        self._schema = make_schema(table, schema, partitions, autocreate)
+        self._schema = PostgresSchema(table, schema, partitions=partitions, autocreate=autocreate)
         self._wakeups = PostgresWakeups(own, source.place)
         self._verbs = PostgresBatchVerbs(
             self._schema.table,
             prefix,
-            checked_columns(columns),
+            checked_columns(columns, POSTGRES_COLUMNS),
             self._wakeups,
             seconds * BATCH_LOCK_SHARE,
         )
@@ -139,6 +139,36 @@ class PostgresStore(ServerStore):
         return self._calls.run_one(self._verbs.diagnose())
 
 
+class PostgresWakeups:
+    """Everything that a store hears. It contains the digests of the records it listens for."""
+
+    def __init__(self, settings: Settings | None, place: str) -> None:
+        listens = settings is not None and settings.own_session
+        self._new_subscriber = (
+            partial(PostgresSubscriber, cast("Settings", settings)) if listens else None
+        )
+        self._place = place
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._listener = Listener(self._new_subscriber, self._place)
+
+    def __contains__(self, digest: object) -> bool:
+        return self._listener.subscriptions.is_subscribed(channel(cast("UUID", digest)))
+
+    def watch(self, digest: UUID) -> Watch:
+        """Listen for the end of the record's running attempt."""
+        if self._pid != os.getpid():
+            leave_alone(self._listener)  # the parent's
+            self._begin()
+        return Watch(self._listener, channel(digest), read_outcome)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._listener.close()
+
+
 # --- what runs operations -----------------------------------------------------------------------
 
 
@@ -153,7 +183,7 @@ class TransactionSession(Session, Protocol):
 class PostgresExecutor(Executor):
     """Runs operations on the connections of a source."""
 
-    schema: Schema
+    schema: PostgresSchema
     rules = errors
 
     def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:

@@ -58,9 +58,6 @@ NOW: Final = "statement_timestamp()"
 
 TIMES: Final = frozenset({"expire_at", "created_at", "updated_at", "lease_until"})
 
-OURS: Final = frozenset({*COLUMNS, "digest", "prefix", "takeover", "waited_for"})
-"""Every column of the table that semel itself writes."""
-
 _PLACEHOLDER = re.compile(r"(?<!:):([a-z_][a-z0-9_]*)")
 
 
