@@ -187,9 +187,8 @@ class _Views:
         known = self._known_rules.get(id(options))
         if known is None:
             known = options, self.integration.rules_for({**self._options, **options})
-            self._known_rules[id(options)] = (
-                known  # with the options: another dict may get their id
-            )
+            # With the options: another dict may get their id.
+            self._known_rules[id(options)] = known
         return known[1]
 
 

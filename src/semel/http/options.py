@@ -119,10 +119,8 @@ class Choices:
             for name in check_texts("never_stored", never_stored)
         )
         self.replayed_header = check_header_name("replayed_header", replayed_header)
-        self.max_body, self.max_response = (
-            check_size("max_body", max_body),
-            check_size("max_response", max_response),
-        )
+        self.max_body = check_size("max_body", max_body)
+        self.max_response = check_size("max_response", max_response)
         self.retry_after = seconds("retry_after", retry_after)
         self.problems = checked_wordings(problems or {})
         if not any((self.header, self.query, self.field, self.key)):
