@@ -187,7 +187,7 @@ def test_a_connection_that_the_server_closed_is_replaced(server, mysql_url, kind
 
 
 def test_a_pool_in_use_is_one_clear_error_and_nothing_is_done(server, mysql_url):
-    store = MySQLStore(mysql_url, max_size=1, timeout=2.0)
+    store = MySQLStore(mysql_url, max_size=1, timeout=20.0)
     store.counts()
     impatient = Identity("s", "impatient")
     with transaction(server, mysql_url) as holder:
@@ -204,7 +204,7 @@ def test_a_pool_in_use_is_one_clear_error_and_nothing_is_done(server, mysql_url)
 
 
 async def test_a_pool_in_use_by_tasks_is_one_clear_error(server, mysql_url):
-    store = AsyncMySQLStore(mysql_url, max_size=1, timeout=2.0, batching=False)
+    store = AsyncMySQLStore(mysql_url, max_size=1, timeout=20.0, batching=False)
     await store.counts()
     with transaction(server, mysql_url) as holder:
         claim_in(holder, ask())
