@@ -461,11 +461,12 @@ def test_an_exception_frees_the_key_and_stays_the_applications(app, idem):
     assert state(idem) is State.FAILED
 
 
-def test_who_was_replaced_gets_no_answer_of_its_own(app, idem):
+@pytest.mark.parametrize("max_response", [4, 3], ids=["kept", "too large"])
+def test_who_was_replaced_gets_no_answer_of_its_own(app, idem, max_response):
     closed = []
 
     @app.post("/")
-    @Idempotent(idem)
+    @Idempotent(idem, max_response=max_response)
     def view():
         idem.forget("k", scope="http")
         response = Response("mine")
