@@ -87,6 +87,13 @@ def test_the_metadata_makes_the_table_that_the_store_would_make(place):
     assert works(url)
 
 
+def test_two_tables_of_records_share_the_table_of_versions():
+    metadata = MetaData()
+    tables = [add_tables(metadata, "sqlite", table=name) for name in ("one", "two")]
+    assert {*metadata.tables} == {"one", "two", "semel_schema"}
+    assert [table.name for table in tables] == ["one", "two"]
+
+
 @contextlib.contextmanager
 def django_on(dialect, url):
     """A project on this database; gives its alias, and what `manage.py migrate semel` does."""

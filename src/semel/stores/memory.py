@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from msgspec.structs import replace
@@ -228,15 +229,19 @@ class MemoryStore(Store):
         return heapq.nlargest(ask.limit, stuck, key=_left)
 
     def _purge(self, ask: PurgeRequest) -> int:
-        longest = math.inf if ask.abandoned_after is None else ask.abandoned_after
         with self._lock:
             now = self._clock()
-            gone = [
+            may_go = (
                 record.identity
                 for record in self._records
                 if judge.present(record, now) is None
-                or (not record.hold and _left(replace(record, now=now)) >= longest)
-            ][: ask.limit]
+                or (
+                    ask.abandoned_after is not None
+                    and not record.hold
+                    and _left(replace(record, now=now)) >= ask.abandoned_after
+                )
+            )
+            gone = list(islice(may_go, ask.limit))
             for identity in gone:
                 self._records.drop(identity)
         return len(gone)

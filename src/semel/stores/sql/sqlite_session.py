@@ -87,7 +87,7 @@ class Job:
 
 def in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Put operations of one kind together; those on one record stay in their order."""
-    kinds: dict[Callable[..., Any] | None, list[Member]] = {}
+    kinds: dict[Callable[..., Any], list[Member]] = {}
     names: set[Identity] = set()
     for member in members:
         ask, batch = member.operation.ask, member.operation.batch
