@@ -129,18 +129,6 @@ class LeaseEvents:
         if self._leases.renewed(lease, answer, sent=sent, now=monotonic()):
             self.announce(events.LostLease, lease)
 
-    def released(self, lease: Lease, *, released: bool) -> None:
-        """Announce that nobody knows whether an interrupted attempt happened."""
-        if released:
-            self.announce(events.Parked, lease, error="interrupted")
-        else:
-            self.lost(lease)
-
-    def saved_late(self, lease: Lease, *, saved: bool) -> None:
-        """Announce whether a result that could not be saved before is saved now."""
-        self._leases.drop(lease)
-        self.announce(events.ResultStoredLate if saved else events.LostLease, lease)
-
     def without_value(self, lease: Lease, result: Encoded, error: Exception) -> Encoded | None:
         """What to store instead of a result that the store rejected; None = that is not the reason.
 

@@ -136,7 +136,10 @@ class AsyncRenewer:
         except Exception as error:  # noqa: BLE001 - not renewed any more, it ends by itself
             self._events.store_failed(lease, "renew", error)
         else:
-            self._events.released(lease, released=released)
+            if released:
+                self._events.announce(events.Parked, lease, error="interrupted")
+            else:
+                self._events.lost(lease)
 
     async def _give_back_doubtful(self, now: float, until: float) -> None:
         for claim in self._leases.doubtful(now):
@@ -180,7 +183,8 @@ class AsyncRenewer:
                 return True
             self._leases.put_off(lease, monotonic())
             return False
-        self._events.saved_late(lease, saved=saved)
+        self._leases.drop(lease)
+        self._events.announce(events.ResultStoredLate if saved else events.LostLease, lease)
         return True
 
     async def give_back(self, request: ClaimRequest) -> bool:

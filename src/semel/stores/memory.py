@@ -15,7 +15,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -129,7 +129,8 @@ class MemoryStore(Store):
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
-        return cast("T", self._ANSWERS[type(request)](self, request))
+        answer: T = self._ANSWERS[type(request)](self, request)
+        return answer
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer each request; the error of one is its answer."""

@@ -137,7 +137,10 @@ class Renewer:
         except Exception as error:  # noqa: BLE001 - not renewed any more, it ends by itself
             self._events.store_failed(lease, "renew", error)
         else:
-            self._events.released(lease, released=released)
+            if released:
+                self._events.announce(events.Parked, lease, error="interrupted")
+            else:
+                self._events.lost(lease)
 
     def _give_back_doubtful(self, now: float, until: float) -> None:
         for claim in self._leases.doubtful(now):
@@ -181,7 +184,8 @@ class Renewer:
                 return True
             self._leases.put_off(lease, monotonic())
             return False
-        self._events.saved_late(lease, saved=saved)
+        self._leases.drop(lease)
+        self._events.announce(events.ResultStoredLate if saved else events.LostLease, lease)
         return True
 
     def give_back(self, request: ClaimRequest) -> bool:
