@@ -12,6 +12,7 @@ import pytest
 
 from semel.core.records import Busy, Claimed, Encoded, Finished, Identity
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import AsyncMySQLStore, MySQLStore
 from servers.mariadb import mariadb_server
 from servers.proxy import proxy_to
@@ -397,6 +398,17 @@ async def test_a_task_that_runs_while_the_store_closes_gets_its_answer(server, m
         assert isinstance(await call, Busy)
     assert not store._calls.pool._idle
     await asyncio.sleep(0)  # the transport closes in the loop's next turn
+
+
+def test_a_server_that_hung_up_took_all_connections_along(server, mysql_url, kind):
+    with proxy_to(server.port) as proxy, driven(kind, through(proxy, mysql_url)) as store:
+        pool = store._store._calls.pool
+        for session in [store._finish(pool.take(Deadline(60.0))) for _ in range(3)]:
+            store._finish(pool.give_back(session))
+        assert len(pool._idle) == 3
+        proxy.cut_all()
+        store.counts()
+        assert len(pool._idle) == 1
 
 
 # --- forks ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from semel.core.records import Claimed, Identity, State
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.errors import MOST_REPEATS, Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore, threads
-from semel.stores.sql.postgres.errors import repeat_after
+from semel.stores.sql.postgres.errors import TimeIsUp, repeat_after
 from semel.stores.sql.postgres.settings import part, settings
 from semel.stores.sql.verbs import ROUNDS
 from semel.stores.urls import open_async_store, open_store
@@ -279,6 +279,17 @@ def test_a_server_that_is_gone_is_looked_for_as_long_as_there_is_time(error):
 @pytest.mark.parametrize("error", [sql.DiskFull(), sql.LockNotAvailable(), psycopg.DataError()])
 def test_what_would_fail_again_is_not_repeated(error):
     assert Deadline(60.0).pause_after(error, repeat_after(error)) is None
+
+
+async def test_a_repeated_call_that_runs_out_of_time_tells_why_it_was_repeated():
+    late, first = TimeIsUp("late"), psycopg.OperationalError("gone")
+    deadline = Deadline(60.0)
+    unreachable = "postgresql://u@127.0.0.1:1/db"
+    threads, tasks = PostgresStore(unreachable), AsyncPostgresStore(unreachable)
+    assert threads._calls.reason(late, deadline) is late
+    deadline.pause_after(first, repeat_after(first))
+    assert threads._calls.reason(late, deadline) is first
+    assert await tasks._calls.reason(late, deadline) is first
 
 
 @pytest.mark.parametrize("verb", ["claim", "put"])

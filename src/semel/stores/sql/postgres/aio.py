@@ -280,11 +280,11 @@ def given_source(
     pool: tasks.Pool | None, connection: tasks.Connection | None
 ) -> tuple[AsyncSource, AsyncSource]:
     """Use what the application gave."""
-    given = connection if pool is None else pool
-    source: AsyncSource = AsyncGivenConnection(connection) if pool is None else AsyncGivenPool(pool)
-    for kinds, source_of_driver in tasks.SOURCES:
-        if isinstance(given, kinds):
-            source = source_of_driver(given)
+    source: AsyncSource = (
+        tasks.source_of(connection, AsyncGivenConnection)
+        if pool is None
+        else tasks.source_of(pool, AsyncGivenPool)
+    )
     return source, source
 
 

@@ -278,11 +278,11 @@ def given_source(
     pool: threads.Pool | None, connection: threads.Connection | None
 ) -> tuple[Source, Source]:
     """Use what the application gave."""
-    given = connection if pool is None else pool
-    source: Source = GivenConnection(connection) if pool is None else GivenPool(pool)
-    for kinds, source_of_driver in threads.SOURCES:
-        if isinstance(given, kinds):
-            source = source_of_driver(given)
+    source: Source = (
+        threads.source_of(connection, GivenConnection)
+        if pool is None
+        else threads.source_of(pool, GivenPool)
+    )
     return source, source
 
 

@@ -319,8 +319,10 @@ def connect_for(
     return connect_asyncpg if asyncpg_understands(own) and not columns else async_connect
 
 
-SOURCES: Final[tuple[tuple[Any, Callable[[Any], AsyncSource]], ...]] = (
-    (asyncpg.Pool, AsyncpgGivenPool),
-    ((asyncpg.Connection, PoolConnectionProxy), AsyncpgGivenConnection),
-)
-"""What takes connections of another driver than psycopg that the application gives."""
+def source_of(given: Any, of_psycopg: Callable[[Any], AsyncSource]) -> AsyncSource:
+    """Return what takes connections from what the application gave."""
+    if isinstance(given, asyncpg.Pool):
+        return AsyncpgGivenPool(given)
+    if isinstance(given, (asyncpg.Connection, PoolConnectionProxy)):
+        return AsyncpgGivenConnection(given)
+    return of_psycopg(given)

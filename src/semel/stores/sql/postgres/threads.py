@@ -40,6 +40,7 @@ from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.rows import WITH_UTF8, texts_as_bytes
+from semel.stores.sql.store import Source
 from semel.stores.sql.verbs import OwnColumns, Reply, Statement
 
 R = TypeVar("R")
@@ -461,5 +462,6 @@ def connect_for(
     return connect if columns else connect_prepared
 
 
-SOURCES: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = ()
-"""What takes connections of another driver than psycopg: there is none."""
+def source_of(given: Any, of_psycopg: Callable[[Any], Source]) -> Source:
+    """Return what takes connections from what the application gave."""
+    return of_psycopg(given)
