@@ -70,9 +70,11 @@ class Side:
         self._process.communicate()
 
 
-def compare(scenario: Scenario, url: str, sources: list[Path], effort: argparse.Namespace) -> bool:
+def compare(
+    scenario: Scenario, where: dict[str, str], sources: list[Path], effort: argparse.Namespace
+) -> bool:
     """Print the ratio of one scenario; True unless it is slower."""
-    options = {"url": url, "verb": scenario.verb, "callers": scenario.callers}
+    options = {**where, "verb": scenario.verb, "callers": scenario.callers}
     base, here = sides = [Side(source, scenario.kind, options) for source in sources]
     for side in sides:
         side.ask(effort.seconds)  # warms up
@@ -98,21 +100,24 @@ def compare(scenario: Scenario, url: str, sources: list[Path], effort: argparse.
 
 
 @contextmanager
-def urls(stores: set[str]) -> Iterator[dict[str, str]]:
-    """Start the servers that are needed, and give the URL of each store."""
+def places(stores: set[str]) -> Iterator[dict[str, dict[str, str]]]:
+    """Start the servers that are needed; yields how `open_store` reaches each store."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        found = {
+        urls = {
             "memory": "memory://?max_records=1000000",
             "sqlite": f"sqlite:///{folder}/records.db",
         }
-        if "redis" in stores:
-            found["redis"] = stack.enter_context(backends.redis_server()).url
-        if "postgresql" in stores:
+        if stores & {"redis", "tiers"}:
+            urls["redis"] = stack.enter_context(backends.redis_server()).url
+        if stores & {"postgresql", "tiers"}:
             server = stack.enter_context(backends.postgres_server())
-            found["postgresql"] = server.fresh_database()
+            urls["postgresql"] = server.fresh_database()
         if "mysql" in stores:
-            found["mysql"] = stack.enter_context(backends.mariadb_server()).database()
+            urls["mysql"] = stack.enter_context(backends.mariadb_server()).database()
+        found = {store: {"url": url} for store, url in urls.items()}
+        if "tiers" in stores:
+            found["tiers"] = {"url": urls["redis"], "behind": urls["postgresql"]}
         yield found
 
 
@@ -138,13 +143,13 @@ def main() -> int:
     options = parser.parse_args()
     scenarios = [
         Scenario(store, kind, verb, callers)
-        for store in ("memory", "sqlite", "redis", "postgresql", "mysql")
+        for store in ("memory", "sqlite", "redis", "postgresql", "mysql", "tiers")
         for kind, numbers in CALLERS.items()
         for callers in numbers
         for verb in ("first", "replay")
     ]
     chosen = [scenario for scenario in scenarios if options.only in str(scenario)]
-    with checked_out(options.base) as base, urls({each.store for each in chosen}) as found:
+    with checked_out(options.base) as base, places({each.store for each in chosen}) as found:
         sources = [base, ROOT / "src"]
         kept = [compare(each, found[each.store], sources, options) for each in chosen]
     print(f"{kept.count(False)} of {len(kept)} scenarios are slower by more than 5 %")

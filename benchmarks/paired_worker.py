@@ -13,10 +13,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from semel import AsyncIdempotency, Idempotency
+from semel import AsyncIdempotency, Idempotency, open_async_store, open_store
 
 RESULT = {"order": 1, "paid": "12.50", "lines": ["a", "b", "c"]}
 REPLAYED = 200
@@ -51,8 +51,9 @@ def keys(verb: str) -> Iterator[str]:
 class Threads:
     """So many threads that execute one call after the other."""
 
-    def __init__(self, url: str, verb: str, callers: int) -> None:
-        self._engine = Idempotency(url)
+    def __init__(self, verb: str, callers: int, **where: str) -> None:
+        self._store = open_store(**where)
+        self._engine = Idempotency(self._store)
         self._keys = keys(verb)
         self._callers = callers
         if verb == "replay":
@@ -82,22 +83,24 @@ class Threads:
 
     def close(self) -> None:
         self._engine.close()
+        self._store.close()
 
 
 class Tasks:
     """So many tasks that execute one call after the other."""
 
-    def __init__(self, url: str, verb: str, callers: int) -> None:
+    def __init__(self, verb: str, callers: int, **where: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._store = open_async_store(**where)
+        self._engine = AsyncIdempotency(self._store)
         self._keys = keys(verb)
         self._callers = callers
-        self._loop.run_until_complete(self._open(url))
+        self._loop.run_until_complete(self._open())
         if verb == "replay":
             self._loop.run_until_complete(self._some(REPLAYED))
 
-    async def _open(self, url: str) -> None:
-        engine = AsyncIdempotency(url)
-        self._close: Callable[[], Awaitable[None]] = engine.close
+    async def _open(self) -> None:
+        engine = self._engine
 
         async def effect() -> dict[str, Any]:
             return RESULT
@@ -130,7 +133,8 @@ class Tasks:
 
     def close(self) -> None:
         async def end() -> None:
-            await self._close()
+            await self._engine.close()
+            await self._store.close()
 
         self._loop.run_until_complete(end())
         self._loop.close()
@@ -139,15 +143,13 @@ class Tasks:
 class FastAPI(Tasks):
     """So many tasks that send requests to an application in this process."""
 
-    async def _open(self, url: str) -> None:
+    async def _open(self) -> None:
         from fastapi import FastAPI as Application
 
         from semel.adapters.fastapi import Idempotent
 
-        engine = AsyncIdempotency(url)
-        self._close = engine.close
         app = Application()
-        idempotent = Idempotent(engine)
+        idempotent = Idempotent(self._engine)
         idempotent.init_app(app)
 
         @app.post("/orders")
