@@ -15,61 +15,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
-import semel
 from engines.facade import PATIENCE, Effect, until, wait_until
+from interrupting import PACKAGE, Step, TimeLimit, Trace
 from semel import AsyncIdempotency, Idempotency, Policy, current_attempt, open_store
 from semel.engine.colours import tasks
 from semel.engine.colours.leaders import Leaders
 from semel.errors import IdempotencyError
 from semel.stores.sql.errors import Deadline
-
-PACKAGE = str(Path(semel.__file__).parent)
-
-Step = tuple[CodeType, str, int]
-
-
-class TimeLimit(Exception):
-    """What the handler of a worker's soft time limit raises: an ordinary exception."""
-
-
-class Trace:
-    """Lists the steps of a call, or raises at one of them."""
-
-    def __init__(self, strike_at: Step | None = None, error: BaseException | None = None) -> None:
-        self.steps: dict[Step, None] = {}
-        self.struck = threading.Event()
-        self._strike_at = strike_at
-        self._errors = [] if error is None else [error]
-
-    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        code = frame.f_code
-        if event == "call" and not code.co_filename.startswith(PACKAGE):
-            return None
-        if event in ("call", "line", "return"):
-            step = (code, event, frame.f_lineno)
-            self.steps[step] = None
-            if step == self._strike_at and self._errors:
-                self.struck.set()
-                raise self._errors.pop()
-        return self
-
-    def run(self, function: Callable[[], object]) -> object:
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            return function()
-        finally:
-            sys.settrace(before)
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -29,9 +29,9 @@ import asyncio
 import contextvars
 import enum
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from queue import Empty
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
@@ -145,7 +145,7 @@ class RequestQueue:
         """Whether the last batch had more than one member, which may all come back at once."""
         self._straight = 0
         """Calls that went straight through and have not come back."""
-        self._next = NextBatches(most_members=self._most_members, most_bytes=self._most_bytes)
+        self._next: NextBatches[Member] = NextBatches(self._most_members, self._most_bytes)
         self._sender: asyncio.Task[None] | None = None
         self._stragglers: dict[asyncio.Task[None], Request] = {}
 
@@ -194,18 +194,23 @@ class RequestQueue:
             self._sender = None
             for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
-            self._next.reject(_INTERRUPTED)
+            self._reject(_INTERRUPTED)
+
+    def _reject(self, reason: str) -> None:
+        """Let nobody wait any longer."""
+        for member in self._next.take_all():
+            member.fail(StoreUnavailable(reason))
 
     async def _send_batch(self, batch: list[Member]) -> None:
         answers: Sequence[Any] = [ALONE] * len(batch)
         try:
             answers = await self._send_many([member.request for member in batch])
         except StoreUnavailable as away:
-            answers = [_own_copy(away) for _ in batch]
+            answers = [own_copy(away) for _ in batch]
         except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
             pass
         if all(type(answer) is StoreUnavailable for answer in answers):
-            self._next.reject(str(answers[0]))  # a locked record has an error of another class
+            self._reject(str(answers[0]))  # a locked record has an error of another class
         for member, answer in zip(batch, answers, strict=True):
             if answer is ALONE:
                 self._ask_alone(member)
@@ -235,7 +240,7 @@ class RequestQueue:
     async def close(self) -> None:
         """Reject those that wait, and let what is away come back."""
         self._closed = True
-        self._next.reject("the store was closed")
+        self._reject("the store was closed")
         while away := {*self._stragglers, *filter(None, (self._sender,))}:
             await asyncio.wait(away)
 
@@ -258,6 +263,11 @@ class Member(Struct, eq=False):
     """About how many bytes it adds to a batch."""
     answer: asyncio.Future[Any]
 
+    @property
+    def gone(self) -> bool:
+        """Whether its caller was cancelled before it left."""
+        return self.answer.done()
+
     def succeed(self, answer: object) -> None:
         """Tell the caller, if it still waits."""
         if not self.answer.done():
@@ -269,30 +279,63 @@ class Member(Struct, eq=False):
             self.answer.set_exception(error)
 
 
-class NextBatches:
+class Waiting(Protocol):
+    """What the next batches know of their members."""
+
+    @property
+    def request(self) -> Request:
+        """What is asked for."""
+        ...
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it adds to a batch."""
+        ...
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        ...
+
+
+M = TypeVar("M", bound=Waiting)
+
+
+class NextBatches(Generic[M]):
     """The members of the next batches, in the order in which they came. It sends nothing."""
 
-    def __init__(self, *, most_members: int, most_bytes: int) -> None:
+    def __init__(self, most_members: int, most_bytes: int, members: Iterable[M] = ()) -> None:
         """A batch ends with the member that fills it."""
         self._most_members = most_members
         self._most_bytes = most_bytes
-        self._members: deque[Member] = deque()
+        self._members = deque(members)
 
-    def append(self, member: Member) -> None:
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def append(self, member: M) -> None:
         """Wait behind the others."""
         self._members.append(member)
 
-    def take(self) -> list[Member]:
+    def without(self, member: M | None = None) -> NextBatches[M]:
+        """Make a copy, without a member that leaves."""
+        members = (each for each in self._members if each is not member)
+        return NextBatches(self._most_members, self._most_bytes, members)
+
+    def __contains__(self, member: M) -> bool:
+        return member in self._members
+
+    def take(self) -> list[M]:
         """Take the members that leave now; an identity is in a batch once."""
-        batch: list[Member] = []
+        batch: list[M] = []
         identities: set[Identity] = set()
-        again: list[Member] = []
+        again: list[M] = []
         most_members = self._most_of_this_batch()
         bytes_left = self._most_bytes
         while self._members and len(batch) < most_members and bytes_left > 0:
             member = self._members.popleft()
-            if member.answer.done():
-                continue  # cancelled before it left
+            if member.gone:
+                continue
             if member.request.identity in identities:
                 again.append(member)
                 continue
@@ -302,18 +345,18 @@ class NextBatches:
         self._members.extendleft(reversed(again))
         return batch
 
+    def take_all(self) -> list[M]:
+        """Take all of them: they do not leave any more."""
+        members = list(self._members)
+        self._members.clear()
+        return members
+
     def _most_of_this_batch(self) -> int:
         # As many to each of the batches that it takes: after a full one, the few that are left
         # would come back alone, and go on to pay for a commit of their own.
         waiting = len(self._members)
         batches = _rounded_up(waiting, self._most_members)
         return _rounded_up(waiting, batches) if batches else 0
-
-    def reject(self, reason: str) -> None:
-        """Let nobody wait any longer."""
-        for member in self._members:
-            member.fail(StoreUnavailable(reason))
-        self._members.clear()
 
 
 def weight_of_claim(request: ClaimRequest) -> int:
@@ -331,8 +374,8 @@ def _rounded_up(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def _own_copy(error: StoreUnavailable) -> StoreUnavailable:
-    """Raised by many tasks, one error would gather all their tracebacks."""
+def own_copy(error: StoreUnavailable) -> StoreUnavailable:
+    """Raised by many callers, one error would gather all their tracebacks."""
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy

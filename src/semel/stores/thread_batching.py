@@ -1,0 +1,282 @@
+"""Many threads, one request: claims and completes that come while a batch is away leave together.
+
+The counterpart of `batching`, for stores for threads:
+
+    batcher = ThreadBatcher(ask, send, timeout=5.0, place="the PostgreSQL database")
+    batcher.ask(request)
+
+The law of a queue (claims have one, and completes another):
+
+- Idle, it is not there: up to `STRAIGHT` calls go straight through, each in its caller's thread.
+- The caller that comes then leads a batch, in its own thread. While a batch is away, no call goes
+  straight, and the next batch fills: it leaves when the one before it is back, or beside it when
+  it has `FULL` members. The first of those that wait leads it; the others sleep.
+- Nobody waits for a call that went straight, which a lock may hold up, only for batches, which wait
+  for no lock. There is no thread of its own, and no timer.
+- What `batching` says of members, identities, answers and errors holds here, too.
+- A caller that waits for too long leaves, and nothing was sent for it. A caller whose request was
+  sent waits for the answer, which the store's own time limit bounds: what its owner sends next, to
+  give back what it may have got, comes after it.
+- A leader that an exception interrupts (a signal handler's, say) raises it, and its followers ask
+  for themselves. So that nobody is left behind, what a thread changes here is changed in one step,
+  or done again by that thread before the exception leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+from semel.core import records
+from semel.core.records import ClaimRequest, CompleteRequest
+from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.stores.batching import (
+    ALONE,
+    MOST_BYTES,
+    MOST_MEMBERS,
+    NextBatches,
+    Request,
+    own_copy,
+    weight_of_claim,
+    weight_of_complete,
+)
+from semel.stores.forking import Places, follow_forks
+
+STRAIGHT: Final = 8
+"""Calls of a queue that go straight through at once: what fewer would save, a server that is far
+away takes back by making them wait for each other."""
+
+BATCHES: Final = 2
+"""Batches of a queue that are away at once; the second one leaves when it has `FULL` members."""
+
+FULL: Final = 8
+
+Ask: TypeAlias = Callable[[Any], Any]
+Send: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+"""Answers many; in place of an answer there may be a `StoreError`, or `ALONE`."""
+
+T = TypeVar("T")
+
+
+class ThreadBatcher:
+    """Lets the claims and the completes of many threads leave together; other requests go straight.
+
+    `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
+    may also answer `ALONE`: ask for this member by itself. `timeout` bounds the wait for a batch.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        send: Send,
+        *,
+        timeout: float,
+        place: str,
+        most_members: int = MOST_MEMBERS,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        def queue(weight: Callable[[Any], int]) -> RequestQueue:
+            waiting: NextBatches[Turn] = NextBatches(most_members, most_bytes)
+            return RequestQueue(ask, send, waiting, weight=weight, timeout=timeout, place=place)
+
+        self._claims = queue(weight_of_claim)
+        self._completes = queue(weight_of_complete)
+        self._ask = ask
+
+    def ask(self, request: records.Request[T]) -> T:
+        """Answer one `request`."""
+        if isinstance(request, ClaimRequest):
+            return cast("T", self._claims.ask(request))
+        if isinstance(request, CompleteRequest):
+            return cast("T", self._completes.ask(request))
+        return cast("T", self._ask(request))
+
+
+class Turn:
+    """A caller that waits: its thread sleeps until it is answered, or is to lead a batch."""
+
+    __slots__ = ("_asleep", "answer", "batch", "released", "request", "sent", "weight")
+
+    gone: Final = False
+
+    def __init__(self, request: Request, weight: int) -> None:
+        self.request = request
+        self.weight = weight
+        self.answer: Any = ALONE
+        self.batch: Sequence[Turn] = ()
+        """The turns that it leads, its own among them."""
+        self.sent = False
+        """Whether another thread has taken its request into a batch."""
+        self.released = False
+        """Whether nobody will change its answer any more."""
+        self._asleep = threading.Lock()  # the cheapest wake-up there is: another thread frees it
+        self._asleep.acquire()
+
+    def sleep(self, seconds: float = -1) -> bool:
+        """Wait to be woken; False when the time is over first."""
+        return self._asleep.acquire(timeout=seconds)
+
+    def wake(self) -> None:
+        """Let its thread go on; to do it again does no harm."""
+        if self._asleep.locked():
+            self._asleep.release()
+
+    def release(self) -> None:
+        """Let its thread go on with the answer that it has."""
+        self.released = True
+        self.wake()
+
+
+class ThreadQueue:
+    """Threads that wait, and those among them that lead the batches of the others."""
+
+    def __init__(
+        self,
+        nobody: NextBatches[Turn],
+        *,
+        timeout: float,
+        place: str,
+        most_leaders: int = 1,
+        full: int = 1,
+    ) -> None:
+        """With `full` that wait, as many as `most_leaders` may lead a batch at the same time."""
+        self._nobody = nobody
+        self._timeout = timeout
+        self._place = place
+        self._most_leaders = most_leaders
+        self._full = full
+        self.after_fork_in_child()
+        follow_forks(self)
+
+    def before_fork(self) -> None:
+        """Do nothing: what is away comes back in the parent."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+
+    def after_fork_in_child(self) -> None:
+        """Start idle: the threads that waited are not here."""
+        self._mutex = threading.Lock()
+        self._waiting = self._nobody.without()
+        self.leaders: frozenset[Turn] = frozenset()
+        """Those that lead a batch, or were appointed to. While somebody waits, there is one."""
+
+    def serve(self, leader: Turn) -> None:
+        """Answer the turns of the leader's batch."""
+        raise NotImplementedError
+
+    def run(self, turn: Turn) -> None:
+        """Wait until `turn` is answered by the thread that leads, which may be this one."""
+        try:
+            with self._mutex:
+                self._waiting.append(turn)
+                self._appoint()
+            self._wait(turn)
+            if turn.batch:
+                self.serve(turn)
+                self._leave(turn)
+        except BaseException:
+            self._leave(turn)
+            if turn.sent and not turn.released:
+                turn.sleep()
+            raise
+
+    def reject(self, leader: Turn, reason: StoreUnavailable) -> None:
+        """Answer those that wait with an error, as if they were in the leader's batch."""
+        with self._mutex:
+            rejected = self._waiting.without().take_all()
+            for turn in rejected:
+                turn.answer = own_copy(reason)
+            leader.batch, self._waiting = [*leader.batch, *rejected], self._nobody.without()
+
+    def _wait(self, turn: Turn) -> None:
+        if turn.sleep(self._timeout):
+            return
+        with self._mutex:
+            too_late = turn in self._waiting
+        if too_late:
+            raise StoreUnavailable(
+                f"{self._place} was busy with other calls for {self._timeout:g} s; nothing was sent"
+            )
+        turn.sleep()
+
+    def _leave(self, turn: Turn) -> None:
+        """Stop to wait, or to lead; to do it again does no harm."""
+        with self._mutex:
+            if turn in self._waiting:
+                self._waiting, turn.released = self._waiting.without(turn), True
+            self.leaders -= {turn}
+            self._appoint()
+            for leader in self.leaders:
+                leader.wake()
+        for member in turn.batch:
+            member.release()
+
+    def _appoint(self) -> None:
+        """Let the first of those that wait lead the next batch, if one may leave."""
+        full = len(self._waiting) >= self._full
+        if self._waiting and len(self.leaders) < (self._most_leaders if full else 1):
+            rest = self._waiting.without()
+            leader, *followers = batch = rest.take()
+            leader.batch = batch
+            for follower in followers:
+                follower.sent = True
+            self._waiting, self.leaders = rest, self.leaders | {leader}  # in one step
+            leader.wake()
+
+
+class RequestQueue(ThreadQueue):
+    """The requests of one kind on their way to a store."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        send: Send,
+        nobody: NextBatches[Turn],
+        *,
+        weight: Callable[[Any], int],
+        timeout: float,
+        place: str,
+    ) -> None:
+        """`weight` tells about how many bytes a member adds to a batch."""
+        super().__init__(nobody, timeout=timeout, place=place, most_leaders=BATCHES, full=FULL)
+        self._ask_one = ask
+        self._send_many = send
+        self._weight = weight
+        self._straight = Places(STRAIGHT)
+
+    def ask(self, request: Request) -> Any:
+        """Ask, with others if the queue is busy."""
+        if not self.leaders:
+            try:
+                place = self._straight.get(block=False)
+            except Empty:
+                pass
+            else:
+                try:
+                    return self._ask_one(request)
+                finally:
+                    self._straight.give(place)
+        turn = Turn(request, self._weight(request))
+        self.run(turn)
+        if turn.answer is ALONE:
+            return self._ask_one(request)
+        if isinstance(turn.answer, StoreError):
+            raise turn.answer
+        return turn.answer
+
+    def serve(self, leader: Turn) -> None:
+        """Send the leader's batch; of what fails for another reason, each member asks by itself."""
+        batch = leader.batch
+        try:
+            answers = self._send_many([turn.request for turn in batch])
+        except StoreUnavailable as away:
+            answers = [own_copy(away) for _ in batch]
+        except (StoreError, ConfigError):
+            return
+        for turn, answer in zip(batch, answers, strict=True):
+            turn.answer = answer
+        if all(type(answer) is StoreUnavailable for answer in answers):
+            self.reject(leader, answers[0])  # a locked record has an error of another class
