@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 GROUPS = (
     "async_rates",
     "sync_rates",
+    "crowds",
     "storms",
     "wakeups",
     "payloads",

@@ -50,6 +50,11 @@ class Effort(Struct, frozen=True):
         """How long a lap should take, in seconds."""
         return 0.0 if self.smoke else 0.08
 
+    @property
+    def crowd_lap(self) -> float:
+        """How long a lap of many threads should take, in seconds."""
+        return 0.0 if self.smoke else 0.5
+
     def rounds(self, usual: int) -> int:
         """How many rounds."""
         return 1 if self.smoke else usual
@@ -130,30 +135,46 @@ def present(
 # --- laps --------------------------------------------------------------------------------
 
 
-def calling(call: Callable[[str], Any]) -> Go:
-    """Make a lap of a call, by threads."""
+class ThreadLap:
+    """A lap of a call, by threads."""
 
-    def go(keys: Sequence[str], callers: int, kind: Kind) -> float:
+    def __init__(self, call: Callable[[str], Any]) -> None:
+        self._call = call
+        self.each: list[float] = []
+        """How long each call of the last lap took, in seconds, if there were several callers."""
+
+    def __call__(self, keys: Sequence[str], callers: int, kind: Kind) -> float:
+        """Call for each key; returns the seconds that it took."""
         del kind
         if callers == 1:
+            call = self._call
             start = time.perf_counter()
             for key in keys:
                 call(key)
             return time.perf_counter() - start
-        return _by_threads(call, keys, callers)
+        self.each = []
+        return _by_threads(self._call, keys, callers, self.each)
 
-    return go
+
+def calling(call: Callable[[str], Any]) -> Go:
+    """Make a lap of a call, by threads."""
+    return ThreadLap(call)
 
 
-def _by_threads(call: Callable[[str], Any], keys: Sequence[str], callers: int) -> float:
+def _by_threads(
+    call: Callable[[str], Any], keys: Sequence[str], callers: int, each: list[float]
+) -> float:
     errors: list[BaseException] = []
     ready = threading.Barrier(callers + 1)
+    clock = time.perf_counter
 
     def caller(share: Sequence[str]) -> None:
         ready.wait()
         try:
             for key in share:
+                start = clock()
                 call(key)
+                each.append(clock() - start)
         except BaseException as error:  # noqa: BLE001 - told by the thread that counts the time
             errors.append(error)
 

@@ -51,7 +51,7 @@ def keys(verb: str) -> Iterator[str]:
 class Threads:
     """So many threads that execute one call after the other."""
 
-    def __init__(self, verb: str, callers: int, **where: str) -> None:
+    def __init__(self, verb: str, callers: int, **where: Any) -> None:
         self._store = open_store(**where)
         self._engine = Idempotency(self._store)
         self._keys = keys(verb)
@@ -89,7 +89,7 @@ class Threads:
 class Tasks:
     """So many tasks that execute one call after the other."""
 
-    def __init__(self, verb: str, callers: int, **where: str) -> None:
+    def __init__(self, verb: str, callers: int, **where: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._store = open_async_store(**where)
         self._engine = AsyncIdempotency(self._store)

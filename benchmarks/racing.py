@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from typing import Any, Generic
 
 from benchmarks.figures import Lane, Race
@@ -21,16 +22,19 @@ from benchmarks.measuring import (
     BOTH,
     Contender,
     Effort,
+    Go,
     Kind,
     Opened,
     Place,
     TaskContender,
     ThreadContender,
+    ThreadLap,
     Work,
 )
 
-MOST_CALLS = 8192
+MOST_CALLS = 32768
 WARM_UP = -1
+CROWD_ROUNDS = 9
 LONGEST = 20.0
 """Seconds that a race may take; then it ends, after `FEWEST` rounds at least."""
 FEWEST = 3
@@ -42,6 +46,8 @@ class _Turn(Generic[Opened]):
     def __init__(self, contender: Contender[Opened], work: Work, callers: int) -> None:
         self.contender = contender
         self.samples: dict[Kind, list[float]] = {kind: [] for kind in contender.kinds}
+        self.tails: dict[Kind, list[float]] = {kind: [] for kind in contender.kinds}
+        """The time within which 99 of 100 calls of a lap had their answer, in milliseconds."""
         self.calls = 2 * callers
         self._work = work
         self._numbers = itertools.count()
@@ -56,7 +62,7 @@ class _Turn(Generic[Opened]):
         self._work.ended.clear()
         gc.collect()
 
-    def end(self, kind: Kind, seconds: float) -> None:
+    def end(self, kind: Kind, seconds: float, each: Sequence[float] = ()) -> None:
         runs = len(self._work.ended)
         expected = self.calls if kind == "first" else 0
         if self.contender.works and runs != expected:
@@ -64,13 +70,15 @@ class _Turn(Generic[Opened]):
                 f"{self.contender.name}: {runs} runs for {self.calls} calls ({kind})"
             )
         self.samples[kind].append(self.calls / seconds)
+        if len(each) > 1:
+            self.tails[kind].append(statistics.quantiles(each, n=100)[-1] * 1000)
 
     def settle(self, lap: float) -> None:
         """Choose the number of calls by what the laps so far have shown; forget these."""
         slowest = min(samples[-1] for samples in self.samples.values())
         least, most = 4 * self._callers, max(4 * self._callers, MOST_CALLS)
         self.calls = int(min(most, max(least, slowest * lap))) if lap else self._callers
-        for samples in self.samples.values():
+        for samples in (*self.samples.values(), *self.tails.values()):
             samples.clear()
 
 
@@ -83,18 +91,57 @@ def race(
     effort: Effort,
 ) -> tuple[Race, Race]:
     """Let threads race; returns first executions and replays, in calls per second."""
+    turns = _raced(contenders, place, callers, _rounds(rounds), effort.lap)
+    return _races(turns, callers, "threads")
+
+
+def race_of_a_crowd(
+    contenders: Sequence[ThreadContender], place: Place, *, callers: int, effort: Effort
+) -> tuple[Race, Race, Race, Race]:
+    """Let many threads race in long laps; returns the rates, and the times of the slowest calls.
+
+    Threads that share batches need a while to get into step, and a tail needs many calls.
+    """
+    rounds = effort.rounds(CROWD_ROUNDS)
+    turns = _raced(contenders, place, callers, (WARM_UP, *range(rounds)), effort.crowd_lap)
+    first, replay = _races(turns, callers, "threads")
+    tails = [
+        Race(
+            f"99 % within: {one.what}",
+            "ms",
+            [
+                Lane(turn.contender.title, turn.contender.role, turn.tails[kind])
+                for turn in turns
+                if turn.tails.get(kind)
+            ],
+            more_is_better=False,
+        )
+        for kind, one in zip(BOTH, (first, replay), strict=True)
+    ]
+    return first, replay, tails[0], tails[1]
+
+
+def _raced(
+    contenders: Sequence[ThreadContender],
+    place: Place,
+    callers: int,
+    rounds: Iterable[int],
+    lap: float,
+) -> list[_Turn[AbstractContextManager[Go]]]:
     with ExitStack() as stack:
         goes = {one.name: stack.enter_context(one.open(place)) for one in contenders}
         turns = [_Turn(one, place.work, callers) for one in contenders]
-        for number in _rounds(rounds):
+        for number in rounds:
             for turn in _rotated(turns, number):
+                go = goes[turn.contender.name]
                 keys = turn.keys()
                 for kind in turn.contender.kinds:
                     turn.begin()
-                    turn.end(kind, goes[turn.contender.name](keys, callers, kind))
+                    seconds = go(keys, callers, kind)
+                    turn.end(kind, seconds, go.each if isinstance(go, ThreadLap) else ())
                 if number == WARM_UP:
-                    turn.settle(effort.lap)
-    return _races(turns, callers, "threads")
+                    turn.settle(lap)
+    return turns
 
 
 async def async_race(

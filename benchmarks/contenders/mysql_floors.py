@@ -28,7 +28,7 @@ from semel.stores.sql.mysql.tasks import connector
 from semel.stores.sql.verbs import Statement
 
 
-def _connect(url: str) -> pymysql.Connection[Any]:
+def connect(url: str) -> pymysql.Connection[Any]:
     address, _ = parse(url, {})
     return pymysql.connect(
         host=address.host,
@@ -43,7 +43,7 @@ def _connect(url: str) -> pymysql.Connection[Any]:
 @contextmanager
 def _pymysql(place: Place) -> Iterator[Go]:
     make_table(place.url)
-    with closing(_connect(place.url)) as connection, connection.cursor() as cursor:
+    with closing(connect(place.url)) as connection, connection.cursor() as cursor:
 
         def go(keys: Sequence[str], callers: int, kind: Kind) -> float:
             del callers
@@ -70,7 +70,7 @@ PYMYSQL: ThreadContender = Contender(
 
 @contextmanager
 def _select_one(place: Place) -> Iterator[Go]:
-    with closing(_connect(place.url)) as connection, connection.cursor() as cursor:
+    with closing(connect(place.url)) as connection, connection.cursor() as cursor:
 
         def go(keys: Sequence[str], callers: int, kind: Kind) -> float:
             del callers, kind
