@@ -221,7 +221,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             prefix=self._table.prefix,
             fingerprints=[ask.fingerprint for ask in ordered.values()],
             owners=[ask.owner for ask in ordered.values()],
-            leases=[ask.lease for ask in ordered.values()],
+            leases=[float(ask.lease) for ask in ordered.values()],
             holds=[ask.hold for ask in ordered.values()],
         )
         # A member that another caller inserted while the statement ran has no row.
@@ -255,7 +255,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             owners=[ask.owner for ask in ordered.values()],
             results=results,
             codecs=[ask.result.codec for ask in ordered.values()],
-            ttls=[ask.ttl for ask in ordered.values()],
+            ttls=[float(ask.ttl) for ask in ordered.values()],
         )
         return {ordered[row[0]].identity: True for row in reply.rows}
 
@@ -266,7 +266,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         reply = yield self._batches.renew(
             **self._named(ordered),
             owners=[ask.owner for ask in ordered.values()],
-            leases=[ask.lease for ask in ordered.values()],
+            leases=[float(ask.lease) for ask in ordered.values()],
         )
         answers: dict[Identity, bool | StoreError] = dict.fromkeys(
             (ask.identity for ask in asks), False

@@ -344,6 +344,62 @@ _WRITERS: Final[dict[type, tuple[Callable[[Any], bytes | None], int]]] = {
     type(None): ({None: None}.__getitem__, _TEXT),
 }
 
+_ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
+    bytes: (17, bytes),
+    str: (25, str.encode),
+    int: (20, Struct("!q").pack),
+    float: (701, Struct("!d").pack),
+    bool: (16, Struct("!?").pack),
+}
+"""What the arrays of a batch hold: the number of its type in PostgreSQL, and how it is written."""
+
+_ARRAY_HEAD: Final = Struct("!iiIii").pack
+_LENGTH: Final = Struct("!i").pack
+_NULL: Final = _LENGTH(-1)
+
+
+class Array(NamedTuple):
+    """The type of a list: that of its elements, None if there are none but None."""
+
+    elements: type | None
+
+
+def _type_of(value: object) -> type | Array:
+    if not isinstance(value, list):
+        return type(value)
+    return Array(next((type(element) for element in value if element is not None), None))
+
+
+def _array_writer(elements: type) -> Callable[[list[Any]], bytes] | None:
+    if elements not in _ELEMENTS:
+        return None
+    oid, write = _ELEMENTS[elements]
+
+    def write_array(values: list[Any]) -> bytes:
+        parts = [_ARRAY_HEAD(1, None in values, oid, len(values), 1)]
+        for value in values:
+            if value is None:
+                parts.append(_NULL)
+            else:
+                data = write(value)
+                parts += (_LENGTH(len(data)), data)
+        return b"".join(parts)
+
+    return write_array
+
+
+def _write_nulls(values: list[None]) -> bytes:
+    return b"{%s}" % b",".join([b"NULL"] * len(values))  # as text it may be of any type
+
+
+def _writer(kind: type | Array) -> tuple[Callable[[Any], bytes | None], int] | None:
+    if not isinstance(kind, Array):
+        return _WRITERS.get(kind)
+    if kind.elements is None:
+        return _write_nulls, _TEXT
+    write = _array_writer(kind.elements)
+    return None if write is None else (write, _BINARY)
+
 
 class _Writing(NamedTuple):
     """How to write values of certain types, one after the other."""
@@ -354,13 +410,12 @@ class _Writing(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _writing(*types: type) -> _Writing | None:
+def _writing(*types: type | Array) -> _Writing | None:
     """Find out how to write them; None = that is psycopg's business."""
-    if not types or not _WRITERS.keys() >= set(types):
+    found = [writer for kind in types if (writer := _writer(kind)) is not None]
+    if not found or len(found) < len(types):
         return None
-    return _Writing(
-        tuple(_WRITERS[kind][0] for kind in types), [_WRITERS[kind][1] for kind in types]
-    )
+    return _Writing(tuple(write for write, _ in found), [form for _, form in found])
 
 
 class PreparedSession(OwnPsycopgSession):
@@ -383,7 +438,10 @@ class PreparedSession(OwnPsycopgSession):
 
     def execute(self, statement: Statement) -> Reply:
         parameters = statement.parameters
-        writing = _writing(*map(type, parameters))
+        types: tuple[type | Array, ...] = tuple(map(type, parameters))
+        if list in types:
+            types = tuple(map(_type_of, parameters))
+        writing = _writing(*types)
         if writing is None:
             return super().execute(statement)
         values = [write(value) for write, value in zip(writing.writers, parameters, strict=True)]
