@@ -42,7 +42,7 @@ from semel.stores.batching import (
     weight_of_claim,
     weight_of_complete,
 )
-from semel.stores.forking import Places, follow_forks
+from semel.stores.forking import Slots, follow_forks
 
 STRAIGHT: Final = 8
 """Calls of a queue that go straight through at once: what fewer would save, a server that is far
@@ -245,20 +245,20 @@ class RequestQueue(ThreadQueue):
         self._ask_one = ask
         self._send_many = send
         self._weight = weight
-        self._straight = Places(STRAIGHT)
+        self._straight = Slots(STRAIGHT)
 
     def ask(self, request: Request) -> Any:
         """Ask, with others if the queue is busy."""
         if not self.leaders:
             try:
-                place = self._straight.get(block=False)
+                slot = self._straight.get(block=False)
             except Empty:
                 pass
             else:
                 try:
                     return self._ask_one(request)
                 finally:
-                    self._straight.give(place)
+                    self._straight.give(slot)
         turn = Turn(request, self._weight(request))
         self.run(turn)
         if turn.answer is ALONE:
