@@ -76,7 +76,6 @@ SHARED = {
     "semel.stores.batching": {
         "ALONE",
         "Alone",
-        "Batcher",
         "MOST_BYTES",
         "weight_of_claim",
         "weight_of_complete",
@@ -150,7 +149,7 @@ ONLY_TASKS = {
 
 OMITTED = {
     "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
-    "stores/sql/aio.py": {"_batcher", "_loop"},
+    "stores/sql/aio.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},
 }
 """Classes, functions, methods and attributes that only tasks have, by file."""
@@ -173,7 +172,7 @@ MODULES = {
 } | {
     "asyncio": "time",
     "redis.asyncio": "redis",
-    "semel.stores.batching": "semel.stores.forking",
+    "semel.stores.batching": "semel.stores.thread_batching",
 }
 """Where the generated modules, and what exists for both kinds, are imported from."""
 

@@ -17,7 +17,7 @@ from semel.core.records import (
     Identity,
 )
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
-from semel.stores.batching import ALONE, Batcher, RequestQueue, weight_of_claim
+from semel.stores.batching import ALONE, AsyncBatcher, RequestQueue, weight_of_claim
 from stores.sqlite_helpers import in_a_fork
 from tasks_at_once import tasks_that_end_at_once
 
@@ -71,7 +71,7 @@ def store():
 
 @pytest.fixture
 def batcher(store):
-    return Batcher(store.ask, store.send)
+    return AsyncBatcher(store.ask, store.send)
 
 
 def task(awaitable):
@@ -148,7 +148,7 @@ def test_a_call_that_is_made_before_its_event_loop_runs_belongs_to_the_one_that_
     async def awaited(call):
         return await call
 
-    assert asyncio.run(awaited(Batcher(store.ask, store.send).ask(ask("a")))) == Claimed(1, 1)
+    assert asyncio.run(awaited(AsyncBatcher(store.ask, store.send).ask(ask("a")))) == Claimed(1, 1)
 
 
 async def test_after_a_batch_of_one_the_next_call_goes_straight_through(batcher, store):
@@ -228,7 +228,7 @@ async def test_an_identity_is_in_a_batch_once_and_its_order_is_kept(batcher, sto
 
 
 async def test_a_batch_has_a_limit_of_members(store):
-    batcher = Batcher(store.ask, store.send, most_members=2)
+    batcher = AsyncBatcher(store.ask, store.send, most_members=2)
     tasks = await crowd(batcher, store, "abcdef")
     store.gate.set()
     await asyncio.gather(*tasks)
@@ -236,13 +236,13 @@ async def test_a_batch_has_a_limit_of_members(store):
 
 
 async def test_who_does_not_fit_into_one_batch_is_spread_evenly_over_some(store):
-    batcher = Batcher(store.ask, store.send, most_members=4)
+    batcher = AsyncBatcher(store.ask, store.send, most_members=4)
     await asyncio.gather(*(batcher.ask(ask(key)) for key in "-abcdef"))
     assert store.requests == ["-", ["a", "b", "c"], ["d", "e", "f"]], "not four and two"
 
 
 async def test_a_batch_has_a_limit_of_bytes(store):
-    batcher = Batcher(store.ask, store.send, most_bytes=5000)
+    batcher = AsyncBatcher(store.ask, store.send, most_bytes=5000)
     store.gate.clear()
     store.single_gate.clear()
     sizes = {"first": 1, "big": 10_000, "a": 1, "b": 1}
@@ -312,7 +312,7 @@ async def test_a_store_that_is_away_is_asked_once_and_each_member_has_its_own_er
 
 
 async def test_who_waits_while_a_batch_learns_that_the_store_is_away_is_told_at_once(store):
-    batcher = Batcher(store.ask, store.send, most_members=2)
+    batcher = AsyncBatcher(store.ask, store.send, most_members=2)
     store.trouble["batch"] = StoreUnavailable("away")
     calls = await crowd(batcher, store, range(7))
     assert len(store.requests) == 2, "the first went straight through, and one batch is away"
@@ -487,7 +487,7 @@ async def test_the_requests_of_a_batch_are_the_callers_own(batcher):
             return [True for _ in requests]
 
     store = Recorder()
-    batcher = Batcher(store.ask, store.send)
+    batcher = AsyncBatcher(store.ask, store.send)
     await asyncio.gather(
         *(batcher.ask(CompleteRequest(Identity("s", key), b"owner", RESULT, 9.0)) for key in "ab")
     )

@@ -18,7 +18,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreFull, StoreUnavailable
 from semel.stores.batching import ALONE
-from semel.stores.thread_batching import BATCHES, FULL, STRAIGHT, ThreadBatcher
+from semel.stores.thread_batching import BATCHES, FULL, STRAIGHT, Batcher
 from servers.redis import wait_until
 from stores.sqlite_helpers import in_a_fork
 
@@ -64,7 +64,7 @@ class Store:
 class Caller(threading.Thread):
     """One thread that asks once."""
 
-    def __init__(self, batcher: ThreadBatcher, request: Any) -> None:
+    def __init__(self, batcher: Batcher, request: Any) -> None:
         super().__init__(daemon=True)
         self._batcher = batcher
         self._request = request
@@ -91,18 +91,18 @@ def store() -> Iterator[Store]:
 
 
 @pytest.fixture
-def batcher(store: Store) -> ThreadBatcher:
-    return ThreadBatcher(store.ask, store.send, timeout=PATIENCE, place="the test's store")
+def batcher(store: Store) -> Batcher:
+    return Batcher(store.ask, store.send)
 
 
-def straight(batcher: ThreadBatcher, store: Store) -> list[Caller]:
+def straight(batcher: Batcher, store: Store) -> list[Caller]:
     """Fill the queue with calls that go straight, and stay under way."""
     callers = [Caller(batcher, ask(f"straight {n}")) for n in range(STRAIGHT)]
     wait_until(lambda: len(store.single) == STRAIGHT, "calls that go straight")
     return callers
 
 
-def leader(batcher: ThreadBatcher, store: Store) -> Caller:
+def leader(batcher: Batcher, store: Store) -> Caller:
     """Let one more call lead a batch, which stays under way."""
     before = len(store.batches)
     caller = Caller(batcher, ask("leader"))
@@ -110,7 +110,7 @@ def leader(batcher: ThreadBatcher, store: Store) -> Caller:
     return caller
 
 
-def waiting(batcher: ThreadBatcher, keys: Any, make: Callable[[Any], Any] = ask) -> list[Caller]:
+def waiting(batcher: Batcher, keys: Any, make: Callable[[Any], Any] = ask) -> list[Caller]:
     """Let callers wait for the next batch, in this order."""
     queue = batcher._claims if make is ask else batcher._completes
     callers = []
@@ -182,9 +182,7 @@ def test_an_identity_is_in_a_batch_once(batcher, store):
 
 
 def test_a_batch_ends_with_the_member_that_fills_it(store):
-    batcher = ThreadBatcher(
-        store.ask, store.send, timeout=PATIENCE, place="here", most_members=2, most_bytes=200
-    )
+    batcher = Batcher(store.ask, store.send, most_members=2, most_bytes=200)
 
     def complete(key):
         data = b"x" * 200 if key == "large" else b""
@@ -238,29 +236,15 @@ def test_a_store_that_is_away_is_not_asked_again_and_again(batcher, store):
     assert store.batches == [["leader"]]
 
 
-def test_a_caller_that_waits_for_too_long_leaves_and_nothing_is_sent_for_it(store):
-    batcher = ThreadBatcher(store.ask, store.send, timeout=0.05, place="the store")
+def test_close_rejects_those_that_wait_and_what_is_away_comes_back(batcher, store):
     straight(batcher, store)
     first = leader(batcher, store)
-    with pytest.raises(StoreUnavailable, match=r"the store was busy .* 0\.05 s; nothing was sent"):
-        batcher.ask(ask("late"))
+    callers = waiting(batcher, "ab")
+    batcher.close()
+    assert {str(caller.result()) for caller in callers} == {"the store was closed"}
     store.open()
     assert first.result() == "batch"
     assert store.batches == [["leader"]]
-
-
-def test_a_caller_whose_request_was_sent_waits_for_the_answer(store):
-    batcher = ThreadBatcher(store.ask, store.send, timeout=0.2, place="the store")
-    straight(batcher, store)
-    first = leader(batcher, store)
-    callers = [Caller(batcher, ask(n)) for n in range(FULL)]
-    wait_until(lambda: len(store.batches) == 2, "the second batch")
-    led = callers[int(store.batches[1][0])]
-    followers = [caller for caller in callers if caller is not led]
-    followers[0].join(0.5)  # longer than it may wait to be sent
-    assert all(caller.is_alive() for caller in callers)
-    store.open()
-    assert {caller.result() for caller in (first, *callers)} == {"batch"}
 
 
 @pytest.mark.parametrize("error", [TimeLimit(), KeyboardInterrupt(), MemoryError()])
@@ -299,9 +283,7 @@ class Scene:
 
     def __init__(self, role: str) -> None:
         self.store = Store()
-        self.batcher = ThreadBatcher(
-            self.store.ask, self.store.send, timeout=PATIENCE, place="the store"
-        )
+        self.batcher = Batcher(self.store.ask, self.store.send)
         self.claims = self.batcher._claims
         self.callers: list[Caller] = []
         if role != "goes straight":

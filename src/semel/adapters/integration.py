@@ -25,7 +25,7 @@ from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
 from semel.stores.batching import AsyncSlots, running_loop
-from semel.stores.forking import Slots
+from semel.stores.thread_batching import Slots
 from semel.sync import Idempotency
 
 T = TypeVar("T")

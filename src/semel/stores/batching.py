@@ -3,7 +3,7 @@
 Many tasks, one request: claims and completes that come while a batch is away leave together. For
 stores that can answer many members in one round trip and one commit:
 
-    batcher = Batcher(ask, send)            # the store's own ways to answer one, and many
+    batcher = AsyncBatcher(ask, send)            # the store's own ways to answer one, and many
     await batcher.ask(request)
 
 The law of a queue (claims have one, and completes another):
@@ -81,7 +81,7 @@ Send: TypeAlias = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 """Answers many; in place of an answer there may be a `StoreError`, or `ALONE`."""
 
 
-class Batcher:
+class AsyncBatcher:
     """Lets the claims and the completes of many tasks leave together; other requests go straight.
 
     `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
@@ -413,7 +413,7 @@ def has_ended(first: asyncio.AbstractEventLoop | None, place: str) -> bool:
 
 
 class AsyncSlots:
-    """A limited number of slots for tasks, taken and given back as `forking.Slots` are."""
+    """A limited number of slots for tasks, taken and given back as `thread_batching.Slots` are."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)

@@ -2,8 +2,7 @@
 
 A lock that another thread holds at the moment of a fork stays held in the child for ever, and
 what it protects is copied half changed. So every store that registers here is brought to rest
-before the fork, goes on in the parent, and starts afresh in the child. `ForkSafeLock` and `Slots`
-are two that do.
+before the fork, goes on in the parent, and starts afresh in the child. `ForkSafeLock` does.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, Final, Protocol
-from weakref import ReferenceType, ref
+from typing import Protocol
 
 
 class ForkAware(Protocol):
@@ -74,59 +70,6 @@ _left_alone: list[object] = []
 def leave_alone(connections: object) -> None:
     """Keep the parent's connections for ever: they are not this process's to close."""
     _left_alone.append(connections)
-
-
-MOST_SLOTS: Final = 1 << 16
-"""There are no more ports to connect from; more than that means "as many as possible"."""
-
-
-class Slot:
-    """The right to be one of a limited number. One that nobody holds any more returns by itself.
-
-    So none is lost when an exception of a signal handler strikes between taking and giving.
-    """
-
-    __slots__ = ("_free",)
-
-    def __init__(self, free: ReferenceType[SimpleQueue[Any]]) -> None:
-        self._free = free
-
-    def __del__(self) -> None:
-        free = self._free()
-        if free is not None:  # else all of them are gone, or were left behind by a fork
-            free.put(Slot(self._free))
-
-
-class Slots:
-    """A limited number of slots for threads: at connections, or at work that few may do at a time.
-
-    Each has one holder at a time. Taking and giving are one step each, which no exception of a
-    signal handler can tear apart; a semaphore for threads is written in Python, and may lose a
-    slot or keep its lock. It costs ten times as much, too.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self.after_fork_in_child()
-        follow_forks(self)
-
-    def before_fork(self) -> None:
-        """Do nothing: a queue of this kind is never caught half changed."""
-
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-
-    def after_fork_in_child(self) -> None:
-        """Begin anew: slots taken by the parent's threads will never come back here."""
-        self._free: SimpleQueue[Slot] = SimpleQueue()
-        free = ref(self._free)
-        for _ in range(min(self._count, MOST_SLOTS)):
-            self._free.put(Slot(free))
-        # No functions of ours around these: every exchange with a server asks.
-        self.get: Callable[..., Slot] = self._free.get
-        """Take a slot (`block=`, `timeout=`); raises `queue.Empty`."""
-        self.give: Callable[[Any], None] = self._free.put
-        """Give a slot back."""
 
 
 class ForkSafeLock:

@@ -2,7 +2,7 @@
 
 The counterpart of `batching`, for stores for threads:
 
-    batcher = ThreadBatcher(ask, send, timeout=5.0, place="the PostgreSQL database")
+    batcher = Batcher(ask, send)            # the store's own ways to answer one, and many
     batcher.ask(request)
 
 The law of a queue (claims have one, and completes another):
@@ -14,9 +14,9 @@ The law of a queue (claims have one, and completes another):
 - Nobody waits for a call that went straight, which a lock may hold up, only for batches, which wait
   for no lock. There is no thread of its own, and no timer.
 - What `batching` says of members, identities, answers and errors holds here, too.
-- A caller that waits for too long leaves, and nothing was sent for it. A caller whose request was
-  sent waits for the answer, which the store's own time limit bounds: what its owner sends next, to
-  give back what it may have got, comes after it.
+- A caller that an exception interrupts while it waits leaves, and nothing is sent for it. If its
+  request was sent, it waits for the answer, which the store's own time limit bounds: what its owner
+  sends next, to give back what it may have got, comes after it.
 - A leader that an exception interrupts (a signal handler's, say) raises it, and its followers ask
   for themselves. So that nobody is left behind, what a thread changes here is changed in one step,
   or done again by that thread before the exception leaves.
@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from queue import Empty
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar, cast
+from weakref import ReferenceType, ref
 
 from semel.core import records
 from semel.core.records import ClaimRequest, CompleteRequest
@@ -42,7 +43,7 @@ from semel.stores.batching import (
     weight_of_claim,
     weight_of_complete,
 )
-from semel.stores.forking import Slots, follow_forks
+from semel.stores.forking import follow_forks
 
 STRAIGHT: Final = 8
 """Calls of a queue that go straight through at once: what fewer would save, a server that is far
@@ -60,11 +61,12 @@ Send: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 T = TypeVar("T")
 
 
-class ThreadBatcher:
+class Batcher:
     """Lets the claims and the completes of many threads leave together; other requests go straight.
 
     `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
-    may also answer `ALONE`: ask for this member by itself. `timeout` bounds the wait for a batch.
+    may also answer `ALONE`: ask for this member by itself. A batch has at most `most_members`, and
+    ends with the member that makes it larger than `most_bytes`.
     """
 
     def __init__(
@@ -72,17 +74,12 @@ class ThreadBatcher:
         ask: Ask,
         send: Send,
         *,
-        timeout: float,
-        place: str,
         most_members: int = MOST_MEMBERS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        def queue(weight: Callable[[Any], int]) -> RequestQueue:
-            waiting: NextBatches[Turn] = NextBatches(most_members, most_bytes)
-            return RequestQueue(ask, send, waiting, weight=weight, timeout=timeout, place=place)
-
-        self._claims = queue(weight_of_claim)
-        self._completes = queue(weight_of_complete)
+        limits = most_members, most_bytes
+        self._claims = RequestQueue(ask, send, NextBatches(*limits), weight=weight_of_claim)
+        self._completes = RequestQueue(ask, send, NextBatches(*limits), weight=weight_of_complete)
         self._ask = ask
 
     def ask(self, request: records.Request[T]) -> T:
@@ -93,6 +90,64 @@ class ThreadBatcher:
             return cast("T", self._completes.ask(request))
         return cast("T", self._ask(request))
 
+    def close(self) -> None:
+        """Reject those that wait; what is away comes back."""
+        self._claims.close()
+        self._completes.close()
+
+
+MOST_SLOTS: Final = 1 << 16
+"""There are no more ports to connect from; more than that means "as many as possible"."""
+
+
+class Slot:
+    """The right to be one of a limited number. One that nobody holds any more returns by itself.
+
+    So none is lost when an exception of a signal handler strikes between taking and giving.
+    """
+
+    __slots__ = ("_free",)
+
+    def __init__(self, free: ReferenceType[SimpleQueue[Any]]) -> None:
+        self._free = free
+
+    def __del__(self) -> None:
+        free = self._free()
+        if free is not None:  # else all of them are gone, or were left behind by a fork
+            free.put(Slot(self._free))
+
+
+class Slots:
+    """A limited number of slots for threads: at connections, or at work that few may do at a time.
+
+    Each has one holder at a time. Taking and giving are one step each, which no exception of a
+    signal handler can tear apart; a semaphore for threads is written in Python, and may lose a
+    slot or keep its lock. It costs ten times as much, too.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.after_fork_in_child()
+        follow_forks(self)
+
+    def before_fork(self) -> None:
+        """Do nothing: a queue of this kind is never caught half changed."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew: slots taken by the parent's threads will never come back here."""
+        self._free: SimpleQueue[Slot] = SimpleQueue()
+        free = ref(self._free)
+        for _ in range(min(self._count, MOST_SLOTS)):
+            self._free.put(Slot(free))
+        # No functions of ours around these: every exchange with a server asks.
+        self.get: Callable[..., Slot] = self._free.get
+        """Take a slot (`block=`, `timeout=`); raises `queue.Empty`."""
+        self.give: Callable[[Any], None] = self._free.put
+        """Give a slot back."""
+
 
 class Turn:
     """A caller that waits: its thread sleeps until it is answered, or is to lead a batch."""
@@ -101,8 +156,8 @@ class Turn:
 
     gone: Final = False
 
-    def __init__(self, request: Request, weight: int) -> None:
-        self.request = request
+    def __init__(self, request: Any, weight: int) -> None:
+        self.request: Request = request
         self.weight = weight
         self.answer: Any = ALONE
         self.batch: Sequence[Turn] = ()
@@ -114,9 +169,9 @@ class Turn:
         self._asleep = threading.Lock()  # the cheapest wake-up there is: another thread frees it
         self._asleep.acquire()
 
-    def sleep(self, seconds: float = -1) -> bool:
-        """Wait to be woken; False when the time is over first."""
-        return self._asleep.acquire(timeout=seconds)
+    def sleep(self) -> None:
+        """Wait to be woken."""
+        self._asleep.acquire()
 
     def wake(self) -> None:
         """Let its thread go on; to do it again does no harm."""
@@ -136,15 +191,11 @@ class ThreadQueue:
         self,
         nobody: NextBatches[Turn],
         *,
-        timeout: float,
-        place: str,
         most_leaders: int = 1,
         full: int = 1,
     ) -> None:
         """With `full` that wait, as many as `most_leaders` may lead a batch at the same time."""
         self._nobody = nobody
-        self._timeout = timeout
-        self._place = place
         self._most_leaders = most_leaders
         self._full = full
         self.after_fork_in_child()
@@ -173,7 +224,7 @@ class ThreadQueue:
             with self._mutex:
                 self._waiting.append(turn)
                 self._appoint()
-            self._wait(turn)
+            turn.sleep()
             if turn.batch:
                 self.serve(turn)
                 self._leave(turn)
@@ -191,16 +242,11 @@ class ThreadQueue:
                 turn.answer = own_copy(reason)
             leader.batch, self._waiting = [*leader.batch, *rejected], self._nobody.without()
 
-    def _wait(self, turn: Turn) -> None:
-        if turn.sleep(self._timeout):
-            return
-        with self._mutex:
-            too_late = turn in self._waiting
-        if too_late:
-            raise StoreUnavailable(
-                f"{self._place} was busy with other calls for {self._timeout:g} s; nothing was sent"
-            )
-        turn.sleep()
+    def close(self) -> None:
+        """Reject those that wait."""
+        instead_of_a_leader = Turn(None, 0)
+        self.reject(instead_of_a_leader, StoreUnavailable("the store was closed"))
+        self._leave(instead_of_a_leader)
 
     def _leave(self, turn: Turn) -> None:
         """Stop to wait, or to lead; to do it again does no harm."""
@@ -237,11 +283,9 @@ class RequestQueue(ThreadQueue):
         nobody: NextBatches[Turn],
         *,
         weight: Callable[[Any], int],
-        timeout: float,
-        place: str,
     ) -> None:
         """`weight` tells about how many bytes a member adds to a batch."""
-        super().__init__(nobody, timeout=timeout, place=place, most_leaders=BATCHES, full=FULL)
+        super().__init__(nobody, most_leaders=BATCHES, full=FULL)
         self._ask_one = ask
         self._send_many = send
         self._weight = weight

@@ -22,7 +22,7 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
-from semel.stores.forking import Slots
+from semel.stores.thread_batching import Slots
 from semel.sync import Idempotency
 
 LARGE: Final = 64 * 1024

@@ -29,7 +29,6 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.forking import Slot, Slots
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -49,6 +48,7 @@ from semel.stores.redis.retry import (
     follows_the_primary,
     unfit_server,
 )
+from semel.stores.thread_batching import Slot, Slots
 from semel.stores.urls import SEARCH_SHARE
 
 Answer = TypeVar("Answer")

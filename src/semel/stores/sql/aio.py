@@ -30,8 +30,8 @@ from semel.stores.batching import (
     ALONE,
     MOST_BYTES,
     Alone,
+    AsyncBatcher,
     AsyncSlots,
-    Batcher,
     has_ended,
     only_loop,
 )
@@ -147,7 +147,7 @@ class AsyncServerStore(AsyncStore):
         shares: bool,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`shares`: whether requests of the same time share statements; those of threads do not."""
+        """`shares`: whether requests of the same time share statements."""
         self._shares = shares
         self._most_bytes = most_bytes
         self._calls = calls
@@ -155,7 +155,7 @@ class AsyncServerStore(AsyncStore):
         self._batches = AsyncBatches(verbs, batches, renewals)
         self._batcher = (
             # Not of methods of the store itself: it would stay until the garbage collector runs.
-            Batcher(self._singles.ask, self._batches.send, most_bytes=self._most_bytes)
+            AsyncBatcher(self._singles.ask, self._batches.send, most_bytes=self._most_bytes)
             if self._shares
             else None
         )
@@ -305,11 +305,14 @@ class AsyncExecutor(ABC):
         return [await self.outcome(operation, deadline) for operation in operations]
 
     async def outcome(self, operation: Operation[Any], deadline: Deadline) -> Any:
-        """Run one operation, and return its answer or its error."""
+        """Run one operation, and return its answer or its error; what is no such error is raised.
+
+        That may be an exception of a signal handler: it is nobody's outcome.
+        """
         try:
             deadline.check()
             return await self.run_one(operation, deadline)
-        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
+        except IdempotencyError as error:
             if self.rules.concerns_all(error):
                 deadline.verdict = error
             return error

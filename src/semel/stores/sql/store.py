@@ -26,7 +26,7 @@ from semel.core.records import (
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.stores.base import PurgeRequest, Store
 from semel.stores.batching import ALONE, MOST_BYTES, Alone
-from semel.stores.forking import Slots, follow_forks, leave_alone
+from semel.stores.forking import follow_forks, leave_alone
 from semel.stores.sql.batch import (
     answers_or_error,
     by_digest,
@@ -46,6 +46,7 @@ from semel.stores.sql.verbs import (
     Verb,
     operations_of,
 )
+from semel.stores.thread_batching import Batcher, Slots
 
 T = TypeVar("T")
 
@@ -136,18 +137,26 @@ class ServerStore(Store):
         shares: bool,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`shares`: whether requests of the same time share statements; those of threads do not."""
+        """`shares`: whether requests of the same time share statements."""
         self._shares = shares
         self._most_bytes = most_bytes
         self._calls = calls
         self._singles = Singles(verbs, calls)
         self._batches = Batches(verbs, batches, renewals)
+        self._batcher = (
+            # Not of methods of the store itself: it would stay until the garbage collector runs.
+            Batcher(self._singles.ask, self._batches.send, most_bytes=self._most_bytes)
+            if self._shares
+            else None
+        )
 
     # Handed on, not awaited: one coroutine less in every call.
     def ask(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: Request[T]
     ) -> T:
         """Answer one request; claims, and completes, together with those of the same time."""
+        if self._batcher is not None:
+            return self._batcher.ask(request)
         return self._singles.ask(request)
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
@@ -157,6 +166,8 @@ class ServerStore(Store):
 
     def close(self) -> None:
         """Release what this store opened itself."""
+        if self._batcher is not None:
+            self._batcher.close()
         self._batches.close()
         self._calls.close()
 
@@ -284,11 +295,14 @@ class Executor(ABC):
         return [self.outcome(operation, deadline) for operation in operations]
 
     def outcome(self, operation: Operation[Any], deadline: Deadline) -> Any:
-        """Run one operation, and return its answer or its error."""
+        """Run one operation, and return its answer or its error; what is no such error is raised.
+
+        That may be an exception of a signal handler: it is nobody's outcome.
+        """
         try:
             deadline.check()
             return self.run_one(operation, deadline)
-        except Exception as error:  # noqa: BLE001 - it reaches the caller as the outcome
+        except IdempotencyError as error:
             if self.rules.concerns_all(error):
                 deadline.verdict = error
             return error

@@ -173,8 +173,12 @@ def is_locked(outcome: object) -> bool:
 
 
 def translate(error: Exception, place: str) -> Exception:
-    """Make an error of ours that names the place and keeps the cause; ours stay as they are."""
-    if isinstance(error, IdempotencyError):
+    """Make an error of ours that names the place and keeps the cause.
+
+    Ours stay as they are, and so does what comes from neither a driver nor Python itself: it may be
+    an exception of a signal handler.
+    """
+    if isinstance(error, IdempotencyError) or _comes_from(error) not in _BELOW_US:
         return error
     ours = _ours(error, place)
     ours.__cause__ = error
@@ -205,8 +209,16 @@ def _ours(error: Exception, place: str) -> Exception:
     return StoreUnavailable(f"{place} failed: {error!r}")
 
 
+_DRIVERS: Final = frozenset({"pymysql", "asyncmy"})
+_BELOW_US: Final = _DRIVERS | {"builtins", "asyncio", "socket", "ssl", "struct"}
+
+
+def _comes_from(error: BaseException) -> str:
+    return type(error).__module__.split(".")[0]
+
+
 def _of_a_driver(error: BaseException) -> bool:
-    return type(error).__module__.split(".")[0] in {"pymysql", "asyncmy"}
+    return _comes_from(error) in _DRIVERS
 
 
 # --- how long and how often one call to the store goes on after a failure ------------------

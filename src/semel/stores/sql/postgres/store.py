@@ -20,7 +20,7 @@ from psycopg_pool import ConnectionPool
 
 from semel.core.records import Identity
 from semel.errors import StoreUnavailable
-from semel.stores.forking import Slots, leave_alone
+from semel.stores.forking import leave_alone
 from semel.stores.listening import Listener, Watch
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import errors, threads
@@ -60,6 +60,7 @@ from semel.stores.sql.store import (
     in_turn,
 )
 from semel.stores.sql.verbs import Operation, OwnColumns, Verb
+from semel.stores.thread_batching import Slots
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT, boolean, positive_seconds
 
 T = TypeVar("T")
