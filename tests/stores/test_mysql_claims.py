@@ -392,19 +392,32 @@ def test_a_claim_is_not_written_over_a_result_that_is_kept_for_longer(
     assert store.get(IDENTITY).outcome == RESULT
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["one", "many"])
-def test_a_row_of_the_same_microsecond_is_not_taken_for_the_own_insert(
-    server, mysql_url, store, together
-):
-    moment = "SET timestamp = 1900000000.000001"  # the server's clock stands still for them
+@pytest.fixture
+def frozen(server, mysql_url, store):
+    """A store for whose connections the server's clock stands still."""
+    moment = "SET timestamp = 1900000000.000001"
 
     def connect():
         return server.client(database=database_of(mysql_url), init_command=moment)
 
-    other = Identity("orders.create", "43")
     with contextlib.closing(MySQLStore(connect=connect)) as frozen:
-        first = frozen.claim(ask())
-        asks = [ask(), ask(other)]
-        answers = frozen.send(asks) if together else [frozen.claim(each) for each in asks]
-        assert [type(answer) for answer in answers] == [Busy, Claimed]
-        assert answers[1].fence == first.fence, "they did not meet in one microsecond"
+        yield frozen
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one", "many"])
+def test_a_row_of_the_same_microsecond_is_not_taken_for_the_own_insert(frozen, together):
+    other = Identity("orders.create", "43")
+    first = frozen.claim(ask())
+    asks = [ask(), ask(other)]
+    answers = frozen.send(asks) if together else [frozen.claim(each) for each in asks]
+    assert [type(answer) for answer in answers] == [Busy, Claimed]
+    assert answers[1].fence == first.fence, "they did not meet in one microsecond"
+
+
+def test_a_mark_is_not_told_as_set_where_a_row_of_the_same_microsecond_is_in_its_way(frozen):
+    first = frozen.claim(ask())
+    assert frozen.put(IDENTITY, RESULT, 600.0, owner=new_owner()) is False
+    assert frozen.get(IDENTITY).fence == first.fence
+    other = Identity("orders.create", "43")
+    assert frozen.put(other, RESULT, 600.0, owner=new_owner()) is True
+    assert frozen.get(other).fence == first.fence, "they did not meet in one microsecond"
