@@ -466,13 +466,18 @@ def test_another_event_loop_is_the_stores_business():
 async def test_a_forked_child_starts_idle(batcher, store):
     tasks = await crowd(batcher, store, "abc")
 
-    def child():
-        coroutine = batcher.ask(ask("child"))
-        loop = asyncio.new_event_loop()
-        asyncio._set_running_loop(None)
-        return loop.run_until_complete(coroutine)
+    async def ask_together():
+        store.requests.clear()
+        store.gate = asyncio.Event()
+        store.gate.set()
+        await asyncio.gather(*(batcher.ask(ask(key)) for key in "def"))
+        return store.requests
 
-    assert "Claimed" in in_a_fork(child)
+    def child():
+        asyncio._set_running_loop(None)
+        return asyncio.new_event_loop().run_until_complete(ask_together())
+
+    assert in_a_fork(child) == "['d', ['e', 'f']]", "they do not wait for the parent's batch"
     store.gate.set()
     await asyncio.gather(*tasks)
     assert store.requests == ["a", ["b", "c"]]
