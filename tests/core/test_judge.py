@@ -67,8 +67,8 @@ def ask(owner=BERT, fingerprint=RED, **changes):
     return replace(ClaimRequest(KEY, owner, fingerprint, lease=30.0, ttl=60.0), **changes)
 
 
-def fail(record, owner=ANNA, *, retryable=True, keep_fingerprint=True, now=NOW):
-    ask = FailRequest(KEY, owner, OTHER_RESULT, retryable, keep_fingerprint, ttl=60.0)
+def fail(record, owner=ANNA, *, retryable=True, keep_fingerprint=True, ran=True, now=NOW):
+    ask = FailRequest(KEY, owner, OTHER_RESULT, retryable, keep_fingerprint, ttl=60.0, ran=ran)
     return judge.fail(record, ask, now)
 
 
@@ -219,6 +219,15 @@ def test_a_replaced_payload_is_remembered(record):
     assert (written.fingerprint, written.superseded) == (BLUE, (RED,))
 
 
+@pytest.mark.parametrize("record", [ended(), ended(State.FAILED), abandoned()])
+def test_a_payload_that_replaces_another_is_counted_from_one(record):
+    claim, written = judge.claim(record, ask(BERT, BLUE, replace=True, max_attempts=1), NOW)
+    assert isinstance(claim, Claimed)
+    assert written is not None
+    assert claim.number == written.number == 1
+    assert claim.fence == written.fence > record.fence
+
+
 def test_only_the_last_replaced_payloads_are_remembered():
     many = tuple(bytes([index]) * 16 for index in range(SUPERSEDED_LIMIT))
     _, record = judge.claim(ended(superseded=many), ask(BERT, BLUE, replace=True), NOW)
@@ -279,6 +288,13 @@ def test_the_owner_fails_and_says_who_may_try_again(retryable, keep):
         updated_at=NOW,
         now=NOW,
     )
+
+
+def test_a_claim_that_never_ran_gives_its_number_back_once():
+    given_back = fail(running(), ran=False)
+    assert given_back is not None
+    assert (given_back.number, given_back.fence) == (2, 77)
+    assert fail(given_back, ran=False) is given_back
 
 
 def test_a_repeated_end_changes_nothing():
