@@ -104,6 +104,25 @@ class Hasty:
         await PlainTextResponse("too slow", 504)(scope, receive, send)
 
 
+class Scoped(Hasty):
+    """A layer that cancels by AnyIO, which does so again and again until the request has ended."""
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http" or self.enough.is_set():
+            await self._app(scope, receive, send)
+            return
+        with anyio.CancelScope() as cancelling:
+            async with anyio.create_task_group() as group:
+
+                async def stop():
+                    await self.enough.wait()
+                    cancelling.cancel()
+
+                group.start_soon(stop)
+                await self._app(scope, receive, send)
+        await PlainTextResponse("too slow", 504)(scope, receive, send)
+
+
 @pytest.mark.parametrize("layer", [Impatient, Hasty])
 async def test_a_layer_that_cancels_does_not_strand_the_key(engine, layer):
     slow = Slow()

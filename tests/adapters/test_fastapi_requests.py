@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 
-import anyio
 import pytest
 from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response, UploadFile
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
-from adapters.test_asgi_lives import Hasty, Impatient
+from adapters.test_asgi_lives import Hasty, Impatient, Scoped
 from semel import AsyncIdempotency, Policy
 from semel.adapters.fastapi import Idempotent
 from versions import needs
@@ -588,25 +587,6 @@ class Slow:
 
         self.idempotent = Idempotent(engine)
         self.app.post("/")(self.idempotent(pay))
-
-
-class Scoped(Hasty):
-    """A layer that cancels by AnyIO, which does so again and again until the request has ended."""
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http" or self.enough.is_set():
-            await self._app(scope, receive, send)
-            return
-        with anyio.CancelScope() as cancelling:
-            async with anyio.create_task_group() as group:
-
-                async def stop():
-                    await self.enough.wait()
-                    cancelling.cancel()
-
-                group.start_soon(stop)
-                await self._app(scope, receive, send)
-        await PlainTextResponse("too slow", 504)(scope, receive, send)
 
 
 @pytest.mark.parametrize("layer", [Impatient, Hasty, Scoped])

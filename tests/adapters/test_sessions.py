@@ -21,7 +21,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
 from adapters.session_shop import KINDS, Kind, Shop, order
-from adapters.test_asgi_lives import Hasty
+from adapters.test_asgi_lives import Hasty, Scoped
 from semel import AsyncIdempotency, Idempotency, LeaseLost, Policy, current_attempt
 from semel.adapters.asgi import IdempotencyMiddleware
 from semel.core.records import State
@@ -836,6 +836,41 @@ async def test_a_dependency_may_have_a_transaction_of_its_own_around_the_endpoin
     assert [answer.status_code for answer in answers] == [status] * 2
     assert shop.orders() == (1 if status == 201 else 0)
     assert len(shop.records()) == shop.orders()
+
+
+async def test_the_session_of_a_dependency_is_not_closed_under_a_cancelled_endpoint(
+    make_shop, sqlite_url
+):
+    shop = make_shop(sqlite_url, Kind("fastapi", False, depends=True))
+    told, entered, go_on = [], threading.Event(), threading.Event()
+
+    async def opened():
+        with shop.maker() as session:
+            try:
+                yield session
+            finally:
+                told.append("closed")
+
+    def action(session):
+        entered.set()
+        go_on.wait(20)
+        order(session)
+        told.append("paid")
+        return Response("paid", 201)
+
+    shop.opened = opened
+    around = Scoped(shop.app(action))
+    async with served(around) as client:
+        first = asyncio.create_task(post(client))
+        await eventually(entered.is_set)
+        around.enough.set()
+        for _ in range(200):  # turns of the loop: cancelled by now, again and again
+            await asyncio.sleep(0)
+        go_on.set()
+        assert (await first).text == "too slow"
+        assert told == ["paid", "closed"]
+        assert replayed(await post(client))
+    assert shop.orders() == 1
 
 
 # --- engines --------------------------------------------------------------------------------------
