@@ -7,9 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from contextvars import Context
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from semel import Idempotency, LeaseLost, Policy
+from semel.core.records import Identity
+from semel.stores.sql.sqlite import SQLiteStore
+from stores.sqlite_helpers import in_a_fork
 
 PROGRAM = Path(__file__).with_name("forking.py")
 
@@ -51,3 +58,31 @@ def test_a_child_leaves_inherited_attempts_alone_and_works_by_itself(kind, forke
     assert child["replay"] == ("before" if known else "again")
     assert parent["replay"] == "before"
     assert len({*parent["owners"], *child["owners"]}) == 10, "no owner id was given twice"
+
+
+def test_a_child_does_not_wait_for_a_run_that_its_parent_leads(tmp_path):
+    store = SQLiteStore(tmp_path / "semel.db")
+    idem = Idempotency(store, policy=Policy(wait_timeout=5.0))
+    in_child = []
+
+    def forking():
+        with idem.attempt("k"):
+            assert store.forget(Identity("default", "k"))  # only the parent thinks that it runs
+            # In a context of its own: it is not the attempt itself that asks for its key.
+            alone = partial(Context().run, idem.execute, "k", lambda: "the child's")
+            in_child.append(in_a_fork(alone))
+
+    with pytest.raises(LeaseLost):
+        forking()
+    assert in_child == ["the child's"]
+    assert idem.execute("k", lambda: "again") == "the child's"
+    idem.close()
+    store.close()
+
+
+def test_a_child_does_not_answer_from_the_cache_of_its_parent():
+    with Idempotency("memory://", cache=2) as idem:
+        assert idem.execute("k", lambda: "the parent's") == "the parent's"
+        # Its store was opened anew, and does not know the key.
+        assert in_a_fork(lambda: idem.execute("k", lambda: "the child's")) == "the child's"
+        assert idem.execute("k", lambda: "again") == "the parent's"
