@@ -1,5 +1,7 @@
 """A server that refuses connections: looked for during half of `timeout`, by every store.
 
+One that refuses the login would refuse it again, and is asked once.
+
 Time stands still here, but for the pauses between two tries.
 """
 
@@ -8,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
 from semel import StoreUnavailable, open_async_store, open_store
 from semel.core.records import Identity
+from semel.errors import StoreRefused
 from semel.stores.redis import retry
 from semel.stores.redis import tasks as redis_tasks
 from semel.stores.redis import threads as redis_threads
@@ -90,3 +94,30 @@ async def test_it_is_looked_for_during_half_of_the_time_by_tasks(url, clock):
         await store.get(KEY)
     await store.close()
     check(clock)
+
+
+PATIENT = 60.0
+"""Seconds of a clock that stands still: these servers are real, and may be slow."""
+
+
+@pytest.fixture(params=["redis", "postgres", "mysql"])
+def unknown_user(request):
+    """The URL of a server that runs, with a user that it does not know."""
+    parts = urlsplit(request.getfixturevalue(f"{request.param}_url"))
+    return urlunsplit(parts._replace(netloc=f"nobody:secret@{parts.hostname}:{parts.port}"))
+
+
+def test_a_login_that_is_refused_is_not_tried_again(unknown_user, clock):
+    store = open_store(unknown_user, timeout=PATIENT)
+    with pytest.raises(StoreRefused):
+        store.get(KEY)
+    store.close()
+    assert clock.pauses == []
+
+
+async def test_a_login_that_is_refused_is_not_tried_again_by_tasks(unknown_user, clock):
+    store = open_async_store(unknown_user, timeout=PATIENT)
+    with pytest.raises(StoreRefused):
+        await store.get(KEY)
+    await store.close()
+    assert clock.pauses == []
