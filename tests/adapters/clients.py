@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import requests
 from requests.auth import HTTPDigestAuth
+from requests.exceptions import ChunkedEncodingError
 
 from semel.adapters.httpx import AsyncIdempotentTransport, IdempotentTransport
 from semel.adapters.requests import IdempotentAdapter
@@ -29,6 +30,7 @@ class OnHttpx:
     """`httpx.Client`."""
 
     Error = httpx.TransportError
+    Broken = httpx.RemoteProtocolError
     Silence = httpx.ReadTimeout
     Digest = httpx.DigestAuth
 
@@ -42,6 +44,10 @@ class OnHttpx:
 
     def call(self, url: str, method: str = "POST", body: Any = b"{}", **given: Any) -> Told:
         return self._told(self._client.request(method, url, content=body, **given))
+
+    def answered(self, url: str) -> Any:
+        """The answer as the client gives it."""
+        return self._client.post(url)
 
     def request(self, url: str) -> Any:
         """A request that can be sent several times."""
@@ -79,6 +85,7 @@ class OnAsyncHttpx:
     """`httpx.AsyncClient`."""
 
     Error = httpx.TransportError
+    Broken = httpx.RemoteProtocolError
     Silence = httpx.ReadTimeout
     Digest = httpx.DigestAuth
 
@@ -100,6 +107,9 @@ class OnAsyncHttpx:
 
     def call(self, url: str, method: str = "POST", body: Any = b"{}", **given: Any) -> Told:
         return self._told(self._run(self._client.request(method, url, content=body, **given)))
+
+    def answered(self, url: str) -> Any:
+        return self._run(self._client.post(url))
 
     def request(self, url: str) -> Any:
         return self._client.build_request("POST", url, content=b"{}")
@@ -137,6 +147,7 @@ class OnRequests:
     """`requests.Session`."""
 
     Error = requests.ConnectionError
+    Broken = ChunkedEncodingError
     Silence = requests.ReadTimeout
     Digest = HTTPDigestAuth
 
@@ -151,6 +162,9 @@ class OnRequests:
         given.setdefault("timeout", PATIENCE)
         answered = self._session.request(method, url, data=body, **given)
         return Told(answered.status_code, answered.content)
+
+    def answered(self, url: str) -> Any:
+        return self._session.post(url, timeout=PATIENCE)
 
     def request(self, url: str) -> Any:
         return self._session.prepare_request(requests.Request("POST", url, data=b"{}"))

@@ -140,6 +140,20 @@ def test_a_call_that_runs_elsewhere_is_asked_for_when_the_server_says(client, se
     assert client.waits[0] >= 7
 
 
+def test_a_call_that_runs_elsewhere_is_waited_for_beyond_the_retries(opened, server):
+    server.says(*[answer(409, retry_after="1")] * 8)
+    client = opened(retries=1)
+    assert client.call(server.url).status == 200
+    only_key(server)
+    assert len(client.waits) == 8
+
+
+def test_a_call_that_runs_elsewhere_is_not_waited_for_without_end(client, server):
+    server.says(*[answer(409, b"still running", retry_after="10")] * 9)
+    assert client.call(server.url) == (409, b"still running")
+    assert 30 < sum(client.waits) <= 60
+
+
 def test_a_server_that_asks_for_too_long_a_wait_has_said_its_last(client, server):
     server.says(answer(503, b"tomorrow", retry_after="86400"))
     assert client.call(server.url) == (503, b"tomorrow")
@@ -205,6 +219,41 @@ def test_an_answer_that_may_take_long_is_not_held_back(client, server, length, r
 
     server.says(in_pieces)
     assert client.first_chunk(server.url, then=gate.set) == (b"one", rest)
+
+
+# --- the key of what was sent --------------------------------------------------------------
+
+
+def test_the_request_of_an_answer_has_the_key_that_was_sent(client, server):
+    server.says(answer(503))
+    answered = client.answered(server.url)
+    assert answered.request.headers["Idempotency-Key"] == only_key(server)
+
+
+def test_the_request_of_an_error_has_the_key_that_was_sent(opened, server, kind):
+    server.says(DROP, CUT)
+    with pytest.raises(kind.Broken) as raised:
+        opened(retries=1).call(server.url)
+    assert raised.value.request.headers["Idempotency-Key"] == only_key(server)
+
+
+def test_who_gave_up_sends_the_key_again(opened, server):
+    server.says(answer(503))
+    key = opened(retries=0).answered(server.url).request.headers["Idempotency-Key"]
+    assert opened().call(server.url, headers={"Idempotency-Key": key}).status == 200
+    assert only_key(server) == key
+
+
+def test_the_key_that_an_answer_shows_does_not_go_along_with_a_redirect(
+    opened, server, elsewhere, kind
+):
+    challenge = 'Digest realm="shop", nonce="n", qop="auth", algorithm=MD5'
+    server.says(answer(401, www_authenticate=challenge), moved(elsewhere))
+    client = opened(only=server.url)
+    assert client.call(server.url, auth=kind.Digest("ann", "secret")).status == 200
+    only_key(server)
+    assert len(server.received) == 2
+    assert elsewhere.keys == [[]]
 
 
 # --- redirects and authentication ----------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.core.policy import Rules
 from semel.http.client import ClientRules, Sending, Target, may_succeed_later, seconds_asked
 from semel.http.requests import check_key, key_of_lines, line_of_key
 
@@ -15,7 +16,7 @@ HOME = Target.of("POST", "https://bank.example/charges")
 
 def sending(now=0.0, **options) -> Sending:
     found = ClientRules(**options).sending(
-        HOME, known=None, given=None, attempt=None, repeatable=True, now=now
+        HOME, known=None, headers={}, attempt=None, repeatable=True, now=now
     )
     assert found is not None
     return found
@@ -107,8 +108,54 @@ def test_no_try_begins_after_the_time_for_all_of_them():
 
 
 def test_a_hundred_retries_do_not_overflow():
-    one = sending(retries=100, backoff=1, backoff_max=1)
+    one = sending(retries=100, backoff=1, backoff_max=1, retry_for=100)
     assert all(one.after_error(OSError(), 0.0) is not None for _ in range(100))
+
+
+def waits_for_a_running_call(retry_after="1", **options) -> list[float]:
+    """The waits of a client whose server says "still running" for ever; no time passes by itself."""
+    one = sending(**options)
+    now, waits = 0.0, []
+    while (wait := one.after_answer(409, retry_after, now, NOON)) is not None:
+        now += wait
+        waits.append(wait)
+    return waits
+
+
+def test_a_running_call_is_waited_for_longer_than_a_lease():
+    lease = Rules().lease
+    for _ in range(50):
+        waits = waits_for_a_running_call()
+        assert len(waits) > ClientRules().retries
+        assert lease < sum(waits) <= 60
+
+
+def test_a_running_call_is_waited_for_within_the_time_for_all_tries():
+    assert sum(waits_for_a_running_call(retry_for=10)) <= 10
+    assert waits_for_a_running_call(retry_for=0) == []
+
+
+def test_waiting_for_a_running_call_ends_though_the_clock_stands_still():
+    one = sending()
+    tries = iter(range(100))
+    while one.after_answer(409, "1", 0.0, NOON) is not None:
+        next(tries)
+
+
+def test_many_short_waits_for_a_running_call_do_not_overflow():
+    assert len(waits_for_a_running_call("0", backoff=0.02, backoff_max=0.02)) > 2000
+
+
+def test_a_running_call_takes_none_of_the_retries():
+    one = sending(retries=1)
+    assert one.after_answer(409, "1", 0.0, NOON) is not None
+    assert one.after_answer(503, None, 0.0, NOON) is not None
+    assert one.after_answer(409, "1", 0.0, NOON) is not None
+    assert one.after_answer(503, None, 0.0, NOON) is None
+
+
+def test_without_retries_a_running_call_is_not_waited_for():
+    assert waits_for_a_running_call(retries=0) == []
 
 
 def test_a_retry_is_told_to_the_log_without_key_and_path(caplog):

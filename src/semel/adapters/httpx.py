@@ -66,7 +66,7 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again if need be."""
-        request, sending = _begun(self._rules, request)
+        sending = _begun(self._rules, request)
         if sending is None:
             return self._wrapped.handle_request(request)
         while True:
@@ -78,7 +78,7 @@ class IdempotentTransport(httpx.BaseTransport):
                 if pause is None:
                     raise
             else:
-                pause = _after(sending, response)
+                pause = _after(sending, request, response)
                 if pause is None:
                     return response
                 response.close()
@@ -116,7 +116,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again if need be."""
-        request, sending = _begun(self._rules, request)
+        sending = _begun(self._rules, request)
         if sending is None:
             return await self._wrapped.handle_async_request(request)
         while True:
@@ -128,7 +128,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
                 if pause is None:
                     raise
             else:
-                pause = _after(sending, response)
+                pause = _after(sending, request, response)
                 if pause is None:
                     return response
                 await response.aclose()
@@ -146,40 +146,25 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         raise ConfigError(_FOR_THREADS)
 
 
-def _begun(rules: ClientRules, request: httpx.Request) -> tuple[httpx.Request, Sending | None]:
-    """Return the request that goes out, with its call's key or without one, and how it is sent."""
-    given = request.headers.get(rules.header)
+def _begun(rules: ClientRules, request: httpx.Request) -> Sending | None:
+    """Put the key of its call on the request, if it goes out with one, and say how it is sent."""
     sending = rules.sending(
         Target.of(request.method, str(request.url)),
         known=request.extensions.get(_CALL),
-        given=given,
+        headers=request.headers,
         attempt=current_attempt(),
         repeatable=isinstance(request.stream, httpx.ByteStream),
         now=time.monotonic(),
     )
-    if sending is None:
-        return request, None
-    # A new dictionary: the caller may give the same one to many requests.
-    request.extensions = {**request.extensions, _CALL: sending.call}
-    if sending.line == given:
-        return request, sending
-    # The key is on a copy: the client would take it along to wherever a redirect leads.
-    headers = request.headers.copy()
-    if sending.line is None:
-        del headers[rules.header]
-    else:
-        headers[rules.header] = sending.line
-    copy = httpx.Request(
-        request.method,
-        request.url,
-        headers=headers,
-        stream=request.stream,
-        extensions=request.extensions,
-    )
-    return copy, sending
+    if sending is not None:
+        # A new dictionary: the caller may give the same one to many requests.
+        request.extensions = {**request.extensions, _CALL: sending.call}
+    return sending
 
 
-def _after(sending: Sending, response: httpx.Response) -> float | None:
+def _after(sending: Sending, request: httpx.Request, response: httpx.Response) -> float | None:
+    if response.has_redirect_location:
+        sending.redirected(request.headers)
     return sending.after_answer(
         response.status_code, response.headers.get("retry-after"), time.monotonic(), time.time()
     )

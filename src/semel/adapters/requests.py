@@ -70,8 +70,8 @@ class IdempotentAdapter(HTTPAdapter):
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
         """Send a request, again if need be."""
-        copy, sending = _begun(self._rules, request)
-        send = partial(super().send, copy, stream, timeout, verify, cert, proxies)
+        sending = _begun(self._rules, request)
+        send = partial(super().send, request, stream, timeout, verify, cert, proxies)
         if sending is None:
             return send()
         while True:
@@ -83,9 +83,12 @@ class IdempotentAdapter(HTTPAdapter):
             except _RETRIED as error:
                 pause = sending.after_error(error, time.monotonic())
                 if pause is None:
+                    error.request = request  # requests leaves it out of some errors
                     raise
             else:
-                response.request = request
+                if response.is_redirect or response.status_code == requests.codes.unauthorized:
+                    # After 401 an authentication sends a copy, but redirects are made of this one.
+                    sending.redirected(request.headers)
                 asked = response.headers.get("retry-after")
                 pause = sending.after_answer(
                     response.status_code, asked, time.monotonic(), time.time()
@@ -94,35 +97,23 @@ class IdempotentAdapter(HTTPAdapter):
                     return response
                 response.close()
             self._sleep(pause)
-            _rewind(copy)
+            _rewind(request)
 
 
-def _begun(
-    rules: ClientRules, request: requests.PreparedRequest
-) -> tuple[requests.PreparedRequest, Sending | None]:
-    """Return the request that goes out, with its call's key or without one, and how it is sent."""
+def _begun(rules: ClientRules, request: requests.PreparedRequest) -> Sending | None:
+    """Put the key of its call on the request, if it goes out with one, and say how it is sent."""
     hooks: dict[str, Any] = request.hooks
-    given = request.headers.get(rules.header)
     sending = rules.sending(
         Target.of(str(request.method), str(request.url)),
         known=hooks.get(_CALL),
-        given=given,
+        headers=request.headers,
         attempt=current_attempt(),
         repeatable=_is_rewindable(request),
         now=time.monotonic(),
     )
-    if sending is None:
-        return request, None
-    hooks[_CALL] = sending.call
-    if sending.line == given:
-        return request, sending
-    # The key is on a copy: the session would take it along to wherever a redirect leads.
-    copy = request.copy()
-    if sending.line is None:
-        del copy.headers[rules.header]
-    else:
-        copy.headers[rules.header] = sending.line
-    return copy, sending
+    if sending is not None:
+        hooks[_CALL] = sending.call
+    return sending
 
 
 def _is_rewindable(request: requests.PreparedRequest) -> bool:

@@ -3,7 +3,9 @@
 The law. A call has one key, made before its first try and the same on every further one. The key
 goes to the origin that it was made for and to no other. What is sent without a key is sent once.
 Requests that a redirect or an authentication made of one another belong to one call; so does the
-same request sent again by hand, until it has been answered with success.
+same request sent again by hand, until it has been answered with success. The request that was sent
+has the key in its headers, so that a caller who gives up can read it; a request that is redirected
+has not, because clients copy its headers to wherever the redirect leads.
 
 This module decides. It never waits, reads a clock or touches a socket; only the jitter is random.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import random
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypedDict
@@ -53,10 +55,12 @@ class ClientRules:
 
     header           where the key goes
     methods          of requests that get a key
-    retries          tries after the first one
+    retries          tries after the first one; 409 with Retry-After ("still running") does not
+                     count, but 0 means that nothing is sent twice
     backoff          the first wait; each further one is twice as long, up to `backoff_max`
     retry_after_max  a server that asks for a longer wait is not asked again
-    retry_for        no try begins later than this after the first one
+    retry_for        no try begins later than this after the first one; longer than the lease of
+                     the server, or the key of a server that crashed is still taken at the end
     app              stands in front of new keys
     """
 
@@ -84,7 +88,7 @@ class ClientRules:
 
     def backoff_after(self, made: int) -> float:
         """Seconds to wait after so many tries `made`; with jitter, so that clients come apart."""
-        longest = min(self.backoff_max, self.backoff * 2.0**made)
+        longest = min(self.backoff_max, self.backoff * 2.0 ** min(made, _MOST_RETRIES))
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
     def sending(
@@ -92,22 +96,44 @@ class ClientRules:
         target: Target,
         *,
         known: Call | None,
-        given: str | None,
+        headers: MutableMapping[str, str],
         attempt: Attempt | None,
         repeatable: bool,
         now: float,
     ) -> Sending | None:
         """Say how a request is sent; None = it is none of ours.
 
-        `target` is where it goes. `known` is the call that the request brought along, `given` the
-        header that it has already, and `attempt` the one that runs. A body that cannot be sent
-        twice is not `repeatable`. `now` is the time.
+        `target` is where it goes. `known` is the call that the request brought along, and `attempt`
+        the one that runs. The key is put into the `headers` of the request, or taken out of them
+        if it must not go there. A body that cannot be sent twice is not `repeatable`. `now` is the
+        time.
         """
+        given = headers.get(self.header)
+        if known is not None and known.made and given == known.line:
+            given = None  # not the caller's: we put it there when the request was sent before
+        sending = self._sending(target, known, given, attempt, repeatable=repeatable, now=now)
+        if sending is None or sending.line is None:
+            headers.pop(self.header, None)
+        elif sending.line != given:
+            headers[self.header] = sending.line
+        return sending
+
+    def _sending(
+        self,
+        target: Target,
+        known: Call | None,
+        given: str | None,
+        attempt: Attempt | None,
+        *,
+        repeatable: bool,
+        now: float,
+    ) -> Sending | None:
         call = known
         if call is None or call.done or given not in {None, call.line}:
             if given is None and target.method not in self.methods:
                 return None
-            call = Call(target.origin, self._line(target, attempt) if given is None else given)
+            line = self._line(target, attempt) if given is None else given
+            call = Call(target.origin, line, made=given is None)
         if target.origin != call.origin:
             return Sending(self, call, target, None, 0, now)
         if target.method not in self.methods:  # a redirect made a GET of it, or the caller chose so
@@ -162,6 +188,8 @@ class Call(Struct):
     origin: str
     line: str
     """The value of the key's header."""
+    made: bool
+    """Whether we made the key; else the caller gave it."""
     done: bool = False
 
 
@@ -176,6 +204,13 @@ class Sending(Struct, eq=False):
     _retries: int
     _began: float
     _made: int = 0
+    _failed: int = 0
+    _waited: float = 0.0
+
+    def redirected(self, headers: MutableMapping[str, str]) -> None:
+        """Take the key off a request before the client makes another one of its `headers`."""
+        if self.call.made:
+            headers.pop(self._rules.header, None)
 
     def after_error(self, error: Exception, now: float) -> float | None:
         """Return the seconds to wait before the next try; None = the error is the outcome."""
@@ -192,16 +227,23 @@ class Sending(Struct, eq=False):
         asked = None if retry_after is None else seconds_asked(retry_after, wall)
         if not may_succeed_later(status, asked):
             return None
-        return self._wait(0.0 if asked is None else asked, now, str(status))
+        running = status == _CONFLICT
+        return self._wait(0.0 if asked is None else asked, now, str(status), running=running)
 
-    def _wait(self, asked: float, now: float, reason: str) -> float | None:
+    def _wait(
+        self, asked: float, now: float, reason: str, *, running: bool = False
+    ) -> float | None:
         rules = self._rules
-        if self._made == self._retries or asked > rules.retry_after_max:
+        failed = self._failed + (not running)
+        if self._retries == 0 or failed > self._retries or asked > rules.retry_after_max:
             return None
         pause = asked + rules.backoff_after(self._made)  # never sooner than asked
-        if now + pause > self._began + rules.retry_for:
+        # What was waited for counts too: the sleep of a test may let no time pass.
+        if max(now - self._began, self._waited) + pause > rules.retry_for:
             return None
         self._made += 1
+        self._failed = failed
+        self._waited += pause
         logger.info(
             "%s %s: %s; try %d follows in %.2f s",
             self._target.method,
