@@ -18,7 +18,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreFull, StoreUnavailable
 from semel.stores.batching import ALONE
-from semel.stores.thread_batching import BATCHES, FULL, STRAIGHT, Batcher
+from semel.stores.thread_batching import BATCHES, FULL, STRAIGHT, Batcher, Turn
 from servers.redis import wait_until
 from stores.sqlite_helpers import in_a_fork
 
@@ -236,6 +236,21 @@ def test_a_store_that_is_away_is_not_asked_again_and_again(batcher, store):
     assert store.batches == [["leader"]]
 
 
+def test_each_member_of_a_batch_that_finds_the_store_away_has_its_own_error(batcher, store):
+    straight(batcher, store)
+    first = leader(batcher, store)
+    callers = waiting(batcher, "abc")
+    store.batch_gate.release()
+    assert first.result() == "batch"
+    wait_until(lambda: len(store.batches) == 2, "the second batch")
+    store.errors = {"batch": StoreUnavailable("gone")}
+    store.batch_gate.release()
+    errors = [caller.result() for caller in callers]
+    assert {str(error) for error in errors} == {"gone"}
+    assert len(set(map(id, errors))) == len(errors), "one error would gather their tracebacks"
+    assert store.batches == [["leader"], ["a", "b", "c"]]
+
+
 def test_close_rejects_those_that_wait_and_what_is_away_comes_back(batcher, store):
     straight(batcher, store)
     first = leader(batcher, store)
@@ -262,6 +277,33 @@ def test_a_leader_that_is_interrupted_raises_it_and_its_followers_ask_for_themse
     assert callers[0].result() is error
     assert [caller.result() for caller in callers[1:]] == ["alone", "alone"]
     assert batcher.ask(ask("next")) == "alone"
+
+
+def test_a_follower_that_is_interrupted_leaves_when_its_batch_is_back(batcher, store, monkeypatch):
+    error, struck, stays = TimeLimit(), threading.Event(), threading.Event()
+    sleep = Turn.sleep
+
+    def sleep_interrupted(turn: Turn) -> None:
+        if turn.request.identity.key != "b":
+            sleep(turn)
+        elif not struck.is_set():
+            wait_until(lambda: turn.sent, "its batch")
+            struck.set()
+            raise error
+        else:
+            stays.set()
+            sleep(turn)
+
+    monkeypatch.setattr(Turn, "sleep", sleep_interrupted)
+    straight(batcher, store)
+    first = leader(batcher, store)
+    ahead, follower = waiting(batcher, "ab")
+    store.batch_gate.release()
+    wait_until(lambda: stays.is_set() or not follower.is_alive(), "the exception")
+    assert stays.is_set(), "what its owner sends next would overtake its batch"
+    store.open()
+    assert follower.result() is error
+    assert [first.result(), ahead.result()] == ["batch", "batch"]
 
 
 def test_a_fork_starts_idle(batcher, store):
