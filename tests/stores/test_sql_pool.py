@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 
-from semel.stores.sql.aio import AsyncPool
+from semel.stores.sql.aio import AsyncExecutor, AsyncPool
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import errors
+from semel.stores.sql.verbs import Operation, Reply, Statement
 
 
 def pool_of(connect):
@@ -32,6 +34,9 @@ class Session:
 
     def begin(self, deadline):
         self.ends.append(deadline)
+
+    async def execute(self, statement):
+        return Reply([], 0)
 
     async def close(self):
         if self._trouble is not None:
@@ -96,3 +101,29 @@ async def test_every_loan_of_a_connection_has_its_own_deadline():
     assert lent is session
     assert session.ends[:2] == deadlines
     assert len(session.ends) == 3
+
+
+class Executor(AsyncExecutor):
+    """Runs operations on a table that is there."""
+
+    rules = errors
+
+    async def migrate(self, columns):
+        raise NotImplementedError
+
+    async def prepare(self, deadline):
+        """It is there."""
+
+
+async def test_operations_that_are_run_together_share_the_time_of_one_call():
+    session = Session()
+    executor = Executor(opening(session), SimpleNamespace(ensured=True), 10.0)
+    operation = Operation(one_statement)
+    assert await executor.run_each([operation] * 3) == ["answered"] * 3
+    assert len(session.ends) == 3
+    assert len(set(map(id, session.ends))) == 1
+
+
+def one_statement():
+    yield Statement("SELECT 1", (), writes=False)
+    return "answered"
