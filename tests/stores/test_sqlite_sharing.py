@@ -14,6 +14,7 @@ from semel.errors import StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql import sqlite_session, sqlite_writer
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.stores.sql.sqlite_session import Job
+from semel.stores.thread_batching import Turn
 from stores.sqlite_helpers import (
     RESULT,
     Statements,
@@ -153,7 +154,7 @@ def test_followers_are_answered_by_the_one_who_leads(path, monkeypatch, batch, c
         followers = [threading.Thread(target=store.claim, args=(ask(n),)) for n in range(2, 6)]
         for follower in followers:
             follower.start()
-        wait_until(lambda: len(store._executor._queue) == 4)
+        wait_until(lambda: len(store._executor.waiting.members) == 4)
         holder.execute("ROLLBACK")
         for thread in (leader, *followers):
             thread.join()
@@ -195,7 +196,7 @@ def test_who_lost_patience_in_the_queue_is_never_served(path):
     store._executor._session._lock.acquire()
     leader = threading.Thread(target=store.claim, args=(ask(1),))
     leader.start()
-    wait_until(lambda: store._executor._led and not store._executor._queue)
+    wait_until(lambda: store._executor.leaders and not store._executor.waiting.members)
     with pytest.raises(StoreUnavailable, match=r"did not answer within 0.2 s; nothing was done"):
         store.claim(ask(2))
     store._executor._session._lock.release()
@@ -225,12 +226,12 @@ def test_who_loses_patience_during_the_commit_is_told_that_it_may_count(path):
     impatient = threading.Thread(target=lose_patience)
     with write_lock(path) as holder:
         first.start()
-        wait_until(lambda: combiner._led and not combiner._queue)
+        wait_until(lambda: combiner.leaders and not combiner.waiting.members)
         second.start()
-        wait_until(lambda: len(combiner._queue) == 1)
+        wait_until(lambda: len(combiner.waiting.members) == 1)
         combiner._timeout = 1.0
         impatient.start()
-        wait_until(lambda: len(combiner._queue) == 2)
+        wait_until(lambda: len(combiner.waiting.members) == 2)
         holder.execute("ROLLBACK")
         impatient.join()
     go_on.set()
@@ -241,26 +242,36 @@ def test_who_loses_patience_during_the_commit_is_told_that_it_may_count(path):
     store.close()
 
 
+def led_by_another(combiner):
+    leader = Turn()
+    combiner.leaders = frozenset({leader})
+    return leader
+
+
 def test_an_interrupted_caller_hands_the_lead_on(path):
     store = SQLiteStore(path)
     store.counts()
     combiner = store._executor
-    wait, combiner._wait = combiner._wait, lambda turn: (_ for _ in ()).throw(KeyboardInterrupt)
-    combiner._led = True  # as if another thread led
-    with pytest.raises(KeyboardInterrupt):
-        store.claim(ask(1))
-    assert not combiner._queue
+    leader = led_by_another(combiner)
 
-    def appointed(turn):
-        with combiner._mutex:
-            combiner._appoint()
+    def interrupted(turn):
         raise KeyboardInterrupt
 
-    combiner._wait = appointed
+    combiner.wait = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        store.claim(ask(1))
+    assert not combiner.waiting.members
+
+    def interrupted_when_appointed(turn):
+        combiner.leave(leader)
+        assert combiner.leaders == {turn}
+        raise KeyboardInterrupt
+
+    combiner.wait = interrupted_when_appointed
     with pytest.raises(KeyboardInterrupt):
         store.claim(ask(2))
-    assert not combiner._led
-    combiner._wait = wait
+    assert not combiner.leaders
+    del combiner.wait
     finish(store, 3)
     assert store.get(identity(2)) is None
     store.close()
@@ -269,13 +280,12 @@ def test_an_interrupted_caller_hands_the_lead_on(path):
 def test_an_interrupt_while_the_lead_is_handed_on_leaves_the_store_with_a_leader(path):
     store = SQLiteStore(path, timeout=0.5)
     combiner = store._executor
-    appoint = combiner._appoint
 
-    def interrupted():
-        combiner._appoint = appoint
+    def interrupted(turn):
+        del combiner.leave
         raise KeyboardInterrupt
 
-    combiner._appoint = interrupted
+    combiner.leave = interrupted
     with pytest.raises(KeyboardInterrupt):
         store.claim(ask(1))
     finish(store, 2)
@@ -286,16 +296,13 @@ def test_one_who_was_appointed_twice_leads_once(path):
     store = SQLiteStore(path)
     store.counts()
     combiner = store._executor
-    wait = combiner._wait
+    leader = led_by_another(combiner)
 
     def appointed_by_two(turn):
-        with combiner._mutex:
-            combiner._appoint()
-            combiner._appoint()
-        return wait(turn)
+        combiner.leave(leader)
+        combiner.leave(leader)
 
-    combiner._wait = appointed_by_two
-    combiner._led = True  # as if another thread led
+    combiner.wait = appointed_by_two
     finish(store, 1)
     store.close()
 
@@ -518,8 +525,8 @@ def test_an_exception_that_strikes_the_thread_that_works_for_all_is_its_own_alon
         for number, thread in enumerate(threads):
             thread.start()
             # The first one leads and waits for the file; the others wait for it, in one queue.
-            wait_until(lambda n=number: len(store._executor._queue) == n)
-            wait_until(lambda: store._executor._led)
+            wait_until(lambda n=number: len(store._executor.waiting.members) == n)
+            wait_until(lambda: store._executor.leaders)
     for thread in threads:
         thread.join(60)
     assert struck
@@ -566,33 +573,30 @@ def test_a_leader_that_is_interrupted_beside_its_transaction_leaves_the_others_t
     store.counts()
     combiner, outcomes = store._executor, {}
     run = combiner._session.run
-    threads = [
-        threading.Thread(
-            target=lambda n=number: outcomes.update({n: type(store.claim(ask(n)))}), daemon=True
-        )
-        for number in range(1, 4)
-    ]
+
+    def claim(number):
+        try:
+            outcomes[number] = type(store.claim(ask(number)))
+        except KeyboardInterrupt as error:
+            outcomes[number] = type(error)
+
+    threads = [threading.Thread(target=claim, args=[number]) for number in range(1, 5)]
 
     def interrupted(batch, answer):
-        if len(batch) < 4:
+        if len(batch) == 1 and not combiner.waiting.members:
+            for number, thread in enumerate(threads, 1):
+                thread.start()
+                wait_until(lambda n=number: len(combiner.waiting.members) == n)
             return run(batch, answer)
         monkeypatch.undo()
         if not before:
-            # Two have their answers, one of them was told so.
+            # Three have their answers, two of them were told so.
             run(batch[:3], lambda turns: answer(turns[:2]))
         raise KeyboardInterrupt
 
-    def join():
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(combiner._queue) == 4)
-
     monkeypatch.setattr(combiner._session, "run", interrupted)
-    lead = combiner._lead
-    monkeypatch.setattr(combiner, "_lead", lambda: (join(), lead()))
-    with pytest.raises(KeyboardInterrupt):
-        store.claim(ask(0))
+    assert isinstance(store.claim(ask(0)), Claimed)
     for thread in threads:
         thread.join(60)
-    assert outcomes == dict.fromkeys((1, 2, 3), Claimed)
+    assert outcomes == {1: KeyboardInterrupt, 2: Claimed, 3: Claimed, 4: Claimed}
     store.close()

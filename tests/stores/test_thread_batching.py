@@ -115,9 +115,11 @@ def waiting(batcher: Batcher, keys: Any, make: Callable[[Any], Any] = ask) -> li
     queue = batcher._claims if make is ask else batcher._completes
     callers = []
     for key in keys:
-        before = len(queue._waiting)
+        before = len(queue.waiting.members)
         callers.append(Caller(batcher, make(key)))
-        wait_until(lambda before=before: len(queue._waiting) == before + 1, "a caller that waits")
+        wait_until(
+            lambda before=before: len(queue.waiting.members) == before + 1, "a caller that waits"
+        )
     return callers
 
 
@@ -334,7 +336,7 @@ class Scene:
             self.callers.append(leader(self.batcher, self.store))
         if role == "follows":
             self.callers += waiting(self.batcher, ["before"])
-        self._busy = len(self.claims._waiting), len(self.store.batches)
+        self._busy = len(self.claims.waiting.members), len(self.store.batches)
         self._ended = threading.Event()
         self._others = threading.Thread(target=self._go_on, args=[role], daemon=True)
         self._others.start()
@@ -343,7 +345,7 @@ class Scene:
         """Let the store answer when the call has arrived, or has ended before."""
 
         def arrived() -> bool:
-            busy = len(self.claims._waiting), len(self.store.batches)
+            busy = len(self.claims.waiting.members), len(self.store.batches)
             return role == "goes straight" or busy > self._busy or self._ended.is_set()
 
         wait_until(arrived, "the call")
@@ -375,5 +377,5 @@ def test_an_exception_at_any_step_leaves_nobody_behind(role):
         assert (answer == "struck") == trace.struck.is_set()
         assert scene.answers() <= {"alone", "batch"}
         assert not scene.claims.leaders
-        assert not scene.claims._waiting
+        assert not scene.claims.waiting.members
         assert scene.claims._straight._free.qsize() == STRAIGHT

@@ -29,7 +29,7 @@ import asyncio
 import contextvars
 import enum
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from queue import Empty
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -264,6 +264,11 @@ class Member(Struct, eq=False):
     answer: asyncio.Future[Any]
 
     @property
+    def identity(self) -> Identity:
+        """Two of the same never share a batch."""
+        return self.request.identity
+
+    @property
     def gone(self) -> bool:
         """Whether its caller was cancelled before it left."""
         return self.answer.done()
@@ -283,8 +288,8 @@ class Waiting(Protocol):
     """What the next batches know of their members."""
 
     @property
-    def request(self) -> Request:
-        """What is asked for."""
+    def identity(self) -> Hashable:
+        """Two of the same never share a batch."""
         ...
 
     @property
@@ -308,53 +313,47 @@ class NextBatches(Generic[M]):
         """A batch ends with the member that fills it."""
         self._most_members = most_members
         self._most_bytes = most_bytes
-        self._members = deque(members)
-
-    def __len__(self) -> int:
-        return len(self._members)
+        self.members = deque(members)
 
     def append(self, member: M) -> None:
         """Wait behind the others."""
-        self._members.append(member)
+        self.members.append(member)
 
     def without(self, member: M | None = None) -> NextBatches[M]:
         """Make a copy, without a member that leaves."""
-        members = (each for each in self._members if each is not member)
+        members = (each for each in self.members if each is not member)
         return NextBatches(self._most_members, self._most_bytes, members)
-
-    def __contains__(self, member: M) -> bool:
-        return member in self._members
 
     def take(self) -> list[M]:
         """Take the members that leave now; an identity is in a batch once."""
         batch: list[M] = []
-        identities: set[Identity] = set()
+        identities: set[Hashable] = set()
         again: list[M] = []
         most_members = self._most_of_this_batch()
         bytes_left = self._most_bytes
-        while self._members and len(batch) < most_members and bytes_left > 0:
-            member = self._members.popleft()
+        while self.members and len(batch) < most_members and bytes_left > 0:
+            member = self.members.popleft()
             if member.gone:
                 continue
-            if member.request.identity in identities:
+            if member.identity in identities:
                 again.append(member)
                 continue
-            identities.add(member.request.identity)
+            identities.add(member.identity)
             batch.append(member)
             bytes_left -= member.weight
-        self._members.extendleft(reversed(again))
+        self.members.extendleft(reversed(again))
         return batch
 
     def take_all(self) -> list[M]:
         """Take all of them: they do not leave any more."""
-        members = list(self._members)
-        self._members.clear()
+        members = list(self.members)
+        self.members.clear()
         return members
 
     def _most_of_this_batch(self) -> int:
         # As many to each of the batches that it takes: after a full one, the few that are left
         # would come back alone, and go on to pay for a commit of their own.
-        waiting = len(self._members)
+        waiting = len(self.members)
         batches = _rounded_up(waiting, self._most_members)
         return _rounded_up(waiting, batches) if batches else 0
 

@@ -25,13 +25,14 @@ The law of a queue (claims have one, and completes another):
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from semel.core import records
-from semel.core.records import ClaimRequest, CompleteRequest
+from semel.core.records import ClaimRequest, CompleteRequest, Identity
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.batching import (
     ALONE,
@@ -152,26 +153,28 @@ class Slots:
 class Turn:
     """A caller that waits: its thread sleeps until it is answered, or is to lead a batch."""
 
-    __slots__ = ("_asleep", "answer", "batch", "released", "request", "sent", "weight")
-
+    weight: int
+    """About how much it adds to a batch."""
+    batch: Sequence[Any] = ()
+    """The turns that it leads, its own among them."""
+    sent = False
+    """Whether another thread has taken it into a batch."""
+    released = False
+    """Whether nobody will change its answer any more."""
     gone: Final = False
 
-    def __init__(self, request: Any, weight: int) -> None:
-        self.request: Request = request
-        self.weight = weight
-        self.answer: Any = ALONE
-        self.batch: Sequence[Turn] = ()
-        """The turns that it leads, its own among them."""
-        self.sent = False
-        """Whether another thread has taken its request into a batch."""
-        self.released = False
-        """Whether nobody will change its answer any more."""
+    def __init__(self) -> None:
         self._asleep = threading.Lock()  # the cheapest wake-up there is: another thread frees it
         self._asleep.acquire()
 
-    def sleep(self) -> None:
-        """Wait to be woken."""
-        self._asleep.acquire()
+    @property
+    def identity(self) -> Hashable:
+        """Two of the same never share a batch."""
+        return self
+
+    def sleep(self, seconds: float = -1) -> bool:
+        """Wait to be woken; False when the time is over first."""
+        return self._asleep.acquire(timeout=seconds)
 
     def wake(self) -> None:
         """Let its thread go on; to do it again does no harm."""
@@ -184,16 +187,13 @@ class Turn:
         self.wake()
 
 
-class ThreadQueue:
+W = TypeVar("W", bound=Turn)
+
+
+class ThreadQueue(ABC, Generic[W]):
     """Threads that wait, and those among them that lead the batches of the others."""
 
-    def __init__(
-        self,
-        nobody: NextBatches[Turn],
-        *,
-        most_leaders: int = 1,
-        full: int = 1,
-    ) -> None:
+    def __init__(self, nobody: NextBatches[W], *, most_leaders: int = 1, full: int = 1) -> None:
         """With `full` that wait, as many as `most_leaders` may lead a batch at the same time."""
         self._nobody = nobody
         self._most_leaders = most_leaders
@@ -209,78 +209,94 @@ class ThreadQueue:
 
     def after_fork_in_child(self) -> None:
         """Start idle: the threads that waited are not here."""
-        self._mutex = threading.Lock()
-        self._waiting = self._nobody.without()
-        self.leaders: frozenset[Turn] = frozenset()
+        self.mutex = threading.Lock()
+        self.waiting = self._nobody.without()
+        self.leaders: frozenset[W] = frozenset()
         """Those that lead a batch, or were appointed to. While somebody waits, there is one."""
 
-    def serve(self, leader: Turn) -> None:
+    @abstractmethod
+    def serve(self, leader: W) -> None:
         """Answer the turns of the leader's batch."""
-        raise NotImplementedError
 
-    def run(self, turn: Turn) -> None:
-        """Wait until `turn` is answered by the thread that leads, which may be this one."""
+    def wait(self, turn: W) -> None:
+        """Sleep until the turn is released, or is to lead."""
+        turn.sleep()
+
+    def wait_for_answer(self, turn: W) -> None:
+        """Sleep on, although the caller was interrupted: another thread has sent its request."""
+        turn.sleep()
+
+    def take_turn(self, turn: W) -> None:
+        """Wait until `turn` is released by the thread that leads, which may be this one."""
         try:
-            with self._mutex:
-                self._waiting.append(turn)
-                self._appoint()
-            turn.sleep()
+            with self.mutex:
+                if self.leaders:
+                    self.waiting.append(turn)
+                    self._appoint()
+                else:  # nobody waits
+                    turn.batch = (turn,)
+                    self.leaders = frozenset(turn.batch)
+            if not turn.batch:
+                self.wait(turn)
             if turn.batch:
                 self.serve(turn)
-                self._leave(turn)
+                self.leave(turn)
         except BaseException:
-            self._leave(turn)
+            self.leave(turn)
             if turn.sent and not turn.released:
-                turn.sleep()
+                self.wait_for_answer(turn)
             raise
 
-    def reject(self, leader: Turn, reason: StoreUnavailable) -> None:
-        """Answer those that wait with an error, as if they were in the leader's batch."""
-        with self._mutex:
-            rejected = self._waiting.without().take_all()
-            for turn in rejected:
-                turn.answer = own_copy(reason)
-            leader.batch, self._waiting = [*leader.batch, *rejected], self._nobody.without()
-
-    def close(self) -> None:
-        """Reject those that wait."""
-        instead_of_a_leader = Turn(None, 0)
-        self.reject(instead_of_a_leader, StoreUnavailable("the store was closed"))
-        self._leave(instead_of_a_leader)
-
-    def _leave(self, turn: Turn) -> None:
+    def leave(self, turn: W) -> None:
         """Stop to wait, or to lead; to do it again does no harm."""
-        with self._mutex:
-            if turn in self._waiting:
-                self._waiting, turn.released = self._waiting.without(turn), True
+        with self.mutex:
             self.leaders -= {turn}
-            self._appoint()
+            if self.waiting.members:
+                if turn in self.waiting.members:
+                    self.waiting, turn.released = self.waiting.without(turn), True
+                self._appoint()
             for leader in self.leaders:
                 leader.wake()
         for member in turn.batch:
-            member.release()
+            if member is not turn:
+                member.release()
 
     def _appoint(self) -> None:
         """Let the first of those that wait lead the next batch, if one may leave."""
-        full = len(self._waiting) >= self._full
-        if self._waiting and len(self.leaders) < (self._most_leaders if full else 1):
-            rest = self._waiting.without()
+        waiting = len(self.waiting.members)
+        if waiting and len(self.leaders) < (self._most_leaders if waiting >= self._full else 1):
+            rest = self.waiting.without()
             leader, *followers = batch = rest.take()
             leader.batch = batch
             for follower in followers:
                 follower.sent = True
-            self._waiting, self.leaders = rest, self.leaders | {leader}  # in one step
+            self.waiting, self.leaders = rest, self.leaders | {leader}  # in one step
             leader.wake()
 
 
-class RequestQueue(ThreadQueue):
+class RequestTurn(Turn):
+    """A caller that waits for the answer to one request."""
+
+    def __init__(self, request: Any, weight: int) -> None:
+        super().__init__()
+        self.request: Request = request
+        self.weight = weight
+        self.answer: Any = ALONE
+
+    @property
+    def identity(self) -> Identity:
+        """Two of the same never share a batch."""
+        return self.request.identity
+
+
+class RequestQueue(ThreadQueue[RequestTurn]):
     """The requests of one kind on their way to a store."""
 
     def __init__(
         self,
         ask: Ask,
         send: Send,
-        nobody: NextBatches[Turn],
+        nobody: NextBatches[RequestTurn],
         *,
         weight: Callable[[Any], int],
     ) -> None:
@@ -303,15 +319,15 @@ class RequestQueue(ThreadQueue):
                     return self._ask_one(request)
                 finally:
                     self._straight.give(slot)
-        turn = Turn(request, self._weight(request))
-        self.run(turn)
+        turn = RequestTurn(request, self._weight(request))
+        self.take_turn(turn)
         if turn.answer is ALONE:
             return self._ask_one(request)
         if isinstance(turn.answer, StoreError):
             raise turn.answer
         return turn.answer
 
-    def serve(self, leader: Turn) -> None:
+    def serve(self, leader: RequestTurn) -> None:
         """Send the leader's batch; of what fails for another reason, each member asks by itself."""
         batch = leader.batch
         try:
@@ -323,4 +339,18 @@ class RequestQueue(ThreadQueue):
         for turn, answer in zip(batch, answers, strict=True):
             turn.answer = answer
         if all(type(answer) is StoreUnavailable for answer in answers):
-            self.reject(leader, answers[0])  # a locked record has an error of another class
+            self._reject(leader, answers[0])  # a locked record has an error of another class
+
+    def close(self) -> None:
+        """Reject those that wait."""
+        stand_in = RequestTurn(None, 0)
+        self._reject(stand_in, StoreUnavailable("the store was closed"))
+        self.leave(stand_in)
+
+    def _reject(self, leader: RequestTurn, reason: StoreUnavailable) -> None:
+        """Answer those that wait with an error, as if they were in the leader's batch."""
+        with self.mutex:
+            rejected = self.waiting.without().take_all()
+            for turn in rejected:
+                turn.answer = own_copy(reason)
+            leader.batch, self.waiting = [*leader.batch, *rejected], self._nobody.without()

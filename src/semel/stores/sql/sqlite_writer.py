@@ -2,8 +2,8 @@
 
 Threads: a caller that finds nobody at work leads. It runs its own operations at once, with no
 hand-over to another thread. Callers that come while it commits queue up; the first of them leads
-next and takes the whole queue into one transaction. So an idle store answers directly, and a busy
-one shares its commits.
+next and takes the whole queue into one transaction (`thread_batching`). So an idle store answers
+directly, and a busy one shares its commits.
 
 Tasks: SQLite's calls block, so they run in a thread; one thread, because one connection writes at a
 time anyway. What is asked for while it commits goes into its next transaction. The thread starts
@@ -20,128 +20,71 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from semel.errors import StoreUnavailable
-from semel.stores.batching import running_loop
+from semel.stores.batching import NextBatches, running_loop
 from semel.stores.forking import follow_forks
-from semel.stores.sql.sqlite_session import Job, Session
+from semel.stores.sql.sqlite_session import PENDING, Job, Session
+from semel.stores.thread_batching import ThreadQueue, Turn
 
 MOST_WAITERS = 256
 """Callers served by one transaction; more would make the first of them wait for the last."""
 
 
-class _Waiter(Job):
+class _Waiter(Job, Turn):
     """A job whose thread sleeps until it is answered, or until it is its turn to lead."""
 
-    __slots__ = ("awake", "leads")
+    weight = 1
 
     def __init__(self, operations: Sequence[Any]) -> None:
-        super().__init__(operations)
-        self.leads = False
-        self.awake = threading.Lock()
-        self.awake.acquire()  # a lock released by another thread: the cheapest wake-up there is
+        Job.__init__(self, operations)
+        Turn.__init__(self)
 
 
-class Combiner:
+class Combiner(ThreadQueue[_Waiter]):
     """Runs the operations of many threads on one session."""
 
     def __init__(self, session: Session, timeout: float) -> None:
         self._session = session
         self._timeout = timeout
-        self._fresh()
-        follow_forks(self)
-
-    def _fresh(self) -> None:
-        self._mutex = threading.Lock()
-        self._queue: deque[_Waiter] = deque()
-        self._led = False
-        """Whether someone leads. Nobody does exactly when the queue is empty."""
+        super().__init__(NextBatches(MOST_WAITERS, MOST_WAITERS))
 
     def run(self, operations: Sequence[Any]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them."""
-        waiter = _Waiter(operations)
-        try:
-            with self._mutex:
-                self._queue.append(waiter)
-                waiter.leads, self._led = not self._led, True
-            if waiter.leads or self._wait(waiter):
-                self._lead()
-        except BaseException:
-            # Out of time, or interrupted: the others must not wait for one that left.
-            self._leave(waiter)
-            raise
-        return waiter.outcomes
+        while True:
+            waiter = _Waiter(operations)
+            self.take_turn(waiter)
+            outcomes = waiter.outcomes
+            if PENDING not in outcomes:  # else its leader was interrupted before or after the work
+                return outcomes
 
     def close(self) -> None:
         """Close the session after the running transaction; callers in the queue are rejected."""
         self._session.close()
 
-    def _lead(self) -> None:
-        batch: list[_Waiter] = []
-        try:
-            with self._mutex:
-                batch = list(islice(self._queue, MOST_WAITERS))  # noted before they are taken
-                for _ in batch:
-                    self._queue.popleft()
-            interruption = self._session.run(batch, _wake)
-        except BaseException:
-            # Interrupted on the way there or back: the next leader serves those without an answer.
-            with self._mutex:
-                left = [
-                    waiter for waiter in batch if not waiter.leads and waiter not in self._queue
-                ]
-                self._queue.extendleft(waiter for waiter in reversed(left) if not waiter.done)
-            _wake([waiter for waiter in left if waiter.done])
-            raise
-        finally:
-            with self._mutex:
-                self._appoint()
+    def serve(self, leader: _Waiter) -> None:
+        """Run the jobs of the leader's batch in one transaction."""
+        interruption = self._session.run(leader.batch, _release)
         try:
             if interruption is not None:
                 raise interruption
         finally:
             del interruption  # its traceback has this frame, too
 
-    def _appoint(self) -> None:
-        self._led = bool(self._queue)
-        if self._led and not self._queue[0].leads:
-            self._queue[0].leads = True
-            self._queue[0].awake.release()
+    def wait(self, turn: _Waiter) -> None:
+        """Sleep for as long as a call may take."""
+        if not turn.sleep(self._timeout):
+            raise turn.given_up(self._session.place, self._timeout)
 
-    def _wait(self, waiter: _Waiter) -> bool:
-        """Sleep until answered (False) or appointed to lead (True)."""
-        if waiter.awake.acquire(timeout=self._timeout):
-            return waiter.leads
-        raise waiter.given_up(self._session.place, self._timeout)
-
-    def _leave(self, waiter: _Waiter) -> None:
-        with self._mutex:
-            if waiter in self._queue:
-                self._queue.remove(waiter)
-            if waiter.leads:
-                # Perhaps again: what interrupted it may have come while it handed the lead on. Two
-                # leaders do no harm: the session lets in one of them at a time.
-                self._appoint()
-
-    def before_fork(self) -> None:
-        """Do nothing: the leader works on the session, which comes to rest by itself."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: see `before_fork`."""
-
-    def after_fork_in_child(self) -> None:
-        """Start with an empty queue: the threads that waited in it are not here."""
-        self._fresh()
+    def wait_for_answer(self, turn: _Waiter) -> None:
+        """Do not: it is out of time, and one connection does all in its order."""
 
 
-def _wake(waiters: list[_Waiter]) -> None:
+def _release(waiters: list[_Waiter]) -> None:
     for waiter in waiters:
-        # The leader is awake; so is one that was woken before an interruption of this loop.
-        if not waiter.leads and waiter.awake.locked():
-            waiter.awake.release()
+        waiter.release()
 
 
 # --- tasks --------------------------------------------------------------------------------
