@@ -7,6 +7,7 @@ import time
 from msgspec.structs import replace
 
 from contract.reference_store import DictStore
+from contract.versioned_store import Table, VersionedStore
 from semel.core import judge
 from semel.core.records import (
     Busy,
@@ -19,6 +20,7 @@ from semel.core.records import (
     State,
     StuckRequest,
 )
+from semel.errors import RecordUnreadable
 from semel.stores.memory import MemoryStore
 from semel.testing.faults import VERBS
 
@@ -273,6 +275,30 @@ class RequestsOfABatchDoNotSeeEachOther(Broken):
             answers.append(self.answer(request))
             self._records = {**after, **self._records}
         return answers
+
+
+class OnItems(VersionedStore):
+    """A store of bytes, which can be damaged."""
+
+    def __init__(self, clock):
+        super().__init__(Table(), clock)
+
+    def make_unreadable(self, identity):
+        version, _ = self._table.read(identity.digest)
+        self._table.write_if(identity.digest, version, b"something else")
+
+
+class SendRaisesTheErrorOfOneRequest(OnItems):
+    def send(self, requests):
+        return [self._answer(request) for request in requests]
+
+
+class TheUnreadableIsAbsent(OnItems):
+    def _read(self, item):
+        try:
+            return super()._read(item)
+        except RecordUnreadable:
+            return None
 
 
 class PrefixIsAPattern(BrokenListing):

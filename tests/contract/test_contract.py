@@ -83,8 +83,20 @@ async def test_a_store_of_ones_own_offers_nothing_beside_answers():
 
 class TestTheStoreOnConditionalWrites(WithFakeClock):
     @pytest.fixture
-    def store(self, clock):
-        return VersionedStore(Table(), clock)
+    def table(self):
+        return Table()
+
+    @pytest.fixture
+    def store(self, table, clock):
+        return VersionedStore(table, clock)
+
+    @pytest.fixture
+    def make_unreadable(self, table):
+        def cut(identity):
+            version, item = table.read(identity.digest)
+            table.write_if(identity.digest, version, item[:-1])
+
+        return cut
 
 
 class Raced(Table):
@@ -168,6 +180,18 @@ def test_a_record_of_an_unknown_format_is_not_guessed_at():
     table.write_if(KEY.digest, None, b"\x02something new")
     with pytest.raises(RecordUnreadable):
         VersionedStore(table).claim(ask(ANNA))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [b"", b"\x81", b"\xa4text", b"\x81\xa6number\xa1\xff"],
+    ids=["empty", "cut", "text", "torn"],
+)
+def test_a_damaged_record_is_told_by_our_own_error(item):
+    table = Table()
+    table.write_if(KEY.digest, None, VersionedStore.FORMAT + item)
+    with pytest.raises(RecordUnreadable, match="damaged"):
+        VersionedStore(table).get(KEY)
 
 
 class TestMemory(WithFakeClock):

@@ -101,4 +101,7 @@ class VersionedStore(Store):
     def _read(self, item: bytes) -> Record:
         if not item.startswith(self.FORMAT):
             raise RecordUnreadable("the record has a format that this release does not know")
-        return msgspec.msgpack.decode(item[len(self.FORMAT) :], type=Record)
+        try:
+            return msgspec.msgpack.decode(item[len(self.FORMAT) :], type=Record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+            raise RecordUnreadable(f"the record is damaged ({broken})") from broken

@@ -38,6 +38,12 @@ class OnMariaDB(StoreContract):
         sql = f"UPDATE {table} SET fence = fence + 600000000"  # noqa: S608 - our own names
         return lambda: mariadb_of_this_worker.execute(sql)
 
+    @pytest.fixture
+    def make_unreadable(self, mariadb_of_this_worker, empty):
+        table = f"{empty.rpartition('/')[2]}.`{self.table}`"
+        sql = f"UPDATE {table} SET format = 9 WHERE idem_key = %s"  # noqa: S608 - our own names
+        return lambda identity: mariadb_of_this_worker.execute(sql, identity.key)
+
 
 class TestMySQL(OnMariaDB):
     @pytest.fixture

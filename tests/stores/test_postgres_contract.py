@@ -39,6 +39,11 @@ class OnPostgres(StoreContract):
         sql = f"UPDATE {self.table} SET fence = fence + 600000000 WHERE prefix = %s"  # noqa: S608 - our own names
         return lambda: rows(database, sql, prefix)
 
+    @pytest.fixture
+    def make_unreadable(self, database, prefix):
+        sql = f"UPDATE {self.table} SET format = 9 WHERE prefix = %s AND idem_key = %s"  # noqa: S608 - our own names
+        return lambda identity: rows(database, sql, prefix, identity.key)
+
 
 class TestPostgres(OnPostgres):
     @pytest.fixture

@@ -45,6 +45,14 @@ class OnRedis(StoreContract):
 
         return raise_the_fence
 
+    @pytest.fixture
+    def make_unreadable(self, server, store):
+        def damage(identity):
+            with contextlib.closing(server.client()) as client:
+                client.setrange(store.keys.record(identity), 0, b"\xff")  # its version
+
+        return damage
+
 
 class TestRedis(OnRedis):
     @pytest.fixture

@@ -28,6 +28,15 @@ class WithFakeClock(StoreContract):
     def path(self, tmp_path):
         return tmp_path / "semel.db"
 
+    @pytest.fixture
+    def make_unreadable(self, path):
+        def damage(identity):
+            with closing(sqlite3.connect(path)) as connection, connection:
+                sql = "UPDATE idempotent_record SET format = 9 WHERE idem_key = ?"
+                connection.execute(sql, (identity.key,))
+
+        return damage
+
 
 class TestSQLite(WithFakeClock):
     @pytest.fixture

@@ -6,7 +6,8 @@
             return MyStore()        # empty; a Store or an AsyncStore; closed by the contract
 
 The suite waits for short leases and retentions. A store whose clock can be moved gives the
-fixture `sleep` too (`return clock.advance`). Capabilities it does not offer are skipped by name.
+fixture `sleep` too (`return clock.advance`). `set_clock_back` and `make_unreadable` are for tests
+that reach past the store's verbs. What a store does not offer is skipped by name.
 """
 
 from __future__ import annotations

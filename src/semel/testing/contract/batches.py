@@ -5,6 +5,8 @@ Requests about one identity are carried out one after another, in an order that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from semel.core.records import (
@@ -31,7 +33,7 @@ from semel.core.records import (
     State,
     StuckRequest,
 )
-from semel.errors import ConfigError
+from semel.errors import ConfigError, StoreError
 from semel.testing.contract.given import (
     ANNA,
     BERT,
@@ -217,6 +219,20 @@ class BatchingContract(StoreUnderTest):
         ends = [CompleteRequest(KEY, ANNA, each, LONG) for each in (RESULT, RESULT)]
         assert driven.send(ends) == [True, True]
         assert record_of(driven).outcome == RESULT
+
+    def test_the_error_of_one_request_takes_no_answer_from_the_others(
+        self, driven: StoreDriver, make_unreadable: Callable[[Identity], None]
+    ) -> None:
+        driven.claim(ask(ANNA))
+        make_unreadable(KEY)
+        keys = [OTHER, KEY, Identity("batch", "last")]
+        try:
+            answers = driven.send([ask(BERT, identity=key) for key in keys])
+        except StoreError as error:
+            raise AssertionError("send raised the error of one request of three") from error
+        assert [isinstance(answer, StoreError) for answer in answers] == [False, True, False]
+        assert isinstance(answers[0], Claimed)
+        assert isinstance(answers[2], Claimed)
 
     def test_what_a_store_does_not_answer_is_refused_by_name(self, driven: StoreDriver) -> None:
         requests: list[Request[object]] = [

@@ -150,6 +150,14 @@ class StoreUnderTest:
         pytest.skip("the store gives no fixture `set_clock_back`")
 
     @pytest.fixture
+    def make_unreadable(self) -> Callable[[Identity], None]:
+        """Damage the stored record of an identity, as a newer release or a faulty disk would.
+
+        Only what is stored is changed, past the store's own verbs.
+        """
+        pytest.skip("the store gives no fixture `make_unreadable`")
+
+    @pytest.fixture
     def driven(self, store: Store | AsyncStore) -> Iterator[StoreDriver]:
         """Drive the store by plain calls, whichever kind it is, and close it."""
         driver = StoreDriver(store)

@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.core.records import OWNER_BYTES, Busy, Claimed, Encoded, Finished, Identity, State
+from semel.core.records import (
+    OWNER_BYTES,
+    Busy,
+    Claimed,
+    Encoded,
+    Finished,
+    GetRequest,
+    Identity,
+    Request,
+    State,
+)
+from semel.errors import RecordUnreadable
 from semel.testing.contract.given import (
     ANNA,
     BERT,
@@ -399,6 +410,16 @@ class ValueContract(StoreUnderTest):
             finished = driven.claim(ask(BERT, identity=identity))
             assert isinstance(finished, Finished), identity
             assert finished.outcome == value, identity
+
+    def test_a_record_that_cannot_be_read_is_an_error_and_never_a_first_request(
+        self, driven: StoreDriver, make_unreadable: Callable[[Identity], None]
+    ) -> None:
+        succeed(driven)
+        make_unreadable(KEY)
+        requests: list[Request[object]] = [GetRequest(KEY), ask(BERT), GetRequest(KEY)]
+        for request in requests:
+            with pytest.raises(RecordUnreadable):
+                driven.ask(request)
 
     def test_an_error_comes_back_as_it_went_in(self, driven: StoreDriver) -> None:
         for identity, value in STORED.items():
