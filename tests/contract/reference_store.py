@@ -1,4 +1,4 @@
-"""The smallest store that keeps the law: a dict, a lock, and `semel.core.judge`."""
+"""The smallest store that follows the rules: a dict, a lock, and `semel.core.judge`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class DictStore(Store):
-    """Reads the record, lets the law judge it, writes what it says: one step under one lock."""
+    """Reads the record, judges it, and writes the outcome: one step under one lock."""
 
     unsupported = LISTINGS
 

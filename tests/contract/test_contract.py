@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from contract import reference_store, versioned_store
+from contract import listing_store, reference_store, versioned_store
+from contract.listing_store import ListingStore
 from contract.reference_store import DictStore
 from contract.versioned_store import Table, VersionedStore
 from engines.facade import Effect
@@ -22,10 +23,11 @@ from semel.testing import FakeClock, StoreContract
 from semel.testing.contract.given import ANNA, BERT, CARL, KEY, OTHER, ask
 
 
-@pytest.mark.parametrize("shown", [reference_store, versioned_store])
-def test_the_page_about_own_stores_shows_both_stores(project, shown):
+@pytest.mark.parametrize("shown", [reference_store, versioned_store, listing_store])
+def test_the_page_about_own_stores_shows_them(project, shown):
     page = (project / "docs" / "howto" / "own-store.md").read_text(encoding="utf-8")
     source = Path(shown.__file__).read_text(encoding="utf-8")
+    source = source.replace("from contract.reference_store import DictStore\n", "")  # is above it
     assert source.partition("from __future__ import annotations\n\n")[2] in page
 
 
@@ -49,6 +51,12 @@ class TestTheReferenceStore(WithFakeClock):
     @pytest.fixture
     def store(self, clock):
         return DictStore(clock)
+
+
+class TestTheStoreThatLists(WithFakeClock):
+    @pytest.fixture
+    def store(self, clock):
+        return ListingStore(clock)
 
 
 class AsyncDictStore(AsyncStore):

@@ -46,7 +46,7 @@ class Table:
 
 
 class VersionedStore(Store):
-    """Reads the record, lets the law judge it, and writes only over what was judged."""
+    """Reads the record, judges it, and writes only over the record that was judged."""
 
     unsupported = LISTINGS
 
