@@ -48,7 +48,7 @@ class Effort(Struct, frozen=True):
     @property
     def lap(self) -> float:
         """How long a lap should take, in seconds."""
-        return 0.0 if self.smoke else 0.08
+        return 0.0 if self.smoke else 0.2
 
     @property
     def crowd_lap(self) -> float:

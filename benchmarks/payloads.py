@@ -17,7 +17,7 @@ from benchmarks.racing import race
 
 SIZES = {"100 B": 98, "10 KB": 9_998, "1 MB": 999_998}
 """How long a text is whose JSON has that size."""
-ROUNDS = 3
+ROUNDS = 9
 
 
 def run(effort: Effort) -> list[Section]:

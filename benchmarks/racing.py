@@ -35,9 +35,9 @@ from benchmarks.measuring import (
 MOST_CALLS = 32768
 WARM_UP = -1
 CROWD_ROUNDS = 9
-LONGEST = 20.0
+LONGEST = 60.0
 """Seconds that a race may take; then it ends, after `FEWEST` rounds at least."""
-FEWEST = 3
+FEWEST = 5
 
 
 class _Turn(Generic[Opened]):

@@ -20,7 +20,7 @@ from benchmarks.figures import OURS, Race, Section, at_least, at_most, paired
 from benchmarks.measuring import Effort, Place, ThreadContender, Work, present
 from benchmarks.racing import race
 
-PAIRED = 31
+PAIRED, ROUNDS = 31, 9
 MANY = (16, 128)
 
 
@@ -32,9 +32,9 @@ def run(effort: Effort) -> list[Section]:
 def _redis(effort: Effort) -> Section:
     with backends.redis_server() as server, backends.pinned(server.process.pid):
         heart, _ = _races((SEMEL, EVALSHA, GET), server.url, effort, (1,), PAIRED)
-        alone, missing = _races((SEMEL, EVALSHA, PING, *ON_REDIS), server.url, effort, (1,), 7)
+        alone, missing = _races((SEMEL, EVALSHA, PING, *ON_REDIS), server.url, effort, (1,), ROUNDS)
     with backends.redis_server() as server:
-        crowd, _ = _races((SEMEL, *ON_REDIS), server.url, effort, MANY, 3)
+        crowd, _ = _races((SEMEL, *ON_REDIS), server.url, effort, MANY, ROUNDS)
     first, replay = heart
     return Section(
         "Redis, threads",
@@ -55,10 +55,10 @@ def _postgres(effort: Effort) -> Section:
         with backends.pinned(server.process.pid):
             heart, _ = _races((SEMEL, PSYCOPG), url, effort, (1,), PAIRED)
             alone, missing = _races(
-                (SEMEL, PSYCOPG, SELECT_ONE, *ON_POSTGRES), url, effort, (1,), 3
+                (SEMEL, PSYCOPG, SELECT_ONE, *ON_POSTGRES), url, effort, (1,), ROUNDS
             )
     with backends.postgres_server(durable=effort.durable) as server:
-        crowd, _ = _races((SEMEL, *ON_POSTGRES), server.fresh_database(), effort, MANY, 2)
+        crowd, _ = _races((SEMEL, *ON_POSTGRES), server.fresh_database(), effort, MANY, ROUNDS)
     first, replay = heart
     floor = PSYCOPG.title
     return Section(
@@ -76,15 +76,15 @@ def _postgres(effort: Effort) -> Section:
 def _mariadb(effort: Effort) -> Section:
     with backends.mariadb_server(durable=effort.durable) as server:
         url = server.database()
-        alone, missing = _races((SEMEL, PYMYSQL, SELECT_ONE_MYSQL), url, effort, (1,), 7)
-        crowd, _ = _races((SEMEL,), url, effort, MANY, 3)
+        alone, missing = _races((SEMEL, PYMYSQL, SELECT_ONE_MYSQL), url, effort, (1,), ROUNDS)
+        crowd, _ = _races((SEMEL,), url, effort, MANY, ROUNDS)
     return Section("MariaDB with a flush per commit, threads", "", alone + crowd, missing=missing)
 
 
 def _sqlite(effort: Effort) -> Section:
     with backends.sqlite() as url:
-        alone, missing = _races((SEMEL, BARE_SQLITE), url, effort, (1,), 7)
-        crowd, _ = _races((SEMEL,), url, effort, MANY, 3)
+        alone, missing = _races((SEMEL, BARE_SQLITE), url, effort, (1,), ROUNDS)
+        crowd, _ = _races((SEMEL,), url, effort, MANY, ROUNDS)
     return Section("SQLite, WAL with synchronous=FULL, threads", "", alone + crowd, missing=missing)
 
 

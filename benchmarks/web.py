@@ -24,7 +24,7 @@ CONNECTIONS = 32
 PAIRED = ("bare", "semel", "commands")
 PAIRED_ROUNDS = 21
 """Of those alone that must be told apart finely."""
-ROUNDS = 5
+ROUNDS = 9
 LAP = 0.3
 """Seconds that a lap should take."""
 BARE = "bare"
@@ -45,7 +45,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 Samples: TypeAlias = dict[str, list[float]]
 """Of each lane, the rates of its rounds."""
 
-LIMITS = {"starlette": (0.6, 1.15), "fastapi": (0.78, 2.5)}
+LIMITS = {"starlette": (0.6, 1.15), "fastapi": (0.65, 2.0)}
 
 
 def run(effort: Effort) -> list[Section]:
