@@ -60,7 +60,11 @@ def _postgres(effort: Effort) -> Section:
         url = server.fresh_database()
         heart, _ = _races((ASYNC_SEMEL, UNBATCHED_PSYCOPG), url, effort, (MANY,), PAIRED)
         races, missing = _races(
-            (ASYNC_SEMEL, *floors, UNBATCHED_PSYCOPG, *ASYNC_ON_POSTGRES), url, effort, CALLERS, ROUNDS
+            (ASYNC_SEMEL, *floors, UNBATCHED_PSYCOPG, *ASYNC_ON_POSTGRES),
+            url,
+            effort,
+            CALLERS,
+            ROUNDS,
         )
     if not floors:
         missing.append("pgbench is not on PATH")
