@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 from msgspec import UNSET
 
 from semel.core.codec import returned_by
-from semel.core.keys import Arguments, KeyRules, compile_template, digest_key
+from semel.core.keys import Arguments, KeyRules, Template, compile_template, digest_key
 from semel.core.policy import Duration, Policy, resolve
 from semel.errors import ConfigError, InvalidKey
 
@@ -128,13 +128,21 @@ class Plan:
                 }
             )
         if isinstance(key, str):
-            template = compile_template(key, names)
-            return lambda call: template.render(call.values.__getitem__)
+            return self._rendered(compile_template(key, names))
         if callable(key):
             return lambda call: key(*call.args, **call.kwargs)
         raise ConfigError(
             f"{self.name}: key must be a template, a callable or None, not {type(key).__name__}"
         )
+
+    def _rendered(self, template: Template) -> Callable[[Arrived], str]:
+        def key_of(call: Arrived) -> str:
+            try:
+                return template.render(call.values.__getitem__)
+            except InvalidKey as error:
+                raise InvalidKey(f"{self.name}: {error}") from error.__cause__
+
+        return key_of
 
     def _payload_maker(self, payload: PayloadSource) -> Callable[[Arrived], object] | None:
         if payload is None:

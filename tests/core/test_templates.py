@@ -118,7 +118,11 @@ def test_a_wrong_template_is_refused_at_decoration(text, reason):
 @pytest.mark.parametrize(
     ("text", "value", "reason"),
     [
-        ("{a.missing}", Order(1), "the key needs {a.missing}, reading it raised AttributeError"),
+        (
+            "{a.missing}",
+            Order(1),
+            "the key needs {a.missing}, but reading it raised AttributeError",
+        ),
         ("{a.missing}", {}, "reading it raised KeyError"),
         ("{a[9]}", [1], "reading it raised IndexError"),
         ("{a[x]}", [1], "reading it raised TypeError"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from contract.reference_store import DictStore
@@ -332,7 +334,7 @@ def test_a_resolver_that_raises_does_not_know(memory_workshop, caplog):
     (event,) = report.decisions
     assert isinstance(event, ResolverFailed)
     assert event.reason == "LookupError"
-    assert "the resolver of orders failed" in caplog.text
+    assert ("semel.repair", logging.ERROR, "the resolver of orders failed") in caplog.record_tuples
     with pytest.raises(OutcomeUnknown):
         memory_workshop.engine.execute("a", never, scope="orders")
 

@@ -230,7 +230,7 @@ async def test_health_awaited():
 def empty_place(request, tmp_path, monkeypatch):
     """A store that can only be empty, and what is said of it."""
     if request.param == "memory":
-        return "memory://", "of one process"
+        return "memory://", "belongs to one process"
     missing = f"sqlite:///{tmp_path / 'smel.db'}"
     if request.param == "a missing file":
         return missing, "there is no SQLite database"

@@ -64,7 +64,7 @@ def test_a_store_makes_its_table_on_first_use(postgres_url, kind):
 @kinds
 def test_without_autocreate_a_missing_table_is_an_error_that_tells_what_to_run(postgres_url, kind):
     with driven(kind, postgres_url, autocreate="off") as store:
-        with pytest.raises(ConfigError, match=r"autocreate is off: run `semel migrate`"):
+        with pytest.raises(ConfigError, match=r"autocreate=off\): run `semel migrate`"):
             store.claim(ask("k"))
         assert tables(postgres_url) == []
         migrate(postgres_url)

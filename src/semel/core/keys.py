@@ -322,7 +322,7 @@ class Field(NamedTuple):
                 value = step(value)
         except Exception as error:  # a property may raise anything; no key, so nothing may run
             raise InvalidKey(
-                f"the key needs {{{self.path}}}, reading it raised {type(error).__name__}"
+                f"the key needs {{{self.path}}}, but reading it raised {type(error).__name__}"
             ) from error
         if isinstance(value, Enum):
             value = value.value

@@ -42,7 +42,7 @@ from semel.stores.urls import whole_number
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("semel.repair")
 
 BATCH = 100
 """Records of one run that are looked into at least, if there are so many."""

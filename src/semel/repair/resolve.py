@@ -30,7 +30,7 @@ from semel.repair.decisions import (
     log_audit,
 )
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("semel.repair")
 
 LEASE = 60.0
 """Seconds that a resolver has; after that the record counts as abandoned again."""

@@ -44,7 +44,7 @@ from semel.sync import Idempotency
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("semel.repair")
 
 BATCH = 100
 """Records of one run that are looked into at least, if there are so many."""

@@ -31,7 +31,7 @@ from semel.repair.decisions import (
 )
 from semel.sync import Idempotency
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("semel.repair")
 
 LEASE = 60.0
 """Seconds that a resolver has; after that the record counts as abandoned again."""

@@ -223,8 +223,8 @@ class Store(ABC):
     def server_of(self, identity: Identity) -> Hashable:
         """Name the server that has the record of an `identity`; None = there is only one.
 
-        It asks nobody. Of a store on several servers each may hang while the others answer: their
-        renewals are sent by different threads or threads.
+        It asks nobody. Of a store on several servers each may hang while the others answer, so
+        leases on different servers are renewed independently of each other.
         """
         del identity
         return None

@@ -109,8 +109,8 @@ def not_created(table: str, found: Found, folder: str) -> ConfigError:
     else:
         what = f"the table {table} is of an older version, or {VERSIONS} does not know it; it"
     return ConfigError(
-        f"{what} is not made here, because autocreate is off: run `semel migrate`, or the SQL "
-        f"files in {folder}"
+        f"{what} is not created or changed here (commands never do that, nor does a store with "
+        f"autocreate=off): run `semel migrate`, or the SQL files in {folder}"
     )
 
 
