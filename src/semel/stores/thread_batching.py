@@ -78,9 +78,9 @@ class Batcher:
         most_members: int = MOST_MEMBERS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        limits = most_members, most_bytes
-        self._claims = RequestQueue(ask, send, NextBatches(*limits), weight=weight_of_claim)
-        self._completes = RequestQueue(ask, send, NextBatches(*limits), weight=weight_of_complete)
+        nobody: NextBatches[RequestTurn] = NextBatches(most_members, most_bytes)
+        self._claims = RequestQueue(ask, send, nobody, weight=weight_of_claim)
+        self._completes = RequestQueue(ask, send, nobody, weight=weight_of_complete)
         self._ask = ask
 
     def ask(self, request: records.Request[T]) -> T:
@@ -161,7 +161,7 @@ class Turn:
     """Whether another thread has taken it into a batch."""
     released = False
     """Whether nobody will change its answer any more."""
-    gone: Final = False
+    gone = False
 
     def __init__(self) -> None:
         self._asleep = threading.Lock()  # the cheapest wake-up there is: another thread frees it

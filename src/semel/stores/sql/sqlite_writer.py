@@ -49,7 +49,8 @@ class Combiner(ThreadQueue[_Waiter]):
     def __init__(self, session: Session, timeout: float) -> None:
         self._session = session
         self._timeout = timeout
-        super().__init__(NextBatches(MOST_WAITERS, MOST_WAITERS))
+        nobody: NextBatches[_Waiter] = NextBatches(MOST_WAITERS, MOST_WAITERS)
+        super().__init__(nobody)
 
     def run(self, operations: Sequence[Any]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them."""
