@@ -1,4 +1,4 @@
-"""The engine for asyncio."""
+"""The public import path of the engine for asyncio."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ quick, and can never break the call: what it raises is logged and dropped.
     ├── Mismatched          the same key came with another payload
     ├── TakenOver           this attempt replaces an abandoned one
     ├── Failed              the function raised; `verdict` says what was recorded
-    ├── FailureUndecided    ... because the policy's `failure` function could not say
+    ├── FailureUndecided    ... because the policy's `failure` function did not decide
     ├── Parked              nobody knows whether it happened; the record waits for a resolver
     ├── LostLease           another attempt may have replaced this one
     ├── RenewalFailed       one renewal failed; it is tried again
@@ -55,7 +55,7 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     """Something happened to one operation."""
 
     level: ClassVar[int] = logging.DEBUG
-    """How loud it is in a log."""
+    """The level of its line in a log."""
 
     identity: Identity
     number: int | None = None
@@ -155,7 +155,10 @@ class Failed(Event, frozen=True, kw_only=True):
 
 
 class FailureUndecided(Event, frozen=True, kw_only=True):
-    """The policy's `failure` function raised, or talked nonsense: what is safe was recorded."""
+    """The policy's `failure` function raised or returned an unknown value.
+
+    The safe default was recorded.
+    """
 
     level = logging.ERROR
     verdict: str

@@ -1,5 +1,5 @@
 # Generated from aio.py by `make generate`: change that file instead.
-"""The engine for threads."""
+"""The public import path of the engine for threads."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background
 from semel.aio import AsyncIdempotency
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Headers, Request
 from semel.http.rules import Rejected
@@ -250,7 +250,9 @@ class Protected(Struct, eq=False):
         try:
             await app(scope, self.receive, self.send)
             if not self._exchange.ended:
-                await self._exchange.raised(Undone("the application ended without an answer"))
+                await self._exchange.raised(
+                    UnstoredResponse("the application ended without an answer")
+                )
         except BaseException as error:
             if not self._exchange.ended:
                 await self._exchange.raised(error)

@@ -11,7 +11,7 @@ How a protected endpoint runs is Starlette's (`semel.adapters.starlette`). FastA
 function's signature to know what to give. So the decorated function has a signature of its own: the
 endpoint's, with what the rules need added to it. FastAPI makes a response of a value after the
 endpoint; the answer has to be saved before, so it is made here, with FastAPI's own parts. OpenAPI
-tells of the protected endpoints: where the key is, and the answers that are ours.
+shows where a protected endpoint takes its key, and the answers that semel adds.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class FastAPIEndpoint(Endpoint):
         )
 
     def _added(self) -> list[inspect.Parameter]:
-        """Return the parameters that are ours.
+        """Return the parameters that we add to the endpoint's.
 
         FastAPI gives its request to one parameter only: the endpoint's own, if it has one. The
         key's header is none of them: FastAPI would validate it on each request, for nothing.
@@ -144,7 +144,7 @@ class FastAPIEndpoint(Endpoint):
         return added
 
     def invoked(self, args: tuple[Any, ...], values: dict[str, Any]) -> Invocation:
-        """Take out of what FastAPI gives what is ours: the request and the answer's beginnings."""
+        """Separate our own arguments (request, response defaults) from the endpoint's."""
         if args:
             raise ConfigError(_NOT_CALLED_BY_FASTAPI)
         try:

@@ -1,4 +1,4 @@
-"""The way of one protected request on asyncio, whatever the framework.
+"""How one protected request is handled on asyncio, whatever the framework.
 
 `AsyncIntegration.begin` claims the request's key, or answers it. `AsyncExchange` records the end of
 a request that runs, before the last of its answer leaves.
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
 from semel.core.attempts import Attempt
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.events import logger
@@ -135,7 +135,7 @@ class AsyncExchange(Struct, eq=False):
             if decision == "forget":
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
-            undone = Undone(f"answered with {status}", outcome)
+            undone = UnstoredResponse(f"answered with {status}", outcome)
             await self._engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
@@ -170,7 +170,7 @@ class AsyncExchange(Struct, eq=False):
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
         await self._engine.internals.failed(
-            self._call, self._attempt, Undone("a live stream", "forget")
+            self._call, self._attempt, UnstoredResponse("a live stream", "forget")
         )
 
     async def raised(self, error: BaseException) -> None:
@@ -216,7 +216,7 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
                 f"an AsyncIdempotency or a URL is needed, not {type(engine).__name__}"
             )
         self.first = engine
-        """The one by whose settings the rules are made."""
+        """Its settings make the rules."""
         self._unused = [engine]
 
     def __missing__(self, loop: asyncio.AbstractEventLoop) -> AsyncHere:

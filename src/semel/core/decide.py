@@ -113,10 +113,10 @@ def waited_too_long(rules: Rules, retry_after: float) -> IdempotencyError:
     return WaitTimeout("the running attempt did not end within the time this call waits")
 
 
-class Undone(Exception):
-    """An attempt that ended without a result worth keeping, though nothing was raised.
+class UnstoredResponse(Exception):
+    """An attempt that ended with a response that is not stored, though nothing was raised.
 
-    An integration makes it of a response such as "500" or "not found": `outcome` says what is
+    Integrations use it for a response such as "500" or "not found". `outcome` says what is
     recorded, None leaves that to the policy, as for any other failure.
     """
 
@@ -141,7 +141,7 @@ def verdict(error: BaseException, rules: Rules) -> Verdict:
     if not isinstance(error, Exception):
         # Interrupted, cancelled, exiting: the function did not decide anything.
         return default
-    if isinstance(error, Undone) and error.outcome is not None:
+    if isinstance(error, UnstoredResponse) and error.outcome is not None:
         return Verdict(error.outcome)
     if not callable(rules.failure):
         return default if rules.failure is None else Verdict(rules.failure)

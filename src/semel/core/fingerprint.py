@@ -108,7 +108,7 @@ def _careful_json(payload: object) -> bytes:
 def _open(value: Any) -> object:
     """Turn an object that msgspec does not know into one that it does (its `enc_hook`)."""
     if is_pydantic_model(type(value)):
-        # Not mode="json": that would give two secrets the same stars.
+        # Not mode="json", which would mask every secret to the same text.
         return value.model_dump()
     raise TypeError
 

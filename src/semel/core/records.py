@@ -37,7 +37,7 @@ PROCESSING, SUCCEEDED, FAILED = State
 
 
 class Identity(Struct, frozen=True, gc=False):
-    """Names one operation: what kind it is (and for whom), and which one."""
+    """Names one operation: what kind it is, and which one of that kind."""
 
     scope: str
     key: str

@@ -260,7 +260,7 @@ def _done(record: Record | None) -> bool:
 
 def _distinct(keys: Iterable[str]) -> list[str]:
     if isinstance(keys, str):
-        raise InvalidKey("several keys are needed, not one text: it would be read by letters")
+        raise InvalidKey("several keys are needed; a str would be split into characters")
     return list(dict.fromkeys(keys))
 
 

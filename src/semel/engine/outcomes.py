@@ -21,7 +21,7 @@ from semel.core.attempts import DANGER, Attempt, Lease, Leases, OwnerIds, curren
 from semel.core.codec import StoredResult, decode_result, encode_failure, encode_result, omitted
 from semel.core.decide import (
     Reject,
-    Undone,
+    UnstoredResponse,
     Wait,
     decide,
     outcome_unknown,
@@ -435,7 +435,7 @@ class Outcomes(Generic[S]):
         if len(self._endings) >= ENDINGS_KEPT:
             self._endings.clear()
         ending = f"its function raised {type(error).__name__} in this process"
-        if isinstance(error, Undone):
+        if isinstance(error, UnstoredResponse):
             ending = f"it {error}"
         self._endings[lease.identity] = lease.number, ending
 
@@ -578,12 +578,12 @@ class SaveBackoff:
 
 
 def unwanted(request: ClaimRequest) -> ClaimRequest:
-    """The claim that asks only for what its owner has already, or for a key that nobody uses.
+    """The claim that asks only for what its owner has already, or for a key that is free.
 
-    Given to nobody's benefit, it must replace no result and take over no attempt; and if even its
-    end is lost, the key must not stay held.
+    Nobody uses this claim, so it must not replace a result or take over an attempt. Its short lease
+    frees the key if giving it back fails.
     """
-    # No attempt at all: a record that no attempt counts in yet belongs to somebody, too.
+    # max_attempts=0: even a record whose number is 0 must not be claimed.
     lease = min(request.lease, UNWANTED_LEASE)
     return replace(request, lease=lease, hold=False, replace=False, max_attempts=0)
 

@@ -1,4 +1,4 @@
-"""The engine inside, and the way of one call on asyncio: claim, run, save.
+"""The engine inside, and how one call is handled on asyncio: claim, run, save.
 
 An interrupted step is done again in the background, because every verb is safe to send twice.
 """
@@ -96,7 +96,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
         self.renewer = AsyncRenewer(self.store, self.leases, self.lease_events, self.announce)
 
     def after_fork(self) -> None:
-        """Go on in a forked child, with a store of its own."""
+        """Continue in a forked child, with a store of its own."""
         # The parent goes on using its connections: ours are left alone, unclosed, and not used.
         self._inherited = self.store
         if self.owns_store:
@@ -106,7 +106,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
         self.renewer.retire()
         self.reset()
 
-    # --- the way of one call -------------------------------------------------------------
+    # --- how one call is handled ---------------------------------------------------------
 
     async def run(
         self, call: Call, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any

@@ -1,4 +1,4 @@
-"""How an engine is made: settings, rules, the store, and what a fork leaves of it.
+"""How an engine and a call are prepared: settings, rules, the store, the input.
 
 This module prepares. Every bad input of a call is rejected here, before anything is stored.
 """

@@ -153,6 +153,6 @@ def reject_memory(url: str) -> None:
     """Reject a store that no other process can have written to."""
     if url.startswith("memory:"):
         raise ConfigError(
-            "memory:// belongs to one process: records of other processes are not visible here. In "
-            "the same process, pass its engine or its store"
+            "memory:// belongs to one process; other processes cannot see its records. In the same "
+            "process, pass its engine or its store"
         )

@@ -6,9 +6,9 @@ stores that can answer many members in one round trip and one commit:
     batcher = AsyncBatcher(ask, send)            # the store's own ways to answer one, and many
     await batcher.ask(request)
 
-The law of a queue (claims have one, and completes another):
+The rules of a queue (claims have one, and completes another):
 
-- Idle, it is not there: the call goes straight through, in the task of its caller.
+- While the queue is idle, a call bypasses it and runs in the task of its caller.
 - Those that went together come back together: after a batch of two or more, the next call is not
   sent ahead of the others, but at the end of this turn of the event loop, with all that came in it.
 - One batch is away at a time (beside a call that went straight through, and members that are
@@ -248,7 +248,7 @@ class RequestQueue:
         """Do nothing: what is away comes back in the parent."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Do nothing: the queue did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start idle: the tasks that waited are not here."""

@@ -17,11 +17,11 @@ class ForkAware(Protocol):
     """Something that has to be at rest while its process forks."""
 
     def before_fork(self) -> None:
-        """Come to rest, and stay there."""
+        """Finish or block every change, until the fork is over."""
         ...
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Continue as before the fork."""
         ...
 
     def after_fork_in_child(self) -> None:
@@ -84,13 +84,13 @@ class ForkSafeLock:
         follow_forks(self)
 
     def before_fork(self) -> None:
-        """Come to rest."""
+        """Take the lock, so that no other thread holds it during the fork."""
         self.lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Release the lock."""
         self.lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Go on: the lock that was taken before the fork is this process's own."""
+        """Release this process's copy of the lock, which was taken before the fork."""
         self.lock.release()

@@ -340,7 +340,7 @@ class Watch(Waiter):
 
     def wait(self, seconds: float) -> Ended | None:
         """Sleep for this time, or until woken."""
-        # Taken before the look: what comes meanwhile releases it again.
+        # Acquire before reading the message, so that a later wake() is not lost.
         self._asleep.acquire(timeout=seconds)
         return self._received()
 

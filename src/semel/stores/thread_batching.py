@@ -5,9 +5,9 @@ The counterpart of `batching`, for stores for threads:
     batcher = Batcher(ask, send)            # the store's own ways to answer one, and many
     batcher.ask(request)
 
-The law of a queue (claims have one, and completes another):
+The rules of a queue (claims have one, and completes another):
 
-- Idle, it is not there: up to `STRAIGHT` calls go straight through, each in its caller's thread.
+- While the queue is idle, up to `STRAIGHT` calls bypass it, each in its caller's thread.
 - The caller that comes then leads a batch, in its own thread. While a batch is away, no call goes
   straight, and the next batch fills: it leaves when the one before it is back, or beside it when
   it has `FULL` members. The first of those that wait leads it; the others sleep.
@@ -47,8 +47,8 @@ from semel.stores.batching import (
 from semel.stores.forking import follow_forks
 
 STRAIGHT: Final = 8
-"""Calls of a queue that go straight through at once: what fewer would save, a server that is far
-away takes back by making them wait for each other."""
+"""Calls that may bypass a queue at the same time. A lower limit saves work on a near server, but
+costs more in waiting on a distant one."""
 
 BATCHES: Final = 2
 """Batches of a queue that are away at once; the second one leaves when it has `FULL` members."""
@@ -135,7 +135,7 @@ class Slots:
         """Do nothing: a queue of this kind is never caught half changed."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Do nothing: a slot is given and taken in one step."""
 
     def after_fork_in_child(self) -> None:
         """Begin anew: slots taken by the parent's threads will never come back here."""
@@ -193,9 +193,9 @@ W = TypeVar("W", bound=Turn)
 class ThreadQueue(ABC, Generic[W]):
     """Threads that wait, and those among them that lead the batches of the others."""
 
-    def __init__(self, nobody: NextBatches[W], *, most_leaders: int = 1, full: int = 1) -> None:
+    def __init__(self, empty: NextBatches[W], *, most_leaders: int = 1, full: int = 1) -> None:
         """With `full` that wait, as many as `most_leaders` may lead a batch at the same time."""
-        self._nobody = nobody
+        self._empty = empty
         self._most_leaders = most_leaders
         self._full = full
         self.after_fork_in_child()
@@ -205,12 +205,12 @@ class ThreadQueue(ABC, Generic[W]):
         """Do nothing: what is away comes back in the parent."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Do nothing: the queue did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start idle: the threads that waited are not here."""
         self.mutex = threading.Lock()
-        self.waiting = self._nobody.without()
+        self.waiting = self._empty.without()
         self.leaders: frozenset[W] = frozenset()
         """Those that lead a batch, or were appointed to. While somebody waits, there is one."""
 
@@ -296,12 +296,12 @@ class RequestQueue(ThreadQueue[RequestTurn]):
         self,
         ask: Ask,
         send: Send,
-        nobody: NextBatches[RequestTurn],
+        empty: NextBatches[RequestTurn],
         *,
         weight: Callable[[Any], int],
     ) -> None:
         """`weight` tells about how many bytes a member adds to a batch."""
-        super().__init__(nobody, most_leaders=BATCHES, full=FULL)
+        super().__init__(empty, most_leaders=BATCHES, full=FULL)
         self._ask_one = ask
         self._send_many = send
         self._weight = weight
@@ -353,4 +353,4 @@ class RequestQueue(ThreadQueue[RequestTurn]):
             rejected = self.waiting.without().take_all()
             for turn in rejected:
                 turn.answer = own_copy(reason)
-            leader.batch, self.waiting = [*leader.batch, *rejected], self._nobody.without()
+            leader.batch, self.waiting = [*leader.batch, *rejected], self._empty.without()

@@ -1,5 +1,5 @@
 # Generated from adapters/integration.py by `make generate`: change that file instead.
-"""The way of one protected request on a thread, whatever the framework.
+"""How one protected request is handled on a thread, whatever the framework.
 
 `Integration.begin` claims the request's key, or answers it. `Exchange` records the end of
 a request that runs, before the last of its answer leaves.
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from semel.adapters.integration import Engines, awaited, place
 from semel.core.attempts import Attempt
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.engine.setup import Call
 from semel.errors import IdempotencyError
 from semel.http.options import chosen
@@ -125,7 +125,7 @@ class Exchange(Struct, eq=False):
             if decision == "forget":
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
-            undone = Undone(f"answered with {status}", outcome)
+            undone = UnstoredResponse(f"answered with {status}", outcome)
             self._engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
@@ -159,7 +159,9 @@ class Exchange(Struct, eq=False):
     def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
-        self._engine.internals.failed(self._call, self._attempt, Undone("a live stream", "forget"))
+        self._engine.internals.failed(
+            self._call, self._attempt, UnstoredResponse("a live stream", "forget")
+        )
 
     def raised(self, error: BaseException) -> None:
         """Record that the handler raised, as the policy says of failures."""

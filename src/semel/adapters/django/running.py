@@ -45,7 +45,7 @@ from semel.adapters.integration import (
     aio_awaited,
 )
 from semel.adapters.wsgi import StreamedAnswer
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.engine.setup import Call
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, RouteRules, Waiting
@@ -90,7 +90,9 @@ class DjangoExchange(Exchange):
         )
         if in_doubt and self.rules.policy.hold:
             # Nothing that the policy says of database errors: these rows may be committed.
-            error = Undone("nobody knows whether the transaction was committed", "unknown")
+            error = UnstoredResponse(
+                "nobody knows whether the transaction was committed", "unknown"
+            )
         super().raised(error)
 
     def _settle(self, committed: Callable[[], Any], rolled_back: Callable[[bool], Any]) -> Any:

@@ -27,7 +27,7 @@ from semel.adapters.grpc.storing import (
     packed,
     unpacked,
 )
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Identity
@@ -331,10 +331,12 @@ class MethodRules:
 
     def stored_response(
         self, response: object, serialize: Callable[[Any], bytes] | None
-    ) -> bytes | Undone:
+    ) -> bytes | UnstoredResponse:
         """Say what is stored of a response, or how its key ends."""
         if not isinstance(response, Message):
-            return Undone("answered with something other than a protobuf message", "forget")
+            return UnstoredResponse(
+                "answered with something other than a protobuf message", "forget"
+            )
         message = None
         try:
             message = response.SerializeToString() if serialize is None else serialize(response)

@@ -31,7 +31,7 @@ from semel.adapters.grpc.storing import code_of, failed
 from semel.adapters.integration import Background
 from semel.aio import AsyncIdempotency
 from semel.core.attempts import Attempt
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.rules import Rejected
@@ -148,13 +148,13 @@ class _Handler:
         self._metadata = details.invocation_metadata
         self._behaviour, self._serialize = handler.unary_unary, handler.response_serializer
 
-    def _ended(self, response: Any, code: StatusCode, context: Any) -> bytes | Undone:
+    def _ended(self, response: Any, code: StatusCode, context: Any) -> bytes | UnstoredResponse:
         """Say what is stored of the end, or how its key ends, of which trailers tell the client."""
         trailers = context.trailing_metadata() or ()
         if code is not StatusCode.OK:
             return failed(code, context.details(), trailers, self._rules.choices.stored)
         ended = self._rules.stored_response(response, self._serialize)
-        if isinstance(ended, Undone):
+        if isinstance(ended, UnstoredResponse):
             context.set_trailing_metadata((*trailers, (STATUS, "not-stored")))
         return ended
 
@@ -227,7 +227,7 @@ class _ProtectedCall(_Handler):
         """Record how the handler ended; returns what the client gets instead, if anything."""
         code = _code(context)
         ended = self._ended(response, code, context)
-        if isinstance(ended, Undone):
+        if isinstance(ended, UnstoredResponse):
             self._runs.failed(call, attempt, ended)
             return None
         try:
@@ -345,7 +345,7 @@ class _AsyncProtectedCall(_Handler):
         """Record how the handler ended; returns what the client gets instead, if anything."""
         code = code_of(seen.code())
         ended = self._ended(response, code, seen)
-        if isinstance(ended, Undone):
+        if isinstance(ended, UnstoredResponse):
             await self._runs.failed(call, attempt, ended)
             return seen.aborted
         try:

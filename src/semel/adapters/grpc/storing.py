@@ -16,7 +16,7 @@ import msgspec
 from grpc import StatusCode
 
 from semel.core.codec import unbound
-from semel.core.decide import Undone
+from semel.core.decide import UnstoredResponse
 from semel.errors import ConfigError, SerializationError
 from semel.events import logger
 from semel.http.storing import AnswerCodec
@@ -117,7 +117,7 @@ def unpacked(data: Any) -> Stored:
 
 def failed(
     code: StatusCode, details: object, trailers: Iterable[tuple[str, Any]], stored: StoredCodes
-) -> bytes | Undone:
+) -> bytes | UnstoredResponse:
     """Say what becomes of the key after a code other than OK: what is stored, or how it ends."""
     try:
         choice = stored(code)
@@ -128,14 +128,14 @@ def failed(
         choice = False
     reason = f"answered with {code.name}"
     if choice == "unknown":
-        return Undone(reason, "unknown")
+        return UnstoredResponse(reason, "unknown")
     if choice and code not in NEVER:
         status_details = next(
             (value for name, value in trailers if name == STATUS_DETAILS and type(value) is bytes),
             None,
         )
         return packed(Stored(code, text(details), status_details=status_details))
-    return Undone(reason, "forget" if code in _REJECTIONS else None)
+    return UnstoredResponse(reason, "forget" if code in _REJECTIONS else None)
 
 
 def code_of(code: object, *, numbers: bool = True) -> StatusCode:

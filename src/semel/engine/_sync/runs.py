@@ -1,5 +1,5 @@
 # Generated from engine/runs.py by `make generate`: change that file instead.
-"""The engine inside, and the way of one call on a thread: claim, run, save.
+"""The engine inside, and how one call is handled on a thread: claim, run, save.
 
 An interrupted step is done again, because every verb is safe to send twice.
 """
@@ -92,7 +92,7 @@ class Runs(Outcomes[Store]):
         self.renewer = Renewer(self.store, self.leases, self.lease_events, self.announce)
 
     def after_fork(self) -> None:
-        """Go on in a forked child, with a store of its own."""
+        """Continue in a forked child, with a store of its own."""
         # The parent goes on using its connections: ours are left alone, unclosed, and not used.
         self._inherited = self.store
         if self.owns_store:
@@ -102,7 +102,7 @@ class Runs(Outcomes[Store]):
         self.renewer.retire()
         self.reset()
 
-    # --- the way of one call -------------------------------------------------------------
+    # --- how one call is handled ---------------------------------------------------------
 
     def run(self, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Attempt[T]:
         """Run once per key; the attempt has the result."""

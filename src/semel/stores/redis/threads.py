@@ -86,7 +86,7 @@ class NoLimit:
     """The limit of those who do not wait: renewals, and clients of the application."""
 
     def take(self) -> None:
-        """Go on."""
+        """Return at once: there is no limit."""
 
     def give(self, place: Any) -> None:
         """Nothing was taken."""

@@ -240,7 +240,7 @@ class AsyncBatches:
         for asks, outcome in met:
             if not isinstance(outcome, Exception):
                 answers |= outcome
-            elif self._executor.rules.concerns_all(outcome):
+            elif self._executor.rules.fails_every_request(outcome):
                 answers |= {ask.identity: _copied(outcome) for ask in asks}
             # else the member that it belongs to meets it again
         return answers
@@ -313,7 +313,7 @@ class AsyncExecutor(ABC):
             deadline.check()
             return await self.run_one(operation, deadline)
         except IdempotencyError as error:
-            if self.rules.concerns_all(error):
+            if self.rules.fails_every_request(error):
                 deadline.verdict = error
             return error
 
@@ -587,7 +587,7 @@ class AsyncPool:
         """Do nothing: nothing is left half done that the child would see."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Do nothing: the pool did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start with no connection: these sockets are the parent's."""
@@ -629,7 +629,7 @@ class AsyncLoan:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if error is not None and self._pool.rules.took_all(error):
+        if error is not None and self._pool.rules.breaks_all_connections(error):
             self._session.lost = True
             await self._lender.close_idle()
             await self._pool.close_idle()

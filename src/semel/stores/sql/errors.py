@@ -110,12 +110,12 @@ class ErrorRules(Protocol):
         """Make an error of ours that names the place; what is none of a driver stays as it is."""
         ...
 
-    def concerns_all(self, error: Exception) -> bool:
+    def fails_every_request(self, error: Exception) -> bool:
         """Whether every other statement would meet this error of ours as well."""
         ...
 
-    def took_all(self, error: BaseException) -> bool:
-        """Whether what is open to the server is of no use any more, after a driver's error."""
+    def breaks_all_connections(self, error: BaseException) -> bool:
+        """Whether this error of a driver means that no open connection can be used any more."""
         ...
 
 

@@ -77,7 +77,7 @@ def read_migrations(package: str) -> tuple[Migration, ...]:
 
 
 def split(script: str) -> tuple[str, ...]:
-    """Part a script into its statements; ours hold neither strings nor bodies with a semicolon."""
+    """Split a script into its statements. In our scripts only the end of one has a semicolon."""
     statements = (statement.strip() for statement in _COMMENT.sub("", script).split(";"))
     return tuple(statement for statement in statements if statement)
 

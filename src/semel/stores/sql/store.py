@@ -230,7 +230,7 @@ class Batches:
         for asks, outcome in met:
             if not isinstance(outcome, Exception):
                 answers |= outcome
-            elif self._executor.rules.concerns_all(outcome):
+            elif self._executor.rules.fails_every_request(outcome):
                 answers |= {ask.identity: _copied(outcome) for ask in asks}
             # else the member that it belongs to meets it again
         return answers
@@ -303,7 +303,7 @@ class Executor(ABC):
             deadline.check()
             return self.run_one(operation, deadline)
         except IdempotencyError as error:
-            if self.rules.concerns_all(error):
+            if self.rules.fails_every_request(error):
                 deadline.verdict = error
             return error
 
@@ -574,7 +574,7 @@ class Pool:
         """Do nothing: nothing is left half done that the child would see."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Do nothing: the pool did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start with no connection: these sockets are the parent's."""
@@ -616,7 +616,7 @@ class Loan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if error is not None and self._pool.rules.took_all(error):
+        if error is not None and self._pool.rules.breaks_all_connections(error):
             self._session.lost = True
             self._lender.close_idle()
             self._pool.close_idle()

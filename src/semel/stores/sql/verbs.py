@@ -228,7 +228,7 @@ class SwapVerbs:
                     write = self._note_of_waiter(ask, answer, row)
                 if write is None or (yield write).changed:
                     return answer
-        raise self._restless(ask.identity)
+        raise self._changed_too_often(ask.identity)
 
     def _note_of_waiter(
         self,
@@ -254,7 +254,7 @@ class SwapVerbs:
                 own = self._table.filled_by_mark(ask)
                 if (yield self._table.swap(row, record, own)).changed:
                     return True
-        raise self._restless(ask.identity)
+        raise self._changed_too_often(ask.identity)
 
     @operation
     def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
@@ -267,7 +267,7 @@ class SwapVerbs:
             record = judge.adopt(stored, ask, stored.now)
             if record is None or (yield self._table.swap(rows[0], record, {})).changed:
                 return record
-        raise self._restless(ask.identity)
+        raise self._changed_too_often(ask.identity)
 
     @operation
     def renew(self, ask: RenewRequest) -> Verb[bool]:
@@ -315,7 +315,7 @@ class SwapVerbs:
         reply = yield self._table.read(identity)
         return record_of(reply.rows[0], identity) if reply.rows else None
 
-    def _restless(self, identity: Identity) -> StoreUnavailable:
+    def _changed_too_often(self, identity: Identity) -> StoreUnavailable:
         return StoreUnavailable(
             f"the record of {identity.scope!r} / {identity.key!r} in {self._table.name} was "
             f"changed by others each of the {ROUNDS} times that it was judged (or its key is in a "
@@ -361,7 +361,10 @@ class BatchVerbs(Dialect, Protocol):
     def second_look(
         self, asks: Sequence[Any], outcome: object
     ) -> Operation[dict[Identity, Any]] | None:
-        """Tell how to learn something of a batch that failed, waiting for nobody; None = nohow."""
+        """Return an operation that reads a failed batch's records without waiting for locks.
+
+        None if there is none.
+        """
         ...
 
 

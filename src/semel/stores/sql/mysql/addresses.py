@@ -52,7 +52,7 @@ class Options(TypedDict, total=False):
     """False leaves the table to `migrate` or to the SQL files."""
     max_size: int
     batching: bool
-    """Whether claims and completes of many tasks share statements; threads have no use for it."""
+    """Whether claims and completes of many callers share statements."""
     unix_socket: str
     ssl: bool
     ssl_ca: str

@@ -153,7 +153,7 @@ def repeat_after(error: Exception) -> Repeat | None:
     return Repeat.LOST if is_lost(error) else None
 
 
-def concerns_all(error: Exception) -> bool:
+def fails_every_request(error: Exception) -> bool:
     """Whether every other statement would meet this error of ours: there is no connection."""
     if not isinstance(error, StoreError):
         return False
@@ -161,13 +161,13 @@ def concerns_all(error: Exception) -> bool:
     return is_lost(cause) or isinstance(cause, StoreUnavailable) or code_of(cause) in _NO_ENTRY
 
 
-def took_all(error: BaseException) -> bool:
-    """Whether what is open to the server is of no use any more: it went away."""
+def breaks_all_connections(error: BaseException) -> bool:
+    """Whether no open connection can be used any more, because the server went away."""
     return is_lost(error)
 
 
 def is_locked(outcome: object) -> bool:
-    """Whether a batch met a lock, which is the affair of one member, whichever it is."""
+    """Whether a batch met a lock, which concerns only one of its members, whichever it is."""
     cause = outcome.__cause__ if isinstance(outcome, StoreUnavailable) else None
     return cause is not None and may_repeat(cause)
 
@@ -231,14 +231,14 @@ MOMENT: Final = 0.05
 """Seconds. Less cannot be kept to, and none at all means "do not wait" to a socket."""
 
 _HARDLY_ANY: Final = 0.1
-"""The part of its time after which a call is still as good as at its beginning."""
+"""While less than this share of the timeout is used, the full timeout is set."""
 
 
 def statement_time(deadline: Deadline, least: float) -> float:
     """Return the seconds that the next statement may take: what remains, or the wait for a lock."""
     left = deadline.left
     if left > deadline.seconds * (1 - _HARDLY_ANY):
-        return deadline.seconds  # the same for most, so that the driver need not be set each time
+        return deadline.seconds  # the same for most calls, so that the driver need not be set again
     return max(left, least)
 
 

@@ -13,7 +13,7 @@ Options in the URL, or by name:
     min_size, max_size   connections of the pool, by default 0 and 10; one more renews leases
     prepare          off: for pgbouncer in transaction mode
     timeout          seconds that a call may take
-    batching         off: tasks that ask at the same time do not share statements
+    batching         off: callers that ask at the same time do not share statements
 
 Everything else is libpq's: sslmode, target_session_attrs, several hosts. `PostgresStore` and
 `AsyncPostgresStore` also take a pool or a connection that the application already has.

@@ -192,7 +192,7 @@ class AsyncPostgresExecutor(AsyncExecutor):
             try:
                 return await self._transaction(lambda: one_by_one(operations))
             except StoreUnavailable as error:
-                if errors.concerns_all(error):
+                if errors.fails_every_request(error):
                     return [StoreUnavailable(*error.args) for _ in operations]
             except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
                 pass

@@ -203,7 +203,7 @@ def repeat_after(error: Exception) -> Repeat | None:
     return Repeat.AWAY if is_lost(error) else None
 
 
-def concerns_all(error: Exception) -> bool:
+def fails_every_request(error: Exception) -> bool:
     """Whether every member of a batch would meet this error of ours: the server is away."""
     cause = error.__cause__ if isinstance(error, StoreUnavailable) else None
     return isinstance(cause, (psycopg.OperationalError, BECAME_REPLICA)) and not isinstance(
@@ -211,6 +211,6 @@ def concerns_all(error: Exception) -> bool:
     )
 
 
-def took_all(error: BaseException) -> bool:
-    """Whether what is open to the server is of no use any more."""
+def breaks_all_connections(error: BaseException) -> bool:
+    """Whether no open connection can be used any more."""
     return isinstance(error, BECAME_REPLICA)

@@ -193,7 +193,7 @@ class PostgresExecutor(Executor):
             try:
                 return self._transaction(lambda: one_by_one(operations))
             except StoreUnavailable as error:
-                if errors.concerns_all(error):
+                if errors.fails_every_request(error):
                     return [StoreUnavailable(*error.args) for _ in operations]
             except Exception:  # noqa: BLE001, S110 - the member that it belongs to meets it again
                 pass
