@@ -17,7 +17,8 @@ import psycopg
 import pymysql
 import pytest
 
-from semel import ConcurrentRequest, Idempotency, Policy, RetryTransaction
+from semel import ConcurrentRequest, Idempotency, PayloadMismatch, Policy, RetryTransaction
+from semel.core.decide import decide
 from semel.stores.sql.verbs import Reply
 from semel.transactions import records_of
 from semel.transactions.drivers import AsyncmyLink, MySQLdbLink, PyMySQLLink
@@ -115,16 +116,130 @@ async def test_a_duplicate_out_of_patience_is_told_busy_and_its_transaction_goes
     assert world.entries() == ["order-1", "other"]
 
 
-@on([kind for kind in KINDS if kind.dialect == "postgresql"])
+# --- a record that has ended is replayed without a lock ----------------------------------------
+
+ON_SERVERS = [kind for kind in KINDS if kind.dialect != "sqlite"]
+"""SQLite has one lock, for the file."""
+
+IMPATIENT = Policy(concurrent="reject")
+
+
+@on([kind for kind in ON_SERVERS if "django" not in kind.name])  # one connection for each thread
 async def test_a_replay_leaves_no_lock_behind_for_as_long_as_its_transaction_lasts(world):
-    impatient = Policy(concurrent="reject")
-    async with world.engine() as idem:
-        await world.pay(idem)
+    async with world.engine(max_waiting=0) as idem:
+        await world.pay(idem, payload=1)
         async with world.work() as first, world.work() as second:
-            async with world.once(idem, first) as attempt:
+            # Else undoing the block would be undoing the whole transaction, row locks included.
+            await first.run("INSERT INTO ledger VALUES ('first', 1)")
+            async with world.once(idem, first, payload=1) as attempt:
                 assert attempt.replayed
-            async with world.once(idem, second, policy=impatient) as attempt:
+            for policy in (IMPATIENT, Policy()):
+                async with world.once(idem, second, payload=1, policy=policy) as attempt:
+                    assert (attempt.replayed, attempt.result) == (True, {"paid": "order-1"})
+                with pytest.raises(PayloadMismatch):
+                    async with world.once(idem, second, payload=2, policy=policy):
+                        pytest.fail("it ran")
+            assert await world.done(idem.forget("order-1")), "it was locked"
+
+
+@on(ON_SERVERS)
+async def test_a_replay_does_not_meet_another_one_that_is_on_its_way(world, monkeypatch):
+    pause = Pause()
+    stays = iter([pause.stay])
+
+    def decide_later(answer, rules):
+        next(stays, lambda: None)()
+        return decide(answer, rules)
+
+    async with world.engine(max_waiting=0) as idem:
+        await world.pay(idem)
+        for module in ("semel.engine.transactions", "semel.engine._sync.transactions"):
+            monkeypatch.setattr(f"{module}.decide", decide_later)
+        first = started(lambda: paying(world))
+        pause.wait_reached()  # its record is read, and its savepoint open
+        try:
+            assert (await world.pay(idem, policy=IMPATIENT)).replayed
+            assert (await world.pay(idem)).replayed
+        finally:
+            pause.release()
+        assert first.result(PATIENCE).replayed
+    assert world.entries() == ["order-1"]
+
+
+@on(ON_SERVERS)
+@pytest.mark.parametrize("policy", [IMPATIENT, Policy(concurrent="reject", abandoned="hold")])
+async def test_a_record_that_an_open_transaction_takes_over_is_busy(world, policy):
+    async with world.engine() as idem:
+        with pytest.raises(Declined):  # of which nobody knows what it did
+            async with world.entered(idem.attempt("order-1", policy=Policy(failure="unknown"))):
+                raise Declined
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause))
+        pause.wait_reached()
+        try:
+            with pytest.raises(ConcurrentRequest):
+                await world.pay(idem, policy=policy)
+        finally:
+            pause.release()
+        first.result(PATIENCE)
+        assert (await world.pay(idem, policy=policy)).replayed
+    assert world.entries() == ["order-1"]
+
+
+@on([kind for kind in KINDS if kind.name in {"psycopg", "asyncpg", "pymysql", "asyncmy"}])
+async def test_until_another_payload_is_committed_the_old_one_replays_and_the_new_one_is_busy(
+    world,
+):
+    replacing = Policy(mismatch="replace", concurrent="reject")
+    async with world.engine() as idem:
+        await world.pay(idem, payload="old")
+        async with world.work() as work:
+            async with world.once(idem, work, payload="new", policy=replacing) as attempt:
+                assert not attempt.replayed
+                attempt.result = "replaced"
+            old = await world.pay(idem, payload="old", policy=replacing)
+            assert (old.replayed, old.result) == (True, {"paid": "order-1"})
+            with pytest.raises(ConcurrentRequest):
+                await world.pay(idem, payload="new", policy=replacing)
+        assert (await world.pay(idem, payload="new", policy=replacing)).result == "replaced"
+        with pytest.raises(PayloadMismatch):
+            await world.pay(idem, payload="old", policy=replacing)
+    assert world.entries() == ["order-1"]
+
+
+MYSQL = [kind for kind in KINDS if kind.name in {"pymysql", "asyncmy"}]
+
+
+@on(MYSQL)
+async def test_under_repeatable_read_a_duplicate_that_waited_sees_what_it_waited_for(world):
+    async def second():
+        async with world.engine() as idem, world.work() as work:
+            async with world.once(idem, work) as attempt:
                 assert attempt.replayed
+            return await work.run("SELECT entry FROM ledger")
+
+    async with world.engine():
+        pause = Pause()
+        first = started(lambda: paying_slowly(world, pause))
+        pause.wait_reached()
+        waiting = started(second)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        pause.release()
+        first.result(PATIENCE)
+        assert waiting.result(PATIENCE) == [("order-1",)]
+
+
+@on(MYSQL)
+async def test_a_store_that_has_no_connection_to_look_with_leaves_it_to_the_claim(world):
+    async with world.engine() as idem:
+        await world.done(idem.internals.store.close())
+        assert not (await world.pay(idem)).replayed
+        assert (await world.pay(idem)).replayed
+    assert world.entries() == ["order-1"]
+
+
+# --- how long a claim waits ----------------------------------------------------------------------
 
 
 BOUNDING = "innodb_lock_wait_timeout = "

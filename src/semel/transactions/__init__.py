@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from semel.core import judge
 from semel.core.attempts import Attempt, Result, current_attempt
 from semel.core.policy import Rules
 from semel.core.records import (
@@ -33,7 +34,10 @@ from semel.core.records import (
     Claimed,
     ClaimRequest,
     CompleteRequest,
+    Finished,
     Identity,
+    Mismatch,
+    Record,
 )
 from semel.errors import ConfigError
 from semel.stores.sql.verbs import Dialect, Statement, Verb
@@ -72,17 +76,23 @@ def enterable(given: T, kind: type) -> T:
 class Records(ABC):
     """The records of a store, as a caller's transaction reaches them."""
 
-    has_lock = False
-    """Whether the record's own lock is held: further waits are for the whole table."""
+    waits_for_table = False
+    """Whether a wait would be for the whole table: no other caller has the record's lock."""
     by_key = True
     """Whether a caller that waits, waits for a transaction with the same key."""
     rolls_back = False
     """Whether a wait that is too long ends the caller's transaction; known once prepared."""
+    outside: Any = None
+    """The store on whose own connection `read` has to run; None = in the caller's transaction."""
 
     def __init__(self, verbs: Dialect, hold: str, digest: Callable[[Identity], object]) -> None:
         self.verbs = verbs
         """The verbs of the store, fit to run inside a transaction."""
         self._hold, self._digest = hold, digest
+
+    @abstractmethod
+    def read(self, identity: Identity) -> Verb[Record | None]:
+        """Read what has been committed, without a lock; None = nothing was, or nobody can tell."""
 
     @abstractmethod
     def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
@@ -143,12 +153,29 @@ def prepare(records: Records, rules: Rules, *, wait: bool, spent: float = 0.0) -
     return records.prepare(max(0.0, bound - spent), wait=wait)
 
 
+def look(records: Records, ask: ClaimRequest) -> Verb[Claim | None]:
+    """Judge what has been committed, without a lock, so that replays do not wait for each other.
+
+    None = only a claim can tell. That goes for an attempt that was abandoned or has failed, too: an
+    open transaction may be running the next one.
+    """
+    record = yield from records.read(ask.identity)
+    if record is None:
+        return None
+    answer, _ = judge.claim(record, ask, record.now)
+    return answer if isinstance(answer, (Finished, Mismatch, Busy)) else None
+
+
 def claim(records: Records, ask: ClaimRequest, *, wait: bool) -> Verb[Claim]:
     """Claim the record: held, and with its lease at once past.
 
     A transaction that is committed too early then leaves a record whose outcome is unknown, never
     a success. Before its commit nobody else sees the row.
     """
+    if records.outside is None:
+        known = yield from look(records, ask)
+        if known is not None:
+            return known
     if not (yield from records.lock(ask.identity, wait=wait)):
         return LOCKED
     parked = replace(ask, lease=0.0)

@@ -75,10 +75,10 @@ def would_wait(error: Exception) -> bool:
     return not _LOCK_TIMEOUT.isdisjoint(_codes(error))
 
 
-def raise_claim_error(error: Exception, *, has_lock: bool = False) -> NoReturn:
-    """Raise what an error before the block means; `has_lock`: the record's own lock was held."""
+def raise_claim_error(error: Exception, *, waits_for_table: bool = False) -> NoReturn:
+    """Raise what an error before the block means; `waits_for_table`: the record was not locked."""
     codes = set(_codes(error))
-    if has_lock and codes & _LOCK_TIMEOUT:
+    if waits_for_table and codes & _LOCK_TIMEOUT:
         raise StoreUnavailable(
             "the table of records is locked as a whole (ALTER TABLE, VACUUM FULL, a migration); "
             "nothing was written"

@@ -2,7 +2,7 @@
 
 SQLite has one writer at a time: a caller that waits, waits for the whole file. On PostgreSQL an
 advisory lock of the transaction orders the callers of a key, at every isolation level. On MySQL and
-MariaDB the row itself does.
+MariaDB the row itself does. On these servers a record that has ended is read without a lock.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.core.records import CompleteRequest, Identity
+from semel.core.records import CompleteRequest, GetRequest, Identity, Record
 from semel.errors import ConfigError, ValueRejected
 from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
-from semel.stores.sql.verbs import Statement, Verb
+from semel.stores.sql.verbs import Statement, Verb, record_of
 from semel.transactions import Records
 from semel.transactions._sync.links import SQLiteLink
 from semel.transactions.links import command, question
@@ -53,6 +53,10 @@ class SQLiteRecords(Records):
         super().__init__(SQLiteVerbs(table), hold, table.digest)
         self._table = table
         self._file = file
+
+    def read(self, identity: Identity) -> Verb[None]:  # noqa: ARG002 - see `lock`
+        """Read nothing: a reader that wants to write then may not wait."""
+        yield from ()
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - the owner of the lock need not have the record
         """Reject another file; bound the wait for the write lock."""
@@ -155,7 +159,15 @@ class PostgresRecords(Records):
     def __init__(self, verbs: PostgresVerbs) -> None:
         hold = f"UPDATE {verbs.table} SET hold = $1::boolean WHERE digest = $2 AND owner = $3"  # noqa: S608 - a checked name
         super().__init__(verbs, hold, verbs.digest)
+        self._get = verbs.get
         self._short_digest = verbs.short_digest
+
+    def read(self, identity: Identity) -> Verb[Record | None]:
+        """Read the record as this transaction sees it."""
+        self.waits_for_table = True  # no row keeps a plain SELECT waiting
+        record = yield from self._get(GetRequest(identity)).start()
+        self.waits_for_table = False
+        return record
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
         """Bound the wait for locks until it is restored, or the savepoint before is undone.
@@ -174,8 +186,8 @@ class PostgresRecords(Records):
         """Take the lock of the record; the end of the transaction, or undoing, releases it."""
         number = int.from_bytes(self._short_digest(identity)[:8], "big", signed=True)
         reply = yield question(_LOCK if wait else _TRY_LOCK, number)
-        self.has_lock = bool(reply.rows[0][0])
-        return self.has_lock
+        self.waits_for_table = bool(reply.rows[0][0])
+        return self.waits_for_table
 
 
 # --- MySQL and MariaDB --------------------------------------------------------------------
@@ -184,6 +196,10 @@ class PostgresRecords(Records):
 # past: the row that the insert has just met would be missing. So every read locks. A read before
 # the insert, even one that does not wait, would lock the gap of an absent key, and two of those
 # that insert are a deadlock: a caller that does not want to wait bounds the wait of the insert.
+#
+# Those locks last as long as the caller's transaction, replays included. And a plain SELECT under
+# REPEATABLE READ decides what the caller sees from then on, which is too early before a wait. So a
+# record that has ended is read on a connection of the store, and the transaction is left alone.
 
 _SESSION: Final = (
     "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
@@ -196,7 +212,7 @@ def mysql_records(store: MySQLStore | AsyncMySQLStore, table: str | None) -> MyS
     """Return the records of a store, or those in another table of the same prefix."""
     own = store.table
     locking = _LockingTable(table or own.name, own.prefix, own.own_columns)
-    return MySQLRecords(locking, store.database)
+    return MySQLRecords(locking, store)
 
 
 class _LockingTable(MySQLTable):
@@ -223,19 +239,29 @@ class _LockingTable(MySQLTable):
 
     def read(self, identity: Identity) -> Statement:
         """Read the newest version of the row, and keep others from changing it."""
-        plain = super().read(identity)
+        plain = self.read_committed(identity)
         return plain._replace(sql=f"{plain.sql} FOR UPDATE")
+
+    def read_committed(self, identity: Identity) -> Statement:
+        """Read the row, and lock nothing."""
+        return super().read(identity)
 
 
 class MySQLRecords(Records):
     """The records of one table."""
 
-    def __init__(self, table: _LockingTable, database: str | None) -> None:
+    def __init__(self, table: _LockingTable, store: MySQLStore | AsyncMySQLStore) -> None:
         hold = f"UPDATE {table.quoted} SET hold = %s WHERE digest = %s AND owner = %s"  # noqa: S608 - a checked name
         super().__init__(MySQLVerbs(table), hold, table.digest)
         self._table = table
-        self._database = database
+        self._database = store.database
         """The store's, if its URL has named it."""
+        self.outside = store
+
+    def read(self, identity: Identity) -> Verb[Record | None]:
+        """Read the record as anybody else sees it."""
+        reply = yield self._table.read_committed(identity)
+        return record_of(reply.rows[0], identity) if reply.rows else None
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never
@@ -87,7 +88,7 @@ class TransactionContext(Generic[Result]):
             self._restore_quietly()
             self._undo()
             if isinstance(error, Exception):
-                db_errors.raise_claim_error(error, has_lock=self._records.has_lock)
+                db_errors.raise_claim_error(error, waits_for_table=self._records.waits_for_table)
             raise
         return self._attempt
 
@@ -131,9 +132,11 @@ class TransactionContext(Generic[Result]):
         """Claim the record, or learn what is known of it; waits for another's commit."""
         runs, call = self._runs, self._call
         request = claim_request(call, runs.owners.next())
-        answer = self._ask(request)
-        self._drive(self._records.restore(self._bound))
-        self._bound = UNSET
+        answer = self._look_outside(request)
+        if answer is None:
+            answer = self._ask(request)
+            self._drive(self._records.restore(self._bound))
+            self._bound = UNSET
         step = decide(answer, call.rules)
         match step:
             case Claimed():
@@ -153,6 +156,19 @@ class TransactionContext(Generic[Result]):
                 runs.reject(call, ConcurrentRequest(retry_after=retry_after))
             case _:
                 assert_never(step)
+
+    def _look_outside(self, request: ClaimRequest) -> Claim | None:
+        """Judge what has been committed, where that needs another connection than the caller's."""
+        store = self._records.outside
+        if store is None:
+            return None
+        answer: Claim | None = None
+        try:
+            answer = store.read_committed(partial(transactions.look, self._records, request))
+        except IdempotencyError:
+            # Nothing is lost: the claim, on the caller's connection, decides.
+            logger.debug("a record could not be read outside its transaction", exc_info=True)
+        return answer
 
     def _ask(self, request: ClaimRequest) -> Claim:
         """Ask for the record; wait for the transaction that has it, if one more call may wait."""
@@ -189,7 +205,7 @@ class TransactionContext(Generic[Result]):
         try:
             return self._drive(transactions.claim(self._records, request, wait=wait))
         except Exception as error:
-            if self._records.has_lock or not db_errors.would_wait(error):
+            if self._records.waits_for_table or not db_errors.would_wait(error):
                 raise
             if self._records.rolls_back:
                 raise db_errors.retry_error() from error

@@ -7,7 +7,7 @@ others go on. What each driver does in its own way is in its own module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
@@ -90,6 +90,14 @@ class AsyncMySQLStore(AsyncServerStore):
             shares=setup.batching,
             most_bytes=MOST_BYTES,
         )
+
+    async def read_committed(self, start: Callable[[], Verb[T]]) -> T:
+        """Run a verb that only reads, for a caller who has a transaction; makes no table."""
+
+        async def work(session: AsyncMySQLSession) -> T:
+            return await drive(session, start())
+
+        return await self._calls.repeated(work, self._calls.deadline())
 
     async def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""

@@ -8,7 +8,7 @@ others go on. What each driver does in its own way is in its own module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
@@ -91,6 +91,14 @@ class MySQLStore(ServerStore):
             shares=setup.batching,
             most_bytes=MOST_BYTES,
         )
+
+    def read_committed(self, start: Callable[[], Verb[T]]) -> T:
+        """Run a verb that only reads, for a caller who has a transaction; makes no table."""
+
+        def work(session: MySQLSession) -> T:
+            return drive(session, start())
+
+        return self._calls.repeated(work, self._calls.deadline())
 
     def diagnose(self) -> list[str]:
         """Tell what the server's settings put at risk."""
