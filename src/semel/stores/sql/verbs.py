@@ -138,7 +138,7 @@ class SwapTable(Protocol):
     """The statements of one dialect that `SwapVerbs` sends.
 
     Those that read answer with the columns of `rows`, the server's time, what the dialect adds,
-    and last whether this very statement made the row.
+    and last whether this very statement made the row; or with what `SwapVerbs._rows` turns into it.
     """
 
     name: str
@@ -216,7 +216,8 @@ class SwapVerbs:
         """Ask to run the operation."""
         insert = self._table.claim(ask)
         for _ in range(ROUNDS):
-            for row in (yield insert).rows:  # none: another one was made, or removed, meanwhile
+            # No row: another one was made, or removed, meanwhile.
+            for row in self._rows((yield insert)):
                 if row[-1] and row[_OWNER] == ask.owner:
                     return Claimed(row[_NUMBER], row[_FENCE])
                 stored = record_of(row, ask.identity)
@@ -244,7 +245,8 @@ class SwapVerbs:
         """Mark as done without running."""
         insert = self._table.put(ask)
         for _ in range(ROUNDS):
-            for row in (yield insert).rows:  # none: another one was made, or removed, meanwhile
+            # No row: another one was made, or removed, meanwhile.
+            for row in self._rows((yield insert)):
                 if row[-1] and row[_OWNER] == ask.owner:
                     return True
                 stored = record_of(row, ask.identity)
@@ -260,7 +262,7 @@ class SwapVerbs:
     def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
         """Give an abandoned attempt to a resolver."""
         for _ in range(ROUNDS):
-            rows = (yield self._table.read(ask.identity)).rows
+            rows = self._rows((yield self._table.read(ask.identity)))
             if not rows:
                 return None
             stored = record_of(rows[0], ask.identity)
@@ -312,8 +314,12 @@ class SwapVerbs:
         return False
 
     def _read(self, identity: Identity) -> Verb[Record | None]:
-        reply = yield self._table.read(identity)
-        return record_of(reply.rows[0], identity) if reply.rows else None
+        rows = self._rows((yield self._table.read(identity)))
+        return record_of(rows[0], identity) if rows else None
+
+    def _rows(self, reply: Reply) -> list[Row]:
+        """Return the rows that a statement about one record read."""
+        return reply.rows
 
     def _changed_too_often(self, identity: Identity) -> StoreUnavailable:
         return StoreUnavailable(

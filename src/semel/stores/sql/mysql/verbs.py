@@ -40,6 +40,7 @@ from semel.stores.sql.mysql.statements import (
     UNABLE,
     BatchStatements,
     MySQLTable,
+    unpacked,
 )
 from semel.stores.sql.rows import COLUMNS, Row, behind, listed, page_of, stamp
 from semel.stores.sql.verbs import (
@@ -80,6 +81,10 @@ class MySQLVerbs(SwapVerbs):
         self._batches = BatchStatements(table)
         self._all_new = True
         """Whether the last batch of claims met nothing."""
+
+    def _rows(self, reply: Reply) -> list[Row]:
+        """Return the rows that a statement about one record read."""
+        return [unpacked(row) for row in reply.rows]
 
     # --- listings and the purge: each query follows an index and ends after `limit` rows --------
 
@@ -293,17 +298,18 @@ def _claimed(asks: Sequence[ClaimRequest], reply: Reply) -> Claims:
 
 def _judged(asks: Mapping[bytes, ClaimRequest], reply: Reply) -> Claims:
     answers: Claims = {}
-    for digest, *row, now, made_here in reply.rows:
+    for digest, *packed in reply.rows:
         ask = asks[digest]
-        if made_here and row[_OWNER] == ask.owner:
-            answers[ask.identity] = Claimed(row[_NUMBER], row[_FENCE])
-        elif (answer := _answer(ask, (*row, now))) is not None:
+        if (answer := _answer(ask, packed)) is not None:
             answers[ask.identity] = answer
     return answers
 
 
-def _answer(ask: ClaimRequest, row: Row) -> Claim | StoreError | None:
+def _answer(ask: ClaimRequest, packed: Sequence[Any]) -> Claim | StoreError | None:
     try:
+        row = unpacked(packed)
+        if row[-1] and row[_OWNER] == ask.owner:
+            return Claimed(row[_NUMBER], row[_FENCE])
         stored = record_of(row, ask.identity)
     except StoreError as damage:
         return damage
