@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.core.records import CompleteRequest, GetRequest, Identity, Record
 from semel.errors import ConfigError, ValueRejected
-from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable
+from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable, unpacked
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
@@ -261,7 +261,7 @@ class MySQLRecords(Records):
     def read(self, identity: Identity) -> Verb[Record | None]:
         """Read the record as anybody else sees it."""
         reply = yield self._table.read_committed(identity)
-        return record_of(reply.rows[0], identity) if reply.rows else None
+        return record_of(unpacked(reply.rows[0]), identity) if reply.rows else None
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
