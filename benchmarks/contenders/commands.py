@@ -15,6 +15,7 @@ import msgspec
 from semel import open_store
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.stores.redis.commands import Argument, Commands, KeyLayout
+from semel.stores.redis.replies import LONGEST_HEADER, pack_outcome
 from semel.stores.sql.mysql.statements import MySQLTable
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.sqlite_statements import SQLiteTable, SQLiteVerbs
@@ -61,6 +62,22 @@ def redis_commands(keys: Sequence[str], result: str, prefix: str) -> list[tuple[
         )
         for ask in (asked(key, result) for key in keys)
     ]
+
+
+def large_redis_commands(
+    keys: Sequence[str], result: str, prefix: str
+) -> list[tuple[list[Command], list[Command]]]:
+    """What a first execution and a replay of each key send when the result is large."""
+    verbs = Commands(KeyLayout(prefix))
+    made: list[tuple[list[Command], list[Command]]] = []
+    for ask in (asked(key, result) for key in keys):
+        claim = verbs.claim(ask.claim)
+        upload, end = verbs.upload(ask.complete)
+        value = bytes(LONGEST_HEADER) + pack_outcome(ask.complete.result)
+        sent: Command = ("SET", *upload.keys, value, "PX", 60_000)
+        first = [claim.parts(with_text=False), sent, end.parts(with_text=False)]
+        made.append((first, [first[0], ("GET", claim.keys[0])]))
+    return made
 
 
 def postgres_statements(

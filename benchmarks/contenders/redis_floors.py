@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import hiredis
 import redis
 
-from benchmarks.contenders.commands import Command, redis_commands
+from benchmarks.contenders.commands import Command, large_redis_commands, redis_commands
 from benchmarks.measuring import (
     AsyncGo,
     Contender,
@@ -34,7 +34,7 @@ PACK: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignme
 
 def _load(url: str) -> None:
     with closing(redis.Redis.from_url(url)) as client:
-        for script in (scripts.CLAIM, scripts.END):
+        for script in (scripts.CLAIM, scripts.END, scripts.END_LARGE):
             client.script_load(script.text)
 
 
@@ -109,7 +109,7 @@ async def _bare_protocol(place: Place) -> AsyncIterator[AsyncGo]:
 
 def _check(reply: Any) -> None:
     """After a lap, every claim is answered with the stored result."""
-    if not (isinstance(reply, list) and reply[0] == b"finished"):
+    if not (isinstance(reply, list) and reply[0] in {b"finished", b"large"}):
         raise AssertionError(f"a floor got {reply!r}")
 
 
@@ -163,6 +163,8 @@ def _evalsha(place: Place) -> Iterator[Go]:
 
         def go(keys: Sequence[str], callers: int, kind: Kind) -> float:
             del callers
+            if len(place.work.result) >= scripts.LARGE:
+                return large(keys, kind)
             commands = redis_commands(keys, place.work.result, "evalsha:")
             asked = chain.from_iterable(commands) if kind == "first" else (c for c, _ in commands)
             calls = [command[1:] for command in asked]  # behind the word EVALSHA
@@ -172,6 +174,17 @@ def _evalsha(place: Place) -> Iterator[Go]:
             seconds = time.perf_counter() - start
             sha, count, *arguments = commands[0][0][1:]
             _check(client.evalsha(str(sha), int(count), *arguments))
+            return seconds
+
+        def large(keys: Sequence[str], kind: Kind) -> float:
+            made = large_redis_commands(keys, place.work.result, "evalsha:")
+            send: Callable[..., Any] = client.execute_command
+            calls = [first if kind == "first" else replay for first, replay in made]
+            start = time.perf_counter()
+            for command in chain.from_iterable(calls):
+                send(*command)
+            seconds = time.perf_counter() - start
+            _check(send(*calls[0][0]))
             return seconds
 
         yield go

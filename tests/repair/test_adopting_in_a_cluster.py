@@ -14,7 +14,7 @@ CALL = Commands(KeyLayout("idem:")).adopt(RenewRequest(Identity("orders", "a"), 
 
 def after_moving(reply):
     """The scripts of the round trips after one that was told TRYAGAIN."""
-    delivery = Delivery([CALL], 0.0)
+    delivery = Delivery([CALL], 0.0, "a server")
     delivery.replied([TryAgainError("slot on the move")])
     (alone,) = delivery.pending
     assert alone.command.keys == CALL.keys[:1]

@@ -13,13 +13,22 @@ from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.crc import key_slot
 
 from engines.facade import until
-from semel.core.records import Busy, Claimed, Finished, GetRequest, Identity, State
+from semel.core.records import Busy, Claimed, Encoded, Finished, GetRequest, Identity, State
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py, retry, threads
+from semel.stores.redis import (
+    AsyncRedisStore,
+    RedisStore,
+    open_async_store,
+    open_store,
+    redis_py,
+    retry,
+    threads,
+)
 from semel.stores.redis.cluster import ClusterTransport
 from semel.stores.redis.commands import Commands, KeyLayout
 from semel.stores.redis.listing import _Cursor
 from semel.stores.redis.redis_py import socket_of, take_connection
+from semel.testing.driver import StoreDriver
 from servers.redis import RedisServer, errors_answered, free_port, redis_cluster, wait_until
 from stores.redis_given import (
     IDENTITY,
@@ -254,6 +263,28 @@ def test_a_record_that_went_alone_is_found_through_its_index_afterwards(cluster,
         assert errors(move.source, "TRYAGAIN") > before
         move.end()
         assert [record.owner for record in store.stuck()] == [request.owner]
+
+
+@pytest.mark.parametrize("kind", [open_store, open_async_store])
+def test_a_large_result_goes_through_while_the_slot_moves_and_after(cluster, move, kind):
+    with contextlib.closing(StoreDriver(kind(cluster.url))) as store:
+        request, large = ask(), Encoded("json/1", b"x" * 100_000)
+        assert isinstance(store.claim(request), Claimed)
+        move.begin()
+        move.take(move.record)
+        before = errors(move.source, "TRYAGAIN"), errors(move.source, "ASK")
+        assert store.complete(IDENTITY, request.owner, large, 60)
+        assert errors(move.source, "TRYAGAIN") > before[0]
+        assert errors(move.source, "ASK") > before[1]
+        assert store.claim(ask()).outcome == large
+        move.end()
+        moved = errors(move.source, "MOVED")
+        assert store.claim(ask()).outcome == large
+        assert errors(move.source, "MOVED") > moved
+        assert store.stuck() == []
+        with contextlib.closing(cluster.client()) as client:
+            assert list(client.scan_iter()) == [move.record]
+        assert store.forget(IDENTITY)
 
 
 def test_a_batch_goes_through_while_a_slot_moves(cluster, move):

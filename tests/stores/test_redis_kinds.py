@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import semel.stores.redis as package
-from semel.core.records import Busy, Claimed, Finished, Identity, State
+from semel.core.records import Busy, Claimed, Encoded, Finished, Identity, State
 from semel.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.redis_py import socket_of, take_connection
@@ -302,6 +302,11 @@ def test_the_documented_permissions_are_enough(permissions, redis_of_this_worker
         assert isinstance(store.claim(request), Claimed)
         assert store.complete(IDENTITY, request.owner, RESULT, 60)
         assert isinstance(store.claim(ask()), Finished)
+        large = ask(Identity("s", "large"))
+        assert isinstance(store.claim(large), Claimed)
+        assert store.complete(large.identity, large.owner, Encoded("json/1", bytes(100_000)), 60)
+        assert isinstance(store.claim(ask(large.identity)), Finished)
+        assert store.forget(large.identity)
         assert store.touch(IDENTITY, 60)
         assert store.get(IDENTITY).state is State.SUCCEEDED
         assert len(store.scan().records) == 1

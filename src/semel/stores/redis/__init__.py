@@ -1,12 +1,14 @@
 """Records in Redis (6.2 or newer) and Valkey: one server, Sentinel or a cluster.
 
-One packed string per record, one script and one round trip per verb, the server's clock. URLs are
-described in `clients`, keys in `commands`, the record in `replies`.
+One packed string per record, one script and one round trip per verb, the server's clock; results of
+64 KB or more go past the scripts, which would copy them (see `Commands.upload`). URLs are described
+in `clients`, keys in `commands`, the record in `replies`.
 
 The least a server has to permit, `idem:` being the prefix:
 
     ACL SETUSER semel on >password ~idem:* &idem:* -@all
-        +evalsha +eval +get +set +del +pexpire +pttl +time +zadd +zrem +zrangebyscore
+        +evalsha +eval +get +getrange +set +del +pexpire +pttl +time +zadd +zrem +zrangebyscore
+        +setrange +rename            results of 64 KB or more; else they take the server longer
         +pexpiretime                 Redis 7 and newer
         +spublish +ssubscribe +sunsubscribe    wake-ups, Redis 7 and newer; else waiters poll
         +publish +subscribe +unsubscribe       wake-ups, before Redis 7; else waiters poll

@@ -27,6 +27,7 @@ from semel.core.records import (
     Claim,
     ClaimRequest,
     CompleteRequest,
+    Encoded,
     FailRequest,
     ForgetRequest,
     GetRequest,
@@ -41,12 +42,16 @@ from semel.core.records import (
 from semel.errors import ConfigError, StoreError, ValueRejected
 from semel.stores.redis.replies import (
     DEFAULT_LIMIT,
+    LONGEST_HEADER,
+    Large,
     diagnose,
     pack_outcome,
     read_adopted,
     read_claim,
+    read_large,
     read_limit,
     read_record,
+    read_upload,
 )
 
 Answer = TypeVar("Answer")
@@ -58,6 +63,10 @@ LONGEST = 100 * 365 * 86400.0
 SMALLEST_LIMIT = (1 << 20) - (1 << 12)
 """Bytes. None of the `LIMITS` can be set below one megabyte; what is smaller, with room for the
 rest of its command, is sent without asking."""
+
+LARGE = 1 << 16
+"""Bytes. From this size on, values are sent and read by plain commands: scripts copy them several
+times. claim_plain.lua has the same number."""
 
 LIMITS = ("proto-max-bulk-len", "client-query-buffer-limit")
 """Settings of a server that bound a value. It hangs up on a larger one, often without a word."""
@@ -95,6 +104,7 @@ def milliseconds(seconds: float) -> int:
 
 BUCKETS = 1024
 _INDEX_NAME = "~leases"
+_UPLOAD_NAME = b"~new:"
 _GLOB_CHARACTERS = re.compile(r"([\\*?\[\]^-])")
 
 
@@ -104,8 +114,9 @@ class KeyLayout:
     The bucket is the identity's CRC-32 mod 1024: it spreads, and nothing more is asked of it.
     Between braces it is what Redis Cluster hashes, so a record and the index of its bucket share a
     slot whatever braces the user's key holds; that is also why the prefix may have none. The index
-    is `prefix{bucket}~leases`: a record goes on with a digit after the brace, so the two can never
-    meet.
+    is `prefix{bucket}~leases`, and a large outcome on its way into a record is, for a moment,
+    `prefix{bucket}~new:owner:` and what follows the brace in the record's key: a record goes on
+    with a digit after the brace, so the three can never meet.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -131,6 +142,12 @@ class KeyLayout:
         encoded = identity.encoded
         bucket = crc32(encoded) % BUCKETS
         return self._records[bucket] + encoded, self.indexes[bucket]
+
+    def upload(self, identity: Identity, owner: bytes) -> bytes:
+        """The key of a large outcome on its way into the record, for this attempt alone."""
+        encoded = identity.encoded
+        bucket = self._records[crc32(encoded) % BUCKETS]
+        return b"%b%b%b:%b" % (bucket, _UPLOAD_NAME, owner.hex().encode(), encoded)
 
     def pattern(self, scope: str | None, key_prefix: str) -> bytes:
         """A glob for SCAN that finds the records asked for, and perhaps a few more."""
@@ -196,6 +213,7 @@ _load = partial(load, "semel.stores.redis", "record")
 CLAIM = load("semel.stores.redis", "claim_plain", "record", "claim")
 RENEW = _load("renew")
 END = load("semel.stores.redis", "end_plain", "record", "end")
+END_LARGE = _load("end_large")
 PUT = _load("put")
 GET = _load("get")
 TOUCH = _load("touch")
@@ -219,12 +237,15 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
     keys: tuple[bytes, ...]
     """The record, and the index of its bucket where the script keeps that in order."""
     args: tuple[Argument, ...]
-    read: Callable[[Any], Answer]
+    read: Callable[[Any], Answer | Large]
+    """Reads the reply; what is `Large` is no answer yet: see `next_command`."""
     lease: int | None = None
     """What the index should say of a record that is PROCESSING after this command: how many
     microseconds its lease lasts; None = it ended."""
     written: bytes | None = None
-    """The command as it is sent, for those that are sent most."""
+    """The command as it is sent, for those that are sent most, and for plain commands."""
+    asked: Command[Answer] | None = None
+    """Set when this reads the large record that was the reply to another command."""
 
     def packed(self) -> bytes:
         """Write the command that runs the script by its digest."""
@@ -236,6 +257,17 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
         """What to send: the digest, or the whole text for a server that forgot it."""
         head = ("EVAL", self.script.text) if with_text else ("EVALSHA", self.script.sha)
         return (*head, len(self.keys), *self.keys, *self.args)
+
+    def next_command(self, judged: Large) -> Command[Answer]:
+        """Build the command whose reply has the answer: the record, or the same question again.
+
+        If the record has changed since it was judged, it is judged again from the start.
+        """
+        if self.asked is not None:
+            return self.asked
+        record = self.keys[:1]
+        read = partial(read_large, judged)
+        return Command(GET, record, (), read, written=pack(("GET", *record)), asked=self)
 
     def without_index(self) -> Command[Answer]:
         """The same on the record alone: a slot on the move refuses two keys (TRYAGAIN)."""
@@ -297,6 +329,32 @@ class Commands:
         """See `Store.complete`."""
         template = _end_template(SUCCEEDED, ask.ttl, False, True, True)
         return template.command(self.keys, ask.identity, ask.owner, pack_outcome(ask.result), bool)
+
+    def upload(self, ask: CompleteRequest) -> tuple[Command[Any], Command[Any]]:
+        """See `Store.complete`: with a large result, which no script copies.
+
+        It is sent beside the record first, and then becomes the record. The second answer is None
+        where that cannot be: then `without_upload` does it.
+        """
+        upload = self.keys.upload(ask.identity, ask.owner)
+        data = ask.result.data
+        codec = pack_outcome(Encoded(ask.result.codec, b""))
+        size = _size(LONGEST_HEADER + len(codec) + len(data))
+        # Put together at once: each copy of a megabyte costs as much as a whole small call.
+        written = b"".join(
+            (_SET, _size(len(upload)), upload, size, _BLANK_HEADER, codec, data, _EXPIRE)
+        )
+        keys = (*self.keys.record_and_index(ask.identity), upload)
+        return (
+            Command(END_LARGE, (upload,), (), bool, written=written),
+            Command(END_LARGE, keys, (ask.owner, milliseconds(ask.ttl)), read_upload),
+        )
+
+    def without_upload(self, ask: CompleteRequest) -> tuple[Command[Any], Command[Any]]:
+        """Remove what `upload` has sent, and complete the attempt in the ordinary way."""
+        upload = self.keys.upload(ask.identity, ask.owner)
+        removal = Command(END_LARGE, (upload,), (), bool, written=pack(("DEL", upload)))
+        return removal, self.complete(ask)
 
     def fail(self, ask: FailRequest) -> Command[bool]:
         """See `Store.fail`."""
@@ -372,12 +430,24 @@ def _check_size(what: str, value: bytes, expected: int) -> None:
         raise ValueError(f"{what} must be {expected} bytes, got {len(value)}")
 
 
+# --- large values ----------------------------------------------------------------------------
+
+_WITH_VALUES = (CompleteRequest, PutRequest)
+
+_SET = b"*5\r\n$3\r\nSET"
+_BLANK_HEADER = bytes(LONGEST_HEADER)
+_EXPIRE = b"\r\n$2\r\nPX\r\n$5\r\n60000\r\n"
+"""A value that was sent and never became part of a record is removed after a minute."""
+
+
+def is_large(ask: Request[Any]) -> bool:
+    """Tell whether a request has a value that no script should copy."""
+    return isinstance(ask, _WITH_VALUES) and len(ask.result.data) >= LARGE
+
+
 # --- values that are too large ---------------------------------------------------------------
 
 _GET_LIMITS = tuple(pack(("CONFIG", "GET", name)) for name in LIMITS)
-
-
-_WITH_VALUES = (CompleteRequest, PutRequest)
 
 
 def may_be_too_large(ask: Request[Any]) -> bool:
@@ -438,7 +508,7 @@ class _Template(Struct, frozen=True):
         identity: Identity,
         owner: bytes,
         content: bytes,
-        read: Callable[[Any], Answer],
+        read: Callable[[Any], Answer | Large],
     ) -> Command[Answer]:
         """Write the command about this record, for this owner, with these bytes."""
         keys = record, index = layout.record_and_index(identity)

@@ -20,6 +20,7 @@ outcome is packed here, and the scripts never look inside it.
     7      lease_until  microseconds, while PROCESSING
     6      keep         milliseconds the key outlives its lease, while PROCESSING
     ...    unknown      while PROCESSING: what a newer release keeps of the attempt
+    ...    filling      when ended, before a large outcome: 254, its whole length (1 byte), zeros
     1      codec        when ended: an entry of CODECS, or 255 and then length and name
     ...    data         when ended: to the end
 
@@ -32,7 +33,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, final
+
+from msgspec import Struct
 
 from semel.core.records import (
     FINGERPRINT_BYTES,
@@ -57,7 +61,23 @@ DEFAULT_LIMIT: Final = 512 << 20
 """How many bytes a server takes at once, unless its settings say otherwise."""
 
 
-def read_claim(reply: list[Any]) -> Claim:
+@final
+class Large(Struct, frozen=True):
+    """A record that a script has judged, but that is better read by a plain GET: it is long."""
+
+    header: bytes
+    """How it begins; what begins in another way is not the record that was judged."""
+    read: Callable[[bytes], Any]
+
+
+def read_large(judged: Large, reply: bytes | None) -> Any:
+    """Read what GET answers; `judged` again if it is about another record, or another attempt."""
+    if reply is None or not reply.startswith(judged.header):
+        return judged
+    return judged.read(reply)
+
+
+def read_claim(reply: list[Any]) -> Claim | Large:
     """Read what claim.lua answers."""
     word = reply[0]
     if word == b"finished":
@@ -69,13 +89,21 @@ def read_claim(reply: list[Any]) -> Claim:
     return _OTHER_ANSWERS[word](*reply[1:])
 
 
-_OTHER_ANSWERS: dict[bytes, Callable[..., Claim]] = {
+_OTHER_ANSWERS: dict[bytes, Callable[..., Claim | Large]] = {
+    b"large": lambda header, pttl: Large(
+        header, partial(unpack_finished, remaining=max(0, pttl) / 1e3)
+    ),
     b"busy": lambda remaining, owner: Busy(remaining / 1e6, owner),
     b"mismatch": lambda superseded: Mismatch(superseded == 1),
     b"abandoned": Abandoned,
     b"exhausted": Exhausted,
 }
 """What claim.lua may answer besides, by its first word."""
+
+
+def read_upload(reply: int) -> bool | None:
+    """Read what end_large.lua answers; None: the outcome has to be sent to end.lua."""
+    return None if reply < 0 else reply == 1
 
 
 def read_record(identity: Identity, reply: Any) -> Record | None:
@@ -145,6 +173,9 @@ _REPLAYED = struct.Struct(">BBI7s")
 """Of the header, what a replay needs."""
 _RUNNING_TAIL = 13
 
+LONGEST_HEADER: Final = _HEADER.size + FINGERPRINT_BYTES * 9
+"""With a fingerprint, and eight that were replaced."""
+
 CODECS: Final[dict[str, int]] = {
     "json/1": 1,
     "msgpack/1": 2,
@@ -156,6 +187,7 @@ CODECS: Final[dict[str, int]] = {
 """Names that take one byte. Entries are never changed or reused: they are in people's stores."""
 
 _NAMED_CODEC: Final = 255
+_FILLING: Final = 254
 _LONGEST_NAME: Final = 255
 _CODEC_BYTES = {name: bytes((number,)) for name, number in CODECS.items()}
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
@@ -175,6 +207,9 @@ def pack_outcome(outcome: Encoded) -> bytes:
 def unpack_outcome(packed: bytes, at: int = 0) -> Encoded:
     """Read what `pack_outcome` wrote, from this place on."""
     first = packed[at]
+    if first == _FILLING:
+        at += packed[at + 1]
+        first = packed[at]
     name = _CODEC_NAMES.get(first)
     if name is not None:
         return Encoded(name, packed[at + 1 :])
@@ -237,9 +272,9 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
         at += FINGERPRINT_BYTES
     ends = range(at + FINGERPRINT_BYTES, at + FINGERPRINT_BYTES * (replaced + 1), FINGERPRINT_BYTES)
     superseded = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
-    tail = raw[at + FINGERPRINT_BYTES * replaced :]
+    at += FINGERPRINT_BYTES * replaced
     running = state is PROCESSING
-    if running and len(tail) < _RUNNING_TAIL:  # a newer release may keep more of the attempt
+    if running and len(raw) - at < _RUNNING_TAIL:  # a newer release may keep more of the attempt
         raise ValueError("cut short")
     return Record(
         identity=identity,
@@ -253,8 +288,8 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
         now=now,
         fingerprint=fingerprint,
         superseded=superseded,
-        lease_until=int.from_bytes(tail[:7]) / 1e6 if running else None,
+        lease_until=int.from_bytes(raw[at : at + 7]) / 1e6 if running else None,
         expires_at=None if running else expires_at,
-        outcome=None if running else unpack_outcome(tail),
+        outcome=None if running else unpack_outcome(raw, at),
         retryable=bool(flags & _RETRYABLE),
     )

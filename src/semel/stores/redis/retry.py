@@ -8,6 +8,7 @@ next round trip, is given a reply or an error for each, and ends when every comm
     ASK                  the slot is moving, one key       -> again, at the node named
     MOVED, node lost,    the map of the cluster is old     -> again, after a look at the new map
     CLUSTERDOWN
+    `Large`              the record is long                -> a plain GET reads it
 
 Every script may be run twice with the same answer, so sending again is always safe. A round trip
 that failed is made again until half of the caller's time has passed (`Backoff`).
@@ -30,7 +31,7 @@ from semel.errors import StoreError
 from semel.stores.redis.commands import Command, pack
 from semel.stores.redis.errors import failure, is_hopeless
 from semel.stores.redis.redis_py import pool_is_empty
-from semel.stores.redis.replies import granted
+from semel.stores.redis.replies import Large, granted
 
 Answer = TypeVar("Answer")
 Address: TypeAlias = tuple[str, int]
@@ -68,10 +69,12 @@ class Sending(Struct, frozen=True):
 class Delivery:
     """The commands of one caller, on their way until each has a reply or an error."""
 
-    def __init__(self, commands: Sequence[Command[Any]], redirect_until: float) -> None:
+    def __init__(self, commands: Sequence[Command[Any]], redirect_until: float, where: str) -> None:
         self.pending = [Sending(command, position) for position, command in enumerate(commands)]
         """What to send in the next round trip; empty at the end."""
-        self.answers: list[Reply | Exception] = [None] * len(commands)
+        self.answers: list[Any] = [None] * len(commands)
+        """What each command answers; its error if there is one."""
+        self._where = where
         self._redirect_until = redirect_until
         """Until when there are other nodes to go to, and time left to do so."""
 
@@ -79,11 +82,20 @@ class Delivery:
         """Take the replies to what was pending, and decide what to send next."""
         pending, self.pending = self.pending, []
         for sending, reply in zip(pending, replies, strict=True):
-            if sending.position != _NOTE:
-                self.answers[sending.position] = reply
             follow = self._after(sending, reply)
+            if sending.position != _NOTE and (follow is None or follow.position == _NOTE):
+                follow = self._answer(sending, reply) or follow
             if follow is not None:
                 self.pending.append(follow)
+
+    def _answer(self, sending: Sending, reply: Reply | Exception) -> Sending | None:
+        """Read the last reply; a large record follows by itself."""
+        answer = _answer_to(sending.command, reply, self._where)
+        if type(answer) is Large:
+            command = sending.whole or sending.command
+            return Sending(command.next_command(answer), sending.position)
+        self.answers[sending.position] = answer
+        return None
 
     def _after(self, sending: Sending, reply: Reply | Exception) -> Sending | None:
         """What to send after this reply; None when there is nothing more to do."""
@@ -108,19 +120,16 @@ def means_old_map(reply: Reply | Exception) -> bool:
     return isinstance(reply, _OLD_MAP) and not pool_is_empty(reply) and not is_hopeless(reply)
 
 
-def answers_to(
-    commands: Sequence[Command[Answer]], replies: Sequence[Reply | Exception], where: str
-) -> list[Answer | StoreError]:
-    """Read each reply; what cannot be read is that member's error alone."""
-    answers: list[Answer | StoreError] = []
-    for command, reply in zip(commands, replies, strict=True):
-        try:
-            answers.append(
-                failure(reply, where) if isinstance(reply, Exception) else command.read(reply)
-            )
-        except StoreError as unreadable:
-            answers.append(unreadable)
-    return answers
+def _answer_to(
+    command: Command[Answer], reply: Reply | Exception, where: str
+) -> Answer | Large | StoreError:
+    """Read a reply; what cannot be read is that member's error alone."""
+    if isinstance(reply, Exception):
+        return failure(reply, where)
+    try:
+        return command.read(reply)
+    except StoreError as unreadable:
+        return unreadable
 
 
 def certain(answer: Answer | StoreError) -> Answer:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
 
-from semel.core.records import ClaimRequest, Identity, RenewRequest, Request
-from semel.errors import StoreError
+from semel.core.records import ClaimRequest, CompleteRequest, Identity, RenewRequest, Request
+from semel.errors import StoreError, StoreRefused
 from semel.stores.base import Store
 from semel.stores.listening import Listener, Watch
 from semel.stores.redis.clients import cluster_name, server_name, wrong_client
@@ -23,8 +23,8 @@ from semel.stores.redis.commands import (
     Commands,
     KeyLayout,
     ScanStep,
+    is_large,
     is_urgent,
-    may_be_too_large,
     rejections,
     with_rejections,
 )
@@ -69,15 +69,26 @@ class RedisStore(Store):
             claim: Command[Any] = self._commands.claim(request)
             answer: T = self.transport.ask(claim)
             return answer
-        if may_be_too_large(request):
-            return self._ask_for_limits(request)
+        if is_large(request):
+            return self._ask_large(request)
         command = self._commands.command(request)
         if command is None:
             return self._run(self._listing.steps(request))
         return self.transport.ask(command, urgent=is_urgent(request))
 
-    def _ask_for_limits(self, request: Request[T]) -> T:
-        return certain(self.send([request])[0])
+    def _ask_large(self, request: Request[T]) -> T:
+        if not isinstance(request, CompleteRequest) or request.ttl <= 0:
+            return certain(self.send([request])[0])
+        limits = self.transport.send(self._commands.limits_of([request]))
+        [rejected] = rejections([request], limits, self.transport.where)
+        if rejected is not None:
+            raise rejected
+        _, ended = self.transport.send(self._commands.upload(request))
+        if ended is None or isinstance(ended, StoreRefused):
+            # The server is full, its slot is on the move, or the user lacks a permission.
+            _, ended = self.transport.send(self._commands.without_upload(request))
+        answer: T = certain(ended)
+        return answer
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another.

@@ -42,7 +42,7 @@ from semel.stores.redis.redis_py import (
     take_connection,
     take_over,
 )
-from semel.stores.redis.replies import read_scan
+from semel.stores.redis.replies import Large, read_scan
 from semel.stores.redis.retry import (
     NOT_THE_PRIMARY,
     SILENCE,
@@ -52,7 +52,6 @@ from semel.stores.redis.retry import (
     Delivery,
     Reply,
     Sending,
-    answers_to,
     certain,
     follows_the_primary,
     unfit_server,
@@ -114,12 +113,20 @@ class Connection(asyncio.Protocol):
         self._reader = new_reader()
         self._transport, self._stream = take_over(connection, self)
 
-    def ask(self, packed: bytes, command: Command[Any] | None = None) -> asyncio.Future[Any]:
+    def ask(
+        self,
+        packed: bytes,
+        command: Command[Any] | None = None,
+        answer: asyncio.Future[Any] | None = None,
+    ) -> asyncio.Future[Any]:
         """Send a command; returns its reply, or what the command reads from it.
 
-        An error that the server answers is a reply, too; that of a command is a failure.
+        An error that the server answers is a reply, too; that of a command is a failure. A command
+        that follows another one is for the `answer` that its caller waits for already.
         """
-        answer, since = self._new_answer(), monotonic()
+        if answer is None:
+            answer = self._new_answer()
+        since = monotonic()
         waiting = self.waiting
         if self.broken is not None:
             self._fail((answer, since, command), self.broken)
@@ -194,9 +201,15 @@ class Connection(asyncio.Protocol):
             self._fail(waiting, reply)
         else:
             try:
-                answer.set_result(command.read(reply))
+                result = command.read(reply)
             except Exception as unreadable:  # noqa: BLE001 - this caller's error alone
                 answer.set_exception(unreadable)
+                return
+            if type(result) is Large:
+                command = command.next_command(result)
+                self.ask(command.packed(), command, answer)
+            else:
+                answer.set_result(result)
 
     def _fail(self, waiting: Waiting, error: Exception) -> None:
         answer, since, command = waiting
@@ -408,10 +421,11 @@ class AsyncTransport(ABC):
         if not commands:
             return []
         async with self._turn(spent):
-            delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
+            redirect_until = monotonic() + self._timeout * self._redirect_share
+            delivery = Delivery(commands, redirect_until, self.where)
             while delivery.pending:
                 delivery.replied(await self._exchange(delivery.pending, urgent=urgent))
-        return answers_to(commands, delivery.answers, self.where)
+        return delivery.answers
 
     @contextlib.asynccontextmanager
     async def _turn(self, spent: float = 0.0) -> AsyncIterator[None]:

@@ -30,10 +30,10 @@ from redis.exceptions import ResponseError
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import pools_of
-from semel.stores.redis.commands import Command, ScanStep
+from semel.stores.redis.commands import LARGE, Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import known_error, parser_of, primary_address, take_connection
-from semel.stores.redis.replies import read_scan
+from semel.stores.redis.replies import Large, read_scan
 from semel.stores.redis.retry import (
     NOT_THE_PRIMARY,
     SILENCE,
@@ -43,7 +43,6 @@ from semel.stores.redis.retry import (
     Delivery,
     Reply,
     Sending,
-    answers_to,
     certain,
     follows_the_primary,
     unfit_server,
@@ -147,7 +146,9 @@ class Connections:
         taken = self._take()
         try:
             connection = taken.connection
-            connection.send_packed_command([b"".join(commands)])
+            # In one write; but a large value is not worth another copy.
+            large = len(commands[0]) >= LARGE
+            connection.send_packed_command(commands if large else (b"".join(commands),))
             replies = [_reply(connection) for _ in commands]
         except BaseException:
             # Half a round trip may be on its way: nobody else must read the rest of it.
@@ -298,10 +299,11 @@ class Transport(ABC):
         if not commands:
             return []
         with self._turn(urgent=urgent):
-            delivery = Delivery(commands, monotonic() + self._timeout * self._redirect_share)
+            redirect_until = monotonic() + self._timeout * self._redirect_share
+            delivery = Delivery(commands, redirect_until, self.where)
             while delivery.pending:
                 delivery.replied(self._exchange(delivery.pending))
-        return answers_to(commands, delivery.answers, self.where)
+        return delivery.answers
 
     @contextmanager
     def _turn(self, *, urgent: bool = False) -> Iterator[None]:
@@ -366,7 +368,10 @@ class ServerTransport(Transport):
             finally:
                 limit.give(place)
             if not isinstance(reply, Exception):
-                return command.read(reply)
+                answer = command.read(reply)
+                if type(answer) is Large:
+                    return self.ask(command.next_command(answer), urgent=urgent)
+                return answer
         except DRIVER_ERRORS:
             pass
         # It did not simply answer: the long way, from the start, knows what to do then.

@@ -7,7 +7,11 @@ local hold, replace, attempts = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7]
 local now = clock()
 local raw, old = found, found and parse(found)
 
-local function finished() return {'finished', raw, redis.call('PTTL', KEYS[1])} end
+local function finished()
+  local left = redis.call('PTTL', KEYS[1])
+  if #raw == BEGINNING then return {'large', string.sub(raw, 1, HEADER), left} end
+  return {'finished', raw, left}
+end
 
 local function was_superseded()
   for from = 1, #old.superseded, 16 do

@@ -21,7 +21,8 @@
 --   6      keep         milliseconds that the key outlives its lease, so that renew can set it again
 --   ...    unknown      what a newer release keeps of the attempt: left as it is while that runs
 --   then, when ended:
---   ...    outcome      codec and data, packed by the client and never looked at here
+--   ...    outcome      codec and data, packed by the client and never looked at here; before a
+--                       large one may be filling: 254, its whole length in one byte, and zeros
 --
 -- All numbers are big-endian. The time of expiry is the key's own and is not stored.
 
