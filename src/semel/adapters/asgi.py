@@ -101,7 +101,7 @@ class IdempotencyMiddleware:
             task.result()  # it has ended, perhaps with an error
 
     async def _leave(self, protected: Protected, task: asyncio.Task[None]) -> None:
-        """Let a request run on for which nobody waits any more."""
+        """Let a request run to its end although its client is gone."""
         protected.client_gone = True
         self._background.leave(task)
         if protected.over:
@@ -155,7 +155,7 @@ def request_of(scope: Scope) -> Request:
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    """Send an answer that is ours, or a replay."""
+    """Send an answer of semel's own, or a replay."""
     await send(
         {"type": "http.response.start", "status": answer.status, "headers": [*answer.headers]}
     )
@@ -196,7 +196,7 @@ class Body(Struct, eq=False):
         return self._content
 
     def taken(self) -> Message | None:
-        """Return what was read, once: nobody keeps a large body longer than it is needed."""
+        """Return the body that was read, once: a large one is not kept longer than needed."""
         content, self._content = self._content, None
         if content is None:
             return None

@@ -1,7 +1,7 @@
 """Decorators that would protect nothing, and integrations inside one another.
 
 A decorator that protects nothing is reported as soon as the routes of an application are known:
-otherwise the application would answer as if all were well. Of integrations inside one another the
+otherwise the application would serve requests unprotected. Of integrations inside one another the
 outermost one protects a request, and those further inside let it pass: a second one would find the
 key taken by the first, and reject what it was to protect.
 """

@@ -371,7 +371,7 @@ class Body:
         return body
 
     def _is_cut(self, body: bytes, length: int, *, chunked: bool) -> bool:
-        """Tell whether somebody took some of the body, or all of it, out of the stream before us.
+        """Tell whether other code has already read some of the body, or all of it, from the stream.
 
         How long a body in chunks was cannot be known then, so its stream may not be touched; the
         parser of forms leaves what is no form where it is.

@@ -36,7 +36,7 @@ LARGE_AT_ONCE: Final = 8
 """How many large answers an integration saves at the same time; the others wait for their turn."""
 
 _LAST_REQUESTS: Final = 5.0
-"""Seconds that requests which nobody waits for may take to end when the server stops."""
+"""Seconds for which requests without a client may still run when the server stops."""
 
 
 class AsyncIntegration:
@@ -315,7 +315,7 @@ class Background:
         self._tasks.discard(task)
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Let a task go on for which nobody waits any more; an error of it is only logged."""
+        """Let a task run to its end although its client is gone; its error is only logged."""
         task.add_done_callback(self._left)
 
     def _left(self, task: asyncio.Task[Any]) -> None:
@@ -339,7 +339,7 @@ class Flow(Struct, eq=False):
     _held: list[bytes] = []
     _out: asyncio.Queue[bytes | None] | None = None
     _left: bool = False
-    """Nobody sends the answer any more."""
+    """The answer is not sent any more."""
     _ended: bool = False
     _error: BaseException | None = None
     _early: Any = None
@@ -389,7 +389,7 @@ class Flow(Struct, eq=False):
             await asyncio.wait((self._task,))
 
     def leave(self) -> None:
-        """Tell that nobody sends the answer any more; it is read to its end all the same."""
+        """Note that the answer is not sent any more; it is still read to its end."""
         self._left = True
         if self._out is not None and not self._out.empty():
             self._out.get_nowait()  # the task may wait for room

@@ -484,7 +484,7 @@ async def _whole(response: Response, request: Request) -> Response:
 
 
 def response_of_answer(answer: Answer) -> Response:
-    """Make a response of an answer that is ours, or of a replay."""
+    """Make a response from an answer of semel's own, or from a replay."""
     response = Response(answer.body, answer.status)
     response.raw_headers = [*answer.headers]
     return response

@@ -430,7 +430,7 @@ class Work:
         return response
 
     async def _commit(self, response: Response, body: bytes | None) -> None:
-        """Write the record and commit; an error of ours is what is sent instead."""
+        """Write the record and commit; an error of semel is sent instead of the answer."""
         if self._attempt is not None:
             lines: list[HeaderLine] = response.raw_headers
             self._attempt.result = self._rules.stored(response.status_code, lines, body)

@@ -34,7 +34,7 @@ App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 _CHUNK: Final = 64 * 1024
 _LONGEST_LENGTH: Final = 18
-"""Digits of a Content-Length; nobody sends more bytes than that."""
+"""The most digits of a Content-Length; a longer one is no real length."""
 _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 

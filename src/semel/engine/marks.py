@@ -48,7 +48,7 @@ class AsyncMarks:
         self._runs = engine.internals
 
     async def check(self, key: str, *, scope: str = "default") -> bool:
-        """Tell whether it was done. What is still running is not done."""
+        """Tell whether it was done. An operation that still runs is not done."""
         return _done(await self._get(key, scope))
 
     async def exists(self, key: str, *, scope: str = "default") -> bool:
@@ -217,7 +217,7 @@ class AsyncMarks:
         return dict(zip(wanted, records, strict=True))
 
     async def _expire(self, store: AsyncStore, identity: Identity) -> bool:
-        """Remove what is finished at this very moment, as only the store can tell."""
+        """Remove a record if it is finished at this moment, which only the store can tell."""
         try:
             # Not `forget`: what began to run since it was listed must stay.
             return await store.touch(identity, 0.0)

@@ -1,4 +1,4 @@
-"""What an engine makes of a store's answers and of a function's end, and the events of both.
+"""How an engine handles a store's answers and the end of a function, and the events of both.
 
 This module answers. It never waits and never touches the store.
 """
@@ -83,7 +83,7 @@ START_AGAIN = 0.1
 
 
 SAVE_FOR = 2.0
-"""How long a call goes on telling the store its result before the timer takes over."""
+"""Seconds for which a call tries to save its result before the timer takes over."""
 
 
 MOST_CLAIMS = 3
@@ -95,11 +95,11 @@ RENEWAL_LOOK = 0.005
 
 
 UNWANTED_LEASE = 2.0
-"""Seconds after which a claim that nobody wants is free if its giving back fails half-way."""
+"""Seconds after which an unwanted claim is free if giving it back fails half-way."""
 
 
 UNWANTED_TTL = 300.0
-"""How long it is remembered that a claim which nobody wanted was given back."""
+"""Seconds for which the store remembers that an unwanted claim was given back."""
 
 
 class LeaseEvents:
@@ -315,7 +315,7 @@ class Outcomes(Generic[S]):
         return finished
 
     def _without_store(self, call: Call, error: StoreError) -> Attempt:
-        """The claim could not be made: fail, or run unprotected and say so loudly."""
+        """The claim could not be made: fail, or run unprotected with a warning."""
         self.announce(events.StoreFailed(identity=call.identity, verb="claim", error=str(error)))
         # A closed engine runs nothing, not even unprotected.
         if self.closed or call.rules.store_error == "closed" or not isinstance(error, OUTAGES):
@@ -355,7 +355,7 @@ class Outcomes(Generic[S]):
     def result_to_store(self, call: Call, attempt: Attempt, value: T) -> StoredResult[T]:
         """Encode the result of an attempt; one that cannot be kept is announced."""
         rules = call.rules
-        # Nobody asks for the value of a message: only that it was done is kept.
+        # A message has no result to replay: only that it was done is kept.
         wanted = value if call.keeps_value else cast("T", None)
         kept = encode_result(
             wanted, rules.codec, call.identity, call.returns, rules.max_result_bytes
@@ -394,7 +394,7 @@ class Outcomes(Generic[S]):
             )
 
     def _not_stored(self, call: Call, lease: Lease, result: Encoded, error: Exception) -> None:
-        """The result cannot be saved now: the timer goes on renewing and saving."""
+        """The result cannot be saved now: the timer keeps the lease and retries the save."""
         lease.unsaved = CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
         lease.retry(monotonic())
         remind(self.renewer.timer, lease.due)
@@ -562,7 +562,7 @@ def remind(timer: Any, at: float) -> float:
 
 
 class SaveBackoff:
-    """How a call goes on telling the store its result, after the first failure."""
+    """When a call tries again to save its result, after the first failure."""
 
     def __init__(self, rules: Rules, now: float) -> None:
         self._end = now + SAVE_FOR
@@ -574,7 +574,7 @@ class SaveBackoff:
         return None if now + pause > self._end else pause
 
 
-# --- claims that nobody wants any more -----------------------------------------------------
+# --- unwanted claims -----------------------------------------------------------------------
 
 
 def unwanted(request: ClaimRequest) -> ClaimRequest:

@@ -288,7 +288,7 @@ SETTINGS: Final = {
     "environment": "the environment is chosen by the settings: SEMEL_ENV",
     "disabled": "it is one of the settings: `disabled` in semel.toml, or SEMEL_DISABLED",
 }
-"""Where a setting is said that is no argument of an engine."""
+"""Where to set a setting that is not an argument of an engine."""
 
 
 def unexpected(engine: str, options: Mapping[str, object], opener: str) -> TypeError:
@@ -343,7 +343,7 @@ def _is_async(hook: object) -> bool:
 
 
 def checked_store(store: S, *, asynchronous: bool) -> S:
-    """Return the store; what is none, or one of the other kind, is rejected."""
+    """Return the store; reject anything else, and a store of the other kind."""
     if not isinstance(store, Store | AsyncStore):
         raise ConfigError(
             "a store URL or a store object is needed (a client goes into its store, such as "

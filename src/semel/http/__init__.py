@@ -2,7 +2,7 @@
 
 requests  what a request says: key, fingerprint   rules     the rules of a route
 options   what an application may choose          storing   what is stored, what is replayed
-problems  the answers that are ours               client    what clients do with keys
+problems  semel's own answers                     client    what clients do with keys
 
 Nothing here waits, reads a socket or touches a store; the integrations in `semel.adapters` do.
 """

@@ -101,7 +101,7 @@ class ClientRules:
         repeatable: bool,
         now: float,
     ) -> Sending | None:
-        """Say how a request is sent; None = it is none of ours.
+        """Say how a request is sent; None = it is not protected.
 
         `target` is where it goes. `known` is the call that the request brought along, and `attempt`
         the one that runs. The key is put into the `headers` of the request, or taken out of them

@@ -203,7 +203,7 @@ def check_scope(value: object) -> str:
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Reject what is neither a text nor None."""
+    """Accept only a text or None."""
     if value is not None and (not isinstance(value, str) or not value):
         raise ConfigError(f"{name} must be a text or None; got {value!r}")
     return value
@@ -217,7 +217,7 @@ def check_texts(name: str, value: Sequence[str]) -> Sequence[str]:
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Reject what is neither True nor False: a text such as "no" would be true."""
+    """Accept only True or False: a text such as "no" would count as true."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False; got {value!r}")
     return value
@@ -238,14 +238,14 @@ def check_secret(value: object) -> bytes | None:
 
 
 def check_policy(value: object) -> Policy | None:
-    """Reject what is no policy, such as the name of one."""
+    """Accept only a policy, not the name of one."""
     if value is not None and not isinstance(value, Policy):
         raise ConfigError(f"policy must be a Policy, not {type(value).__name__}")
     return value
 
 
 def check_size(name: str, value: object) -> int:
-    """Reject what is no number of bytes."""
+    """Accept only a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigError(f"{name} must be a number of bytes; got {value!r}")
     return value

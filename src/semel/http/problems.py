@@ -1,4 +1,4 @@
-"""The answers that are ours: `application/problem+json` (RFC 9457), each with a stable code.
+"""Semel's own answers: `application/problem+json` (RFC 9457), each with a stable code.
 
 This module is a table. A problem never tells what the client sent, nor what went wrong inside: logs
 and events do. An application changes status, title, detail and type of any of them by its code.
@@ -36,7 +36,7 @@ class Wording(TypedDict):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One kind of answer that is ours."""
+    """One kind of answer that semel itself gives."""
 
     status: int
     title: str
@@ -213,7 +213,7 @@ def problem_response(
 
 
 def log_failure(what: str, error: Exception) -> None:
-    """Log in a line what the store says of itself; with its traceback what somebody has to mend.
+    """Log an outage of the store in one line, and any other error with its traceback.
 
     A store that is down fails every request in the same way, and its error names the reason.
     """

@@ -96,7 +96,7 @@ _RAW: Final = re.compile(r"[!#-+\--~]+")
 _PRINTABLE: Final = re.compile(r"[ -~]+")
 _ESCAPED: Final = re.compile(r"\\(.)")
 _UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
-"""What a stored key may be as it came: neither the space, nor `%` and `/`, which are ours."""
+"""A key that is stored unchanged: without the space, `%` and `/`, which `stored_key` uses."""
 
 _QUOTED_LINE: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,255}"' + _PARAMETERS
 _RAW_LINE: Final = "[!#-+\\x2d-~]{1,255}"
@@ -371,7 +371,7 @@ def _pieces(body: bytes, boundary: bytes) -> list[bytes] | None:
 
 MISSING: Final = object()
 _FIELDS: Final = 10_000
-"""Fields of a form that are looked at; more are nobody's order."""
+"""The most fields of a form that are read; a real form has fewer."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 

@@ -397,7 +397,7 @@ class Routing:
         self._known: dict[tuple[str, str, str], RouteRules | None] = {}
 
     def find(self, method: str, path: str, root: str = "") -> RouteRules | None:
-        """Return the rules for a request; None = it is none of ours.
+        """Return the rules for a request; None = it is not protected.
 
         A method counts in any case: `post` is a POST to Flask and to Django. `root` is where the
         application is mounted (`root_path`, `SCRIPT_NAME`); `path` may have it or not.

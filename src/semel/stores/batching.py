@@ -197,7 +197,7 @@ class RequestQueue:
             self._reject(_INTERRUPTED)
 
     def _reject(self, reason: str) -> None:
-        """Let nobody wait any longer."""
+        """Answer all callers that wait with an error."""
         for member in self._next.take_all():
             member.fail(StoreUnavailable(reason))
 
@@ -222,7 +222,7 @@ class RequestQueue:
     def _ask_alone(self, member: Member) -> None:
         """Beside the next batches: what this one waits for must not hold them up."""
         if member.answer.done():
-            return  # cancelled: what it got now, nobody would give back
+            return  # cancelled: its caller could not give back a claim
         task = asyncio.create_task(self._alone(member), context=contextvars.Context())
         self._stragglers[task] = member.request
         task.add_done_callback(self._stragglers.pop)
@@ -352,7 +352,7 @@ class NextBatches(Generic[M]):
 
     def _most_of_this_batch(self) -> int:
         # As many to each of the batches that it takes: after a full one, the few that are left
-        # would come back alone, and go on to pay for a commit of their own.
+        # would come back alone, and pay for a commit of their own.
         waiting = len(self.members)
         batches = _rounded_up(waiting, self._most_members)
         return _rounded_up(waiting, batches) if batches else 0

@@ -123,17 +123,17 @@ class Subscriptions(Generic[W]):
         self._requested: deque[Channel[W]] = deque()
         """Subscriptions that are on their way; a server answers in the order of the requests."""
         self._unused: dict[ChannelName, None] = {}
-        """What is still subscribed to, although nobody waits for it any more."""
+        """Channels that are still subscribed to, but have no waiter any more."""
 
     def __len__(self) -> int:
         return len(self._channels)
 
     def channels(self) -> list[ChannelName]:
-        """List what is waited for."""
+        """List the channels that have waiters."""
         return list(self._channels)
 
     def is_subscribed(self, channel: ChannelName) -> bool:
-        """Whether somebody waits here for this, and will be notified."""
+        """Whether the waiters of this channel will be notified."""
         found = self._channels.get(channel)
         return found is not None and found.subscribed
 
@@ -155,7 +155,7 @@ class Subscriptions(Generic[W]):
     def remove(self, waiter: W) -> None:
         """Remove a waiter, if it was added; may come twice.
 
-        The subscription stays for a while: a caller that leaves is in a hurry.
+        The subscription stays for a while, so that leaving does not wait for the server.
         """
         channel = self._channels.get(waiter.channel)
         if channel is None:
@@ -266,7 +266,7 @@ class _Listener(Generic[S, W]):
         self._subscriber: S | None = None
         """The subscriber, while it is open."""
         self._idle = 0.0
-        """For how long nobody has waited."""
+        """Seconds for which there has been no waiter."""
         self._closed = False
 
     def _may_start(self) -> bool:
@@ -280,7 +280,7 @@ class _Listener(Generic[S, W]):
                 self.subscriptions.confirmed()
 
     def _clean_up(self, subscriber: S) -> bool:
-        """Unsubscribe from what is not needed; False when nobody has waited for long."""
+        """Unsubscribe from unused channels; False when there has been no waiter for long."""
         for channel in self.subscriptions.take_unused():
             subscriber.unsubscribe(channel)
         self._idle = 0.0 if self.subscriptions else self._idle + CLEANUP
@@ -318,7 +318,7 @@ class Watch(Waiter):
     ) -> None:
         super().__init__(channel, read)
         self._listener = listener
-        self._asleep = threading.Lock()  # an Event is several locks, and a waiter is in a hurry
+        self._asleep = threading.Lock()  # cheaper than an Event, which has several locks
         self._asleep.acquire()
 
     def __enter__(self) -> Self:
@@ -361,7 +361,7 @@ class Listener(_Listener[Subscriber, Watch]):
         self._thread: threading.Thread | None = None
         self._subscriber = None
         self._stop: socket.socket | None = None
-        """What is sent here wakes the thread."""
+        """A byte sent here wakes the thread."""
         self._idle = 0.0
 
     def add(self, watch: Watch) -> None:
@@ -429,7 +429,7 @@ class Listener(_Listener[Subscriber, Watch]):
                     self.subscriptions.lose()
 
     def _listen(self, subscriber: Subscriber, stopped: socket.socket) -> bool:
-        """Listen until there is nobody to listen for; False = the server has to be reopened."""
+        """Listen while there are waiters; False = the connection has to be reopened."""
         try:
             subscriber.open()
             with self._lock:

@@ -341,7 +341,7 @@ class Records:
         self.room = room
         self._evicts = evicts
         self._records: dict[Identity, Record] = {}
-        self.find = self._records.get  # no function of ours around it: every verb begins with it
+        self.find = self._records.get  # not wrapped in a function: every verb begins with it
         """Look a record up as it was stored last, expired or not."""
         self._ttls: dict[Identity, float] = {}
         """What the claim of a running record asked for; it counts once the lease has ended."""

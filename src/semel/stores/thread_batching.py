@@ -143,7 +143,7 @@ class Slots:
         free = ref(self._free)
         for _ in range(min(self._count, MOST_SLOTS)):
             self._free.put(Slot(free))
-        # No functions of ours around these: every exchange with a server asks.
+        # Not wrapped in functions: every exchange with a server calls them.
         self.get: Callable[..., Slot] = self._free.get
         """Take a slot (`block=`, `timeout=`); raises `queue.Empty`."""
         self.give: Callable[[Any], None] = self._free.put
@@ -160,7 +160,7 @@ class Turn:
     sent = False
     """Whether another thread has taken it into a batch."""
     released = False
-    """Whether nobody will change its answer any more."""
+    """Whether its answer is final."""
     gone = False
 
     def __init__(self) -> None:

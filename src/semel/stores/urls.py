@@ -64,7 +64,7 @@ RELATED = {
     "pgsql": "postgresql",
     "psql": "postgresql",
 }
-"""Schemes that other libraries use, and which of ours is meant by them."""
+"""Schemes that other libraries use, and the scheme of semel for the same server."""
 
 TIERS = Backend("semel.stores.tiered", "semel[redis]")
 """Redis in front, another store behind: asked for by `behind`, not by a scheme."""
@@ -201,7 +201,7 @@ def check_login(url: str) -> None:
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
-    """Part `scheme://address?name=value` into the decoded address and its options."""
+    """Split `scheme://address?name=value` into the decoded address and its options."""
     scheme, _, rest = url.partition("://")
     address, _, query = rest.partition("?")
     options: dict[str, str] = {}
@@ -280,7 +280,7 @@ def boolean(name: str, value: object) -> bool:
 
 
 def cursor_after(identity: Identity) -> str:
-    """Name the place where a page that ends with `identity` goes on."""
+    """Return the cursor of the page after the one that ends with `identity`."""
     return msgspec.json.encode((identity.key, identity.scope)).decode()
 
 

@@ -190,7 +190,7 @@ def lines_of(response: Any) -> list[HeaderLine]:
 
 
 def response_of(answer: Answer) -> Any:
-    """Make a response of an answer that is ours, or of a replay."""
+    """Make a response from an answer of semel's own, or from a replay."""
     response = HttpResponse(answer.body, status=answer.status)
     del response["Content-Type"]  # Django's default, which the answer need not have
     for name, value in answer.headers:

@@ -236,7 +236,7 @@ class MethodRules:
     # --- before the handler ----------------------------------------------------------------
 
     def passes(self, metadata: Iterable[tuple[str, Any]]) -> bool:
-        """Tell whether a call is none of ours, as far as its metadata can tell."""
+        """Tell whether the metadata alone shows that a call is not protected."""
         chosen = self.choices
         return (
             chosen.key is None

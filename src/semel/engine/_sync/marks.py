@@ -49,7 +49,7 @@ class Marks:
         self._runs = engine.internals
 
     def check(self, key: str, *, scope: str = "default") -> bool:
-        """Tell whether it was done. What is still running is not done."""
+        """Tell whether it was done. An operation that still runs is not done."""
         return _done(self._get(key, scope))
 
     def exists(self, key: str, *, scope: str = "default") -> bool:
@@ -215,7 +215,7 @@ class Marks:
         return dict(zip(wanted, records, strict=True))
 
     def _expire(self, store: Store, identity: Identity) -> bool:
-        """Remove what is finished at this very moment, as only the store can tell."""
+        """Remove a record if it is finished at this moment, which only the store can tell."""
         try:
             # Not `forget`: what began to run since it was listed must stay.
             return store.touch(identity, 0.0)

@@ -32,7 +32,7 @@ from semel.stores.base import Store
 
 
 class Renewer:
-    """Renews leases, saves what could not be saved, and returns claims that nobody wants."""
+    """Renews leases, saves results late, and gives back unwanted claims."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class Renewer:
             timer.stop()
 
     def save_all(self, end: float) -> None:
-        """Save what could not be saved, and give back what is in doubt, until `end`."""
+        """Save the unsaved results, and give back the claims in doubt, until `end`."""
         for lease, request in self._leases.unsaved():
             if not self._save_late(lease, request) and monotonic() >= end:
                 break  # The store is away and the time is over: the leases end by themselves.
         self._give_back_doubtful(math.inf, end)
 
     def tick(self) -> float:
-        """Renew what is due and save what could not be saved; returns when to come back."""
+        """Renew the leases that are due and save unsaved results; return when to run again."""
         again = math.inf
         # A server that hangs must not delay renewals on the others.
         for server, at in self._leases.place(self._store.server_of).items():
@@ -87,7 +87,7 @@ class Renewer:
         return self._timers[server]
 
     def _tick_beside(self, server: Hashable) -> float:
-        """Do for one server what `tick` does; returns when to come back."""
+        """Do for one server what `tick` does; return when to run again."""
         if server == GIVING_BACK:
             self._give_back_doubtful(monotonic(), math.inf)
             return self._leases.next_doubt()
@@ -95,7 +95,7 @@ class Renewer:
         return self._leases.next_renewal(server)
 
     def _serve(self, server: Hashable) -> None:
-        """Renew what is due on a server, and save what could not be saved there."""
+        """Renew the leases that are due on a server, and save its unsaved results."""
         # What was lost and then renewed after all can be lost again.
         remind(self.watch, self._leases.next_danger())
         for lease in self._leases.orphans(server):
@@ -189,7 +189,7 @@ class Renewer:
         return True
 
     def give_back(self, request: ClaimRequest) -> bool:
-        """Give back a claim that nobody wants any more, if it was given; False = no answer."""
+        """Give back an unwanted claim, if it was granted; False = no answer."""
         # Asking again shows it; a first command that comes late is rejected: its owner has ended.
         try:
             answer = self._store.ask(unwanted(request))

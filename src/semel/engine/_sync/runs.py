@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Polling:
-    """How to wait for a store that notifies nobody: sleep, and ask again."""
+    """How to wait for a store that cannot notify: sleep, and ask again."""
 
     def __enter__(self) -> Self:
         return self
@@ -345,7 +345,7 @@ class Runs(Outcomes[Store]):
             self._pass_on(call)
 
     def _quietly(self, step: Callable[[], object]) -> None:
-        """Raise no error of ours: no caller is left, and the events say what happened."""
+        """Suppress semel's errors: no caller is left, and the events say what happened."""
         try:
             step()
         except IdempotencyError:
@@ -394,7 +394,7 @@ class Runs(Outcomes[Store]):
                 return
 
     def _park(self, call: Call, lease: Lease) -> bool:
-        """Let the key show at once that nobody knows the outcome; False when it was replaced.
+        """Mark the outcome as unknown at once; False when another attempt has replaced this one.
 
         A renewal that is on its way is waited for: it would come later, and the key look busy.
         """

@@ -129,7 +129,7 @@ class TransactionContext(Generic[Result]):
             raise
 
     def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or raises
-        """Claim the record, or learn what is known of it; waits for another's commit."""
+        """Claim the record, or read its state; waits for the commit of another transaction."""
         runs, call = self._runs, self._call
         request = claim_request(call, runs.owners.next())
         answer = self._look_outside(request)

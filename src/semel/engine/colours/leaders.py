@@ -97,7 +97,7 @@ class Leaders(Generic[W]):
         self.forgets = Forgets()
 
     def lead(self, place: Hashable, caller: object) -> bool:
-        """Lead when nobody does."""
+        """Lead, unless another call does."""
         fresh: SharedRun[W] = SharedRun()
         fresh.leader = ref(caller)
         fresh.answer = None
@@ -106,7 +106,7 @@ class Leaders(Generic[W]):
     def take_lead(
         self, place: Hashable, caller: object, waiter: Callable[[SharedRun[W]], W]
     ) -> W | None:
-        """Lead when nobody does (None), else make a waiter."""
+        """Lead (None), or make a waiter when another call leads."""
         with self._lock:
             while not self.lead(place, caller):
                 run = self._waiting.get(place)

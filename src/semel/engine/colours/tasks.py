@@ -198,7 +198,7 @@ class SharedRuns:
     async def _wait(
         self, place: Hashable, caller: object, waiter: Waiter, end: float | None
     ) -> Reply | None:
-        """Wait for a reply; None when nobody leads any more."""
+        """Wait for a reply; None when the leader is gone."""
         self._waiting[waiter] = place, ref(caller)
         try:
             if self._checking is None:
@@ -286,7 +286,7 @@ class Timer:
         except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
             logger.exception("the timer failed; it goes on")
         finally:
-            # Also when somebody cancels every task of the loop: attempts may still be running.
+            # Also when every task of the loop is cancelled: attempts may still be running.
             self._ticking = None
             self.next = min(self.next, following)
             self._schedule(self.next)

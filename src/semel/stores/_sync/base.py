@@ -212,7 +212,7 @@ class Store(ABC):
     def watch(self, identity: Identity) -> AbstractContextManager[Watch] | None:
         """Listen for the end of an identity's running attempt while the `with` block lasts.
 
-        None = this store wakes nobody, and a waiting caller polls. A store that does notes in the
+        None = this store sends no wake-ups, and a waiting caller polls. One that does notes in the
         record that a claim was answered Busy; what ends or parks such a record sends a wake-up. So
         a waiter watches, then claims again, then waits. Entering sends a request at most, and
         leaving neither waits nor fails.
@@ -223,7 +223,7 @@ class Store(ABC):
     def server_of(self, identity: Identity) -> Hashable:
         """Name the server that has the record of an `identity`; None = there is only one.
 
-        It asks nobody. Of a store on several servers each may hang while the others answer, so
+        It sends nothing. Of a store on several servers each may hang while the others answer, so
         leases on different servers are renewed independently of each other.
         """
         del identity

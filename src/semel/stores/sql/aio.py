@@ -369,7 +369,7 @@ class AsyncExecutor(ABC):
     # Not raised here: an error that a frame of its own traceback refers to stays, with all that the
     # other frames hold, until the garbage collector runs.
     async def _ours(self, error: Exception, deadline: Deadline) -> Exception:
-        """Return what an error means; what is no driver's stays as it is."""
+        """Translate a driver's error; return others unchanged."""
         reason = await self.reason(error, deadline)
         ours = self.rules.translate(reason, self.pool.place)
         if ours is not reason:
@@ -523,7 +523,7 @@ class AsyncPool:
         return session
 
     async def take_open(self, deadline: Deadline) -> AsyncOwnSession | None:
-        """Take a connection out, if one is open that nobody uses."""
+        """Take out an idle connection, if there is one."""
         try:
             slot = await self._slots.get(block=False)
         except Empty:
@@ -556,7 +556,7 @@ class AsyncPool:
             self._slots.give(slot)
 
     async def close_idle(self) -> None:
-        """Close what nobody uses, of a server that is gone; the next callers open others."""
+        """Close the idle connections to a server that is gone; the next callers open others."""
         with suppress(IndexError):
             while True:
                 session = self._idle.pop()

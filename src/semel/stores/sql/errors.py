@@ -23,7 +23,7 @@ ASK_AGAIN_AFTER: Final = 0.1
 
 
 class RecordLocked(StoreUnavailable):
-    """The store is there, and says that somebody has this record: not a reason to run without it.
+    """The store answers that another transaction has this record: no reason to run without it.
 
     A policy with store_error="open" would run the function beside the transaction that does.
     """
@@ -83,14 +83,14 @@ def is_too_large(text: str) -> bool:
     return _TOO_LARGE in text
 
 
-# --- what is repeated, and how long -----------------------------------------------------------
+# --- which statements are repeated, and for how long ------------------------------------------
 
 
 class Repeat(enum.Enum):
     """Why a statement is worth sending again; every statement of ours may be carried out twice."""
 
     UNDONE = enum.auto()
-    """The server undid it. Some times: what stands in its way may stay."""
+    """The server rolled it back. Repeated a few times only: the conflict may stay."""
     LOCKED = enum.auto()
     """The server undid it, because others have the record. While there is time."""
     LOST = enum.auto()
@@ -107,11 +107,11 @@ class ErrorRules(Protocol):
         ...
 
     def translate(self, error: Exception, place: str) -> Exception:
-        """Make an error of ours that names the place; what is none of a driver stays as it is."""
+        """Turn a driver's error into one of semel that names the place; return others unchanged."""
         ...
 
     def fails_every_request(self, error: Exception) -> bool:
-        """Whether every other statement would meet this error of ours as well."""
+        """Whether every other statement would meet this error, too."""
         ...
 
     def breaks_all_connections(self, error: BaseException) -> bool:

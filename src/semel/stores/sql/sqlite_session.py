@@ -152,7 +152,7 @@ def is_old_snapshot(error: BaseException) -> bool:
 
 
 def translate(error: Exception, place: str) -> Exception:
-    """Make an error of ours, one for each caller, that names the file and keeps the cause."""
+    """Make an error of semel, one for each caller, that names the file and keeps the cause."""
     ours = _ours(error, place)
     if ours is not error:
         ours.__cause__ = error
@@ -208,7 +208,7 @@ class Source(Protocol):
         ...
 
     def check_log(self) -> None:
-        """Raise when what is written now would be lost."""
+        """Raise when a write would be lost now."""
         ...
 
     def release(self, connection: sqlite3.Connection) -> None:
@@ -360,7 +360,7 @@ class Session:
             for member in batch:
                 self._transact(connection, (), [member])
         for member in _pending(jobs):
-            # The write lock was not to be had: what needs none is answered all the same.
+            # The transaction failed (mostly for the write lock): answer operations that only read.
             if not self._peeked(connection, member):
                 member.outcome = translate(lost, self._source.place)
 
@@ -453,7 +453,7 @@ class Session:
             self._release()
 
     def after_fork_in_parent(self) -> None:
-        """Go on; the next operation opens a connection again."""
+        """Release the lock; the next operation opens a connection again."""
         if not self._torn_by_fork:
             self._lock.release()
         self._torn_by_fork = False

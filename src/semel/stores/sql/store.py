@@ -359,7 +359,7 @@ class Executor(ABC):
     # Not raised here: an error that a frame of its own traceback refers to stays, with all that the
     # other frames hold, until the garbage collector runs.
     def _ours(self, error: Exception, deadline: Deadline) -> Exception:
-        """Return what an error means; what is no driver's stays as it is."""
+        """Translate a driver's error; return others unchanged."""
         reason = self.reason(error, deadline)
         ours = self.rules.translate(reason, self.pool.place)
         if ours is not reason:
@@ -511,7 +511,7 @@ class Pool:
         return session
 
     def take_open(self, deadline: Deadline) -> OwnSession | None:
-        """Take a connection out, if one is open that nobody uses."""
+        """Take out an idle connection, if there is one."""
         try:
             slot = self._slots.get(block=False)
         except Empty:
@@ -544,7 +544,7 @@ class Pool:
             self._slots.give(slot)
 
     def close_idle(self) -> None:
-        """Close what nobody uses, of a server that is gone; the next callers open others."""
+        """Close the idle connections to a server that is gone; the next callers open others."""
         with suppress(IndexError):
             while True:
                 session = self._idle.pop()

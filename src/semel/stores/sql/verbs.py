@@ -148,11 +148,11 @@ class SwapTable(Protocol):
         ...
 
     def claim(self, ask: ClaimRequest) -> Statement:
-        """Insert the first claim unless there is a row; either way, read what is there."""
+        """Insert the first claim unless there is a row; either way, read the row."""
         ...
 
     def put(self, ask: PutRequest) -> Statement:
-        """Insert the mark unless there is a row; either way, read what is there."""
+        """Insert the mark unless there is a row; either way, read the row."""
         ...
 
     def swap(self, row: Row, record: Record, own: Mapping[str, Any]) -> Statement:
@@ -237,7 +237,7 @@ class SwapVerbs:
         answer: Claim,  # noqa: ARG002
         row: Row,  # noqa: ARG002
     ) -> Statement | None:
-        """Write in a running record that somebody waits for its end; None = nothing to write."""
+        """Note in a running record that a caller waits for its end; None = nothing to write."""
         return None
 
     @operation

@@ -78,7 +78,7 @@ _SETUP: Final = {
     1227: _FORBIDDEN,
     1370: _FORBIDDEN,
 }
-"""What no retry helps against: somebody has to set the database up."""
+"""Errors that no retry helps against: the database has to be set up."""
 
 _REFUSED: Final = {
     1044: "does not let this user in",
@@ -154,7 +154,7 @@ def repeat_after(error: Exception) -> Repeat | None:
 
 
 def fails_every_request(error: Exception) -> bool:
-    """Whether every other statement would meet this error of ours: there is no connection."""
+    """Whether every other statement would meet this error, because there is no connection."""
     if not isinstance(error, StoreError):
         return False
     cause = error.__cause__ or error
@@ -173,7 +173,7 @@ def is_locked(outcome: object) -> bool:
 
 
 def translate(error: Exception, place: str) -> Exception:
-    """Make an error of ours that names the place and keeps the cause.
+    """Make an error of semel that names the place and keeps the cause.
 
     Ours stay as they are, and so does what comes from neither a driver nor Python itself: it may be
     an exception of a signal handler.

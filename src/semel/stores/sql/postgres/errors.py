@@ -130,7 +130,7 @@ def is_hopeless(error: BaseException) -> bool:
 
 
 def translate(error: Exception, place: str) -> Exception:
-    """Make an error of ours that names the database; what is none of a driver stays as it is."""
+    """Turn a driver's error into one of semel that names the database; return others unchanged."""
     if not isinstance(error, DRIVER_ERRORS):
         return error
     text = _first_line(error)
@@ -204,7 +204,7 @@ def repeat_after(error: Exception) -> Repeat | None:
 
 
 def fails_every_request(error: Exception) -> bool:
-    """Whether every member of a batch would meet this error of ours: the server is away."""
+    """Whether every member of a batch would meet this error, because the server is away."""
     cause = error.__cause__ if isinstance(error, StoreUnavailable) else None
     return isinstance(cause, (psycopg.OperationalError, BECAME_REPLICA)) and not isinstance(
         cause, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled)

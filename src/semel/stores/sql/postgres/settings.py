@@ -55,7 +55,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def part(url: str) -> tuple[str, dict[str, str]]:
-    """Part a URL into what libpq reads and the options that are ours."""
+    """Split a URL into libpq's part and semel's own options."""
     address, _, query = _with_login(url).partition("?")
     ours: dict[str, str] = {}
     theirs: list[str] = []
