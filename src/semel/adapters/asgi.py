@@ -163,7 +163,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
 
 
 class ClientGone(Exception):
-    """The client went away before its request was whole: nothing runs, nobody can be answered."""
+    """The client went away before it had sent the whole request: nothing runs."""
 
 
 class Body(Struct, eq=False):

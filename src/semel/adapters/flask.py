@@ -245,7 +245,7 @@ def answered(integration: Integration, rules: RouteRules, view: Callable[[], Any
 
 
 def _rejected(exchange: Exchange, error: HTTPException) -> None:
-    """Record an answer that was raised, as by `abort(404)`; it goes on its way as an error."""
+    """Record an answer that was raised, as by `abort(404)`; the error is raised further."""
     raised = error.get_response()
     status, lines = raised.status_code, _lines(raised)
     decision = exchange.rules.decide(status, lines)

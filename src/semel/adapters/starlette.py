@@ -411,7 +411,7 @@ class Running:
             raise
 
     async def _raised(self, error: HTTPException) -> NoReturn:
-        """Record an answer that is raised; the error goes on its way, past the dependencies."""
+        """Record an answer that is raised; the error is raised further, past the dependencies."""
         lines = [
             (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in (error.headers or {}).items()
@@ -426,7 +426,7 @@ class Running:
         raise error
 
     async def _recorded(self, response: Response) -> Response:
-        """Save a response; returns what is to be sent, which is another if the attempt was lost."""
+        """Save a response; return the one to send, which is another if the attempt was lost."""
         rules, lines = self._exchange.rules, response.raw_headers
         lines[:] = rules.first(lines)
         if is_event_stream(lines):
@@ -459,7 +459,7 @@ async def response_of_error(request: Request, error: HTTPException) -> Response 
 
 
 def send_for_error(request: Request, error: HTTPException, response: Response) -> None:
-    """Let an error that goes on its way end in this response."""
+    """Let an error that is raised further end in this response."""
     request.scope[_HANDLED] = error, response
 
 
@@ -571,7 +571,7 @@ class Body:
         )
 
     async def read(self) -> bytes:
-        """Return the body; one that nobody has read yet is kept for the endpoint."""
+        """Return the body; if it had not been read yet, it is kept for the endpoint."""
         if self._form is not None:
             return await self._form_bytes()
         if "_body" not in self._parts and not self._parts["_stream_consumed"]:

@@ -219,7 +219,7 @@ def _named(kind: type) -> str:
 # --- the transaction -----------------------------------------------------------------------------
 
 
-class _Undone(Exception):
+class _RollBack(Exception):
     """Rolls back what was done for an answer that is not stored; it never leaves this module."""
 
 
@@ -404,7 +404,7 @@ class Work:
         return await self._begin(engine, call)
 
     async def _replayed(self, attempt: Attempt) -> Response:
-        await self._end(_Undone())
+        await self._end(_RollBack())
         try:
             return response_of_answer(self._rules.replay(attempt.result))
         except IdempotencyError as error:
@@ -417,7 +417,7 @@ class Work:
         if self._rules.decide(response.status_code, lines) != "store":
             if self._call is not None:
                 self._rules.log_redirect(response.status_code, request, rolled_back=True)
-            await self._end(_Undone())
+            await self._end(_RollBack())
             return response
         self._guard.check()
         if self._call is None or is_event_stream(lines):

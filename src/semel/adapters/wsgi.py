@@ -353,7 +353,7 @@ class StreamedAnswer:
 
     def __del__(self) -> None:
         if self._ahead is not None:
-            with suppress(Exception):  # it is recorded, and nobody is left to be notified
+            with suppress(Exception):  # it is recorded, and no caller is left to notify
                 self.close()
 
     def __iter__(self) -> Self:

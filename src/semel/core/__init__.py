@@ -1,1 +1,1 @@
-"""The pure core: it decides. It never waits, reads a clock or touches a store."""
+"""The core decides. It never waits or touches a store; time is an argument, with few exceptions."""

@@ -78,7 +78,7 @@ class AsyncTransactionContext(Generic[Result]):
         try:
             self._attempt = await self._claim()
             if self._attempt.replayed:
-                # Undone, so that PostgreSQL's lock on the key does not last as long as the caller.
+                # Rolled back: PostgreSQL's lock on the key must not outlast this block.
                 await self._nested.rollback()
             else:
                 self._marker = AsyncSavepoint(self._link)

@@ -10,7 +10,7 @@ implements `send` and `close`. What every store promises, as `semel.testing.Stor
 - A claim is judged in the order written in `semel.core.judge`.
 - The current owner is the owner id in the record. A passed lease alone rejects nothing; only
   another claim (or an operator's `forget`) makes an owner's writes answer False.
-- Time is the store's, read once per request; a client's clock never matters.
+- Time is the store's, read once per request. Where a server has the records, it is the server's.
 - `send` answers in the order of the requests, and to no requests with no answers (engines never ask
   that). The error of one request stands in place of its answer, as a value, and keeps no other
   request from its answer. A `send` of which nothing is known may raise instead.

@@ -384,7 +384,7 @@ def parts_of_error(error: Any, request: Any, rules: RouteRules) -> ResponseParts
 
 
 def send_for_error(error: Any, request: Any, response: Any) -> None:
-    """Let an error that goes on its way end in this response: its handler has answered it."""
+    """Let an error that is raised further end in this response: its handler has answered it."""
     if request is not inner(request):  # REST framework has a view for each request
         view = request.parser_context["view"]
         handle = view.handle_exception

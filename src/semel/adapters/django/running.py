@@ -138,7 +138,7 @@ class AsyncDjangoIntegration(AsyncIntegration):
 
 
 def _step(waiting: Waiting, given: Any) -> tuple[bool, Any]:
-    """Go on with a request; a StopIteration cannot leave a thread."""
+    """Continue a request; a StopIteration cannot leave a thread."""
     try:
         return False, waiting.send(given)
     except StopIteration as end:
@@ -212,7 +212,7 @@ def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
 
 
 def _record_raised(exchange: Exchange, request: Any, error: Exception) -> None:
-    """Record an answer that was raised; it goes on its way as an error."""
+    """Record an answer that was raised; the error is raised further."""
     parts = parts_of_error(error, request, exchange.rules)
     if parts is not None:
         exchange.raises = True
@@ -263,7 +263,7 @@ def _run_to_end(request: Any, run: Callable[[], Any]) -> Any:
 
 
 def _runs_a_loop() -> bool:
-    """Tell whether this thread is a loop's own: what holds up the loop, nobody cancels there."""
+    """Tell whether this thread runs a loop: nothing can cancel a call that blocks the loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -280,8 +280,8 @@ async def _in_background(run: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         _BACKGROUND.leave(task)
         await asyncio.wait((task,))
-        with suppress(Exception):  # it is recorded, and nobody is left to be notified
-            # Nobody sends it: what is left of a large one is read now, not by the collector.
+        with suppress(Exception):  # it is recorded, and no caller is left to notify
+            # It is not sent: read the rest of a large one now, not when it is collected.
             await sync_to_async(task.result().close)()
         raise
 
@@ -335,7 +335,7 @@ async def _arun(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], 
 
 
 async def _arecord_raised(exchange: AsyncExchange, request: Any, error: Exception) -> None:
-    """Record an answer that was raised; it goes on its way as an error."""
+    """Record an answer that was raised; the error is raised further."""
     parts = await sync_to_async(parts_of_error)(error, request, exchange.rules)
     if parts is not None:
         exchange.raises = True

@@ -301,7 +301,7 @@ class _AsyncProtectedCall(_Handler):
     async def _run_shielded(
         self, begun: tuple[Call, Attempt] | None, received: Received, context: Any
     ) -> Any:
-        """Run the handler so that nobody can cancel it; a thread could not be cancelled anyway."""
+        """Run the handler so that it cannot be cancelled, as it could not be in a thread."""
         seen = HandlerContext(context)
         task = self._background.begin(
             self._run_unprotected(received.message, seen)

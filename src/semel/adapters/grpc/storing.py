@@ -153,7 +153,7 @@ def code_of(code: object, *, numbers: bool = True) -> StatusCode:
 def text(details: object) -> str:
     """Read the details of a status, which a server for threads keeps as bytes.
 
-    What is no Unicode is replaced: an end that could not be packed would leave its key held.
+    Invalid Unicode is replaced: an end that could not be packed would leave its key held.
     """
     if isinstance(details, str):
         details = details.encode(errors="replace")

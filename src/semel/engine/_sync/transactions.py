@@ -78,7 +78,7 @@ class TransactionContext(Generic[Result]):
         try:
             self._attempt = self._claim()
             if self._attempt.replayed:
-                # Undone, so that PostgreSQL's lock on the key does not last as long as the caller.
+                # Rolled back: PostgreSQL's lock on the key must not outlast this block.
                 self._nested.rollback()
             else:
                 self._marker = Savepoint(self._link)

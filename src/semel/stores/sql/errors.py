@@ -1,4 +1,4 @@
-"""What answers of a database mean, whichever it is, and how long a call goes on after them.
+"""What the errors of any database mean, and how long a call is repeated after them.
 
 The stores and `idem.transaction()` read the list of rejections. The codes are the databases' own,
 so no driver is imported: PostgreSQL's SQLSTATE, MySQL's numbers, the names of SQLite's primary
@@ -19,7 +19,7 @@ from semel.stores.urls import SEARCH_SHARE
 T = TypeVar("T")
 
 ASK_AGAIN_AFTER: Final = 0.1
-"""Seconds. An open transaction has the key, and nobody can tell how long it will."""
+"""Seconds. An open transaction has the key, and its end cannot be predicted."""
 
 
 class RecordLocked(StoreUnavailable):

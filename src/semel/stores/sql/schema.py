@@ -227,7 +227,7 @@ class PostgresSchema:
         return not missing
 
     def migrate(self, columns: Mapping[str, str]) -> Verb[int]:
-        """Run what is missing and return the version; `columns` are added with their types."""
+        """Run the missing migrations and return the version; add `columns` with their types."""
         yield _ask("SELECT pg_advisory_xact_lock($1::bigint)", LOCK)
         if self._schema is not None:
             # Asked first: without it, who may not create schemas could not even use this one.
@@ -278,7 +278,7 @@ class PostgresSchema:
                 self._table,
             )
             version = reply.rows[0][0] if reply.rows else None
-        # Last: somebody who makes the table meanwhile must not look like one who dropped it.
+        # Last: a table that is created meanwhile must not look like one that was dropped.
         reply = yield _ask(_EXISTS, self.table)
         return Found(version, exists=reply.rows == [(True,)])
 
@@ -367,7 +367,7 @@ class MySQLSchema:
         self.ensured = True
 
     def migrate(self, columns: Mapping[str, str]) -> Verb[int]:
-        """Run what is missing and return the version; `columns` are added with their types."""
+        """Run the missing migrations and return the version; add `columns` with their types."""
         locked = yield _ask(f"SELECT GET_LOCK({MYSQL_LOCK}, %s)", self._table, self._lock_wait)
         if locked.rows != [(1,)]:
             raise StoreUnavailable(f"another program is migrating {self._table}, and takes long")
@@ -398,7 +398,7 @@ class MySQLSchema:
         if reply.rows:
             reply = yield _ask(_READ_VERSION, self._table)
             version = int(reply.rows[0][0]) if reply.rows else None
-        # Last: somebody who makes the table meanwhile must not look like one who dropped it.
+        # Last: a table that is created meanwhile must not look like one that was dropped.
         reply = yield _ask(_FIND_TABLE, self._table)
         return Found(version, exists=bool(reply.rows))
 

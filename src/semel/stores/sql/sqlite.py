@@ -60,7 +60,7 @@ LOG_PAGES, UPKEEP_LOG_PAGES = 1000, 250
 
 
 LOG_BYTES = 16 << 20
-"""A log that grew larger, because somebody read for long, is cut to this when it is used anew."""
+"""A log that grew larger during a long read is cut to this size when it is used again."""
 
 OPTIONS: Final = frozenset({"table", "synchronous", "timeout", "trace", "clock"})
 

@@ -459,7 +459,7 @@ class Session:
         self._torn_by_fork = False
 
     def after_fork_in_child(self) -> None:
-        """Start with a lock that nobody holds."""
+        """Start with a new lock, which is free."""
         self._lock = threading.Lock()
 
 

@@ -52,7 +52,7 @@ class AsyncFront:
         return looks(questions, answers, monotonic())
 
     async def tell(self, calls: Sequence[Command[bool]]) -> None:
-        """Make the calls if the front is in use; nobody waits for it otherwise."""
+        """Make the calls if the front is in use; otherwise do not wait for it."""
         if calls and self._breaker.allows(monotonic()):
             await self._send(calls)
 

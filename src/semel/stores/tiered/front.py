@@ -224,8 +224,7 @@ class Breaker:
 
     The first error opens it. While it is open no call is made; when its pause is over one call is
     let through to try. An error then makes the next pause longer, an answer closes the breaker. A
-    call that is let through moves the time of the next one on, so one that never comes back blocks
-    nobody.
+    call that is let through delays the next one, so one that never comes back blocks no other.
 
     `longest_call` is how long a call may take: while the first may still answer, no second one
     tries.

@@ -53,7 +53,7 @@ class Front:
         return looks(questions, answers, monotonic())
 
     def tell(self, calls: Sequence[Command[bool]]) -> None:
-        """Make the calls if the front is in use; nobody waits for it otherwise."""
+        """Make the calls if the front is in use; otherwise do not wait for it."""
         if calls and self._breaker.allows(monotonic()):
             self._send(calls)
 

@@ -176,7 +176,7 @@ class AsyncMySQLSession(AsyncSession):
             raise
 
     async def close(self) -> None:
-        """Close it, and let a server that is there know."""
+        """Close it, and tell the server if the connection still works."""
         if self.lost:
             tasks.close(self.connection)
         else:

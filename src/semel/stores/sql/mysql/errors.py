@@ -221,7 +221,7 @@ def _of_a_driver(error: BaseException) -> bool:
     return _comes_from(error) in _DRIVERS
 
 
-# --- how long and how often one call to the store goes on after a failure ------------------
+# --- how long and how often one call to the store is repeated after a failure --------------
 
 LARGEST_MESSAGE: Final = Statement("SELECT @@max_allowed_packet", (), writes=False)
 """Asked after a connection was lost: a server hangs up on a larger message, often without a word,

@@ -177,7 +177,7 @@ class MySQLSession(Session):
             raise
 
     def close(self) -> None:
-        """Close it, and let a server that is there know."""
+        """Close it, and tell the server if the connection still works."""
         if self.lost:
             threads.close(self.connection)
         else:

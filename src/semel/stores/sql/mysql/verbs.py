@@ -225,14 +225,14 @@ class MySQLVerbs(SwapVerbs):
                 return self.renew_batch(asks)
 
     def second_look(self, asks: Sequence[Any], outcome: object) -> Operation[Claims] | None:
-        """Of claims that met a lock, judge what is there."""
+        """Judge the rows of claims that met a lock."""
         if isinstance(asks[0], ClaimRequest) and is_locked(outcome):
             return self.read_batch(asks)
         return None
 
     @operation
     def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
-        """Claim what is new, and judge what is there."""
+        """Insert the new claims, and judge the rows that exist."""
         ordered = in_order(asks, self._table.digest)
         reply = yield self._batches.claim(ordered)
         self._all_new = _made_all(reply)
@@ -261,7 +261,7 @@ class MySQLVerbs(SwapVerbs):
 
     @operation
     def read_batch(self, asks: Sequence[ClaimRequest]) -> Verb[Claims]:
-        """Judge what is there, and wait for nobody: an open transaction has one of the keys."""
+        """Judge the rows without waiting for a lock: an open transaction has one of the keys."""
         ordered = in_order(asks, self._table.digest)
         return _judged(ordered, (yield self._batches.read(ordered)))
 

@@ -95,7 +95,7 @@ _THESE_RUNNING = f"""
 
 
 def _claim(table: str) -> str:
-    """Insert what is new; give back what is there, as it is."""
+    """Insert the new rows; return the existing ones unchanged."""
     nothing = ", ".join("NULL" for _ in COLUMNS)
     return f"""
         WITH asked AS MATERIALIZED (
@@ -210,11 +210,11 @@ class PostgresBatchVerbs(PostgresVerbs):
                 return self.renew_batch(asks)
 
     def second_look(self, asks: Sequence[Any], outcome: object) -> None:
-        """Nothing: the statement itself leaves out what is locked."""
+        """Nothing: the statement itself skips locked rows."""
 
     @operation
     def claim_batch(self, asks: Sequence[ClaimRequest]) -> Verb[dict[Identity, Any]]:
-        """Claim what is new, and judge what is there."""
+        """Insert the new claims, and judge the rows that exist."""
         ordered = in_order(asks, self.short_digest)
         reply = yield self._batches.claim(
             **self._named(ordered),
@@ -241,7 +241,7 @@ class PostgresBatchVerbs(PostgresVerbs):
         if isinstance(answer, Claimed):
             return ALONE  # it has to be written over, on its newest version
         if isinstance(answer, Busy) and not waited_for and UUID(bytes=digest) in self._waiting:
-            return ALONE  # it has to be noted that somebody waits
+            return ALONE  # it has to be noted that a caller waits
         return answer
 
     @operation

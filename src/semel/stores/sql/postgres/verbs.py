@@ -173,7 +173,7 @@ class PostgresTable:
         return self.statements.get.fill(self.named(identity))
 
     def claim(self, ask: ClaimRequest) -> Statement:
-        """Insert the first claim unless there is a row; either way, read what is there."""
+        """Insert the first claim unless there is a row; either way, read the row."""
         values = self.named(ask.identity)
         values.update(_FIRST_CLAIM)
         values["owner"] = ask.owner
@@ -185,7 +185,7 @@ class PostgresTable:
         return self.statements.insert.fill(values)
 
     def put(self, ask: PutRequest) -> Statement:
-        """Insert the mark unless there is a row; either way, read what is there."""
+        """Insert the mark unless there is a row; either way, read the row."""
         check_size(len(ask.result.data))
         own = self.filled_by_mark(ask)
         values = self.named(ask.identity) | _MARK
@@ -244,7 +244,7 @@ class PostgresTable:
         return values
 
     def note_waiter(self, identity: Identity, owner: bytes | None) -> Statement:
-        """Note in the row of a running owner that somebody waits for its end."""
+        """Note in the row of a running owner that a caller waits for its end."""
         return self.statements.note_waiter(**self.named(identity), owner=owner)
 
     def touch(self, ask: TouchRequest) -> Statement:
@@ -473,7 +473,7 @@ class PostgresVerbs(SwapVerbs):
     def __init__(
         self, table: str, prefix: str, columns: OwnColumns, waiting: Container[UUID] = ()
     ) -> None:
-        """`waiting` has the digests of the records whose end somebody waits to hear of."""
+        """`waiting` has the digests of the records for whose end a caller waits."""
         super().__init__(PostgresTable(table, prefix, columns))
         self._waiting = waiting
 
