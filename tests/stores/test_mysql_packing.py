@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semel.core.records import Identity
+from semel.core.records import Busy, Claimed, Identity
 from semel.errors import RecordUnreadable
 from semel.stores.sql.mysql import MySQLStore
 from semel.stores.sql.mysql.statements import (
@@ -21,7 +21,7 @@ from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.rows import COLUMNS
 from semel.stores.sql.verbs import Reply
-from stores.mysql_given import IDENTITY, TABLE, ask, database_of
+from stores.mysql_given import IDENTITY, KINDS, RESULT, TABLE, ask, database_of, driven, new_owner
 
 TIMES = ("expire_at", "created_at", "updated_at", "lease_until")
 MAY_BE_NULL = ("payload_hash", "result_payload", "expire_at", "codec", "lease_until", "superseded")
@@ -103,14 +103,14 @@ def assert_same(client, charset="utf8mb4"):
     with client.cursor() as cursor:
         cursor.execute("SET timestamp = 1794922038.067279")  # the clock stands still
         cursor.execute(
-            f"SELECT {READ_COLUMNS}, {READ_NOW}, fence = LAST_INSERT_ID() FROM idempotent_record"  # noqa: S608 - ours
+            f"SELECT {READ_COLUMNS}, {READ_NOW}, 0 FROM idempotent_record"  # noqa: S608 - ours
         )
         (plain,) = cursor.fetchall()
     assert len(plain) == len(COLUMNS) + 2
     (alone,) = send(client, TABLE.read(IDENTITY)).rows
     assert typed(unpacked(alone)) == typed(plain)
     ((_, *among_many),) = send(client, BatchStatements(TABLE).read([TABLE.digest(IDENTITY)])).rows
-    assert typed(unpacked(among_many)) == typed((*plain[:-1], 0))
+    assert typed(unpacked(among_many)) == typed(plain)
 
 
 def typed(row):
@@ -181,3 +181,58 @@ def test_a_damaged_member_of_a_batch_has_an_error_of_its_own():
     (answer,) = end.value.value.items()
     assert answer[0] == asks[0].identity
     assert isinstance(answer[1], RecordUnreadable)
+
+
+# --- what an insert has just made is not read ------------------------------------------------
+
+
+@pytest.fixture
+def reads(client):
+    """How often the server has looked for a row by its key."""
+
+    def count():
+        with client.cursor() as cursor:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Handler_read_key'")
+            return int(cursor.fetchone()[1])
+
+    return count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_claim_and_a_mark_read_no_row(client, mysql_url, reads, kind):
+    with driven(kind, mysql_url) as store:
+        store.get(IDENTITY)
+        before = reads()
+        claim = store.claim(ask())
+        assert store.put(Identity("orders", "marked"), RESULT, 60.0, owner=b"o" * 12)
+        assert reads() == before
+        record = store.get(IDENTITY)
+        assert claim == Claimed(1, record.fence)
+        assert record.fence == round(record.created_at * 1e6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_knows_its_record_in_a_table_that_counts_its_rows(client, mysql_url, kind):
+    with client.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE idempotent_record ADD counted BIGINT NOT NULL AUTO_INCREMENT UNIQUE"
+        )
+    with driven(kind, mysql_url) as store:
+        for number in range(3):
+            identity = Identity("orders", str(number))
+            claim = store.claim(ask(identity))
+            record = store.get(identity)
+            assert claim == Claimed(1, record.fence)
+            assert isinstance(store.claim(ask(identity)), Busy)
+            marked = Identity("marked", str(number))
+            assert store.put(marked, RESULT, 60.0, owner=b"o" * 12)
+            assert not store.put(marked, RESULT, 60.0, owner=b"p" * 12)
+
+
+def test_what_was_claimed_before_does_not_hide_a_record_from_a_look(mysql_url):
+    with driven("threads", mysql_url, max_size=1) as store:
+        owner = new_owner()
+        store.claim(ask(owner=owner))
+        assert store.get(IDENTITY).owner == owner
+        assert store.claim(ask(owner=owner)) == Claimed(1, store.get(IDENTITY).fence)
+        assert isinstance(store.claim(ask()), Busy)

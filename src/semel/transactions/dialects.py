@@ -223,6 +223,8 @@ class _LockingTable(MySQLTable):
     """
 
     new_fence = READ_NOW
+    when_met = "digest"
+    unless_made = ""
     made_here = "1"
     largest = math.inf
     """Bytes of one message; on a larger one the server hangs up, and the transaction is gone."""
@@ -241,6 +243,8 @@ class _LockingTable(MySQLTable):
         """Read the newest version of the row, and keep others from changing it."""
         plain = self.read_committed(identity)
         return plain._replace(sql=f"{plain.sql} FOR UPDATE")
+
+    read_met = read
 
     def read_committed(self, identity: Identity) -> Statement:
         """Read the row, and lock nothing."""

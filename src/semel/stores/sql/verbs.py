@@ -148,7 +148,10 @@ class SwapTable(Protocol):
         ...
 
     def claim(self, ask: ClaimRequest) -> Statement:
-        """Insert the first claim unless there is a row; either way, read the row."""
+        """Insert the first claim unless there is a row; read the row in the same round trip.
+
+        A new row of which the reply tells `SwapVerbs._fence_of_new` need not be read.
+        """
         ...
 
     def put(self, ask: PutRequest) -> Statement:
@@ -216,8 +219,10 @@ class SwapVerbs:
         """Ask to run the operation."""
         insert = self._table.claim(ask)
         for _ in range(ROUNDS):
-            # No row: another one was made, or removed, meanwhile.
-            for row in self._rows((yield insert)):
+            reply = yield insert
+            if (fence := self._fence_of_new(reply)) is not None:
+                return Claimed(1, fence)
+            for row in self._rows(reply):  # none: another one was made, or removed, meanwhile
                 if row[-1] and row[_OWNER] == ask.owner:
                     return Claimed(row[_NUMBER], row[_FENCE])
                 stored = record_of(row, ask.identity)
@@ -245,8 +250,10 @@ class SwapVerbs:
         """Mark as done without running."""
         insert = self._table.put(ask)
         for _ in range(ROUNDS):
-            # No row: another one was made, or removed, meanwhile.
-            for row in self._rows((yield insert)):
+            reply = yield insert
+            if self._fence_of_new(reply) is not None:
+                return True
+            for row in self._rows(reply):  # none: another one was made, or removed, meanwhile
                 if row[-1] and row[_OWNER] == ask.owner:
                     return True
                 stored = record_of(row, ask.identity)
@@ -316,6 +323,10 @@ class SwapVerbs:
     def _read(self, identity: Identity) -> Verb[Record | None]:
         rows = self._rows((yield self._table.read(identity)))
         return record_of(rows[0], identity) if rows else None
+
+    def _fence_of_new(self, reply: Reply) -> int | None:  # noqa: ARG002 - for dialects that know
+        """Return the fence of the row that an insert made, if its reply tells without the row."""
+        return None
 
     def _rows(self, reply: Reply) -> list[Row]:
         """Return the rows that a statement about one record read."""

@@ -159,13 +159,27 @@ _SWAP: Final = ", ".join(
 )
 
 
+ALL_NEW: Final = 1 << 61
+SOME_MET: Final = 1 << 62
+"""What an insert leaves in LAST_INSERT_ID(), added to its fence: that it made every row, or that it
+met one. Beyond what a counting column of the application's own would leave there; and not
+the count of rows, since connections differ in what they count."""
+
+_NOTE_FENCE: Final = f"LAST_INSERT_ID({ALL_NEW} + {READ_NOW}) - {ALL_NEW}"
+_NOTE_MET: Final = f"IF(LAST_INSERT_ID({SOME_MET} + {READ_NOW}), digest, digest)"
+_UNLESS_ALL_NEW: Final = f"LAST_INSERT_ID() NOT BETWEEN {ALL_NEW} AND {SOME_MET} AND "
+
+
 class MySQLTable:
     """One table of records, seen by the store of one prefix."""
 
-    new_fence = f"LAST_INSERT_ID({READ_NOW})"
-    made_here = "fence = LAST_INSERT_ID()"
-    """The read that follows an insert gets its fence, and so knows whether this very insert
-    made the row, whatever the connection counts as "affected"."""
+    new_fence = _NOTE_FENCE
+    when_met = f"IF(LAST_INSERT_ID({SOME_MET + 1}), digest, digest)"
+    unless_made = _UNLESS_ALL_NEW
+    """What an insert leaves in LAST_INSERT_ID() tells that it made its row, and with which fence;
+    the read that follows then returns nothing."""
+    made_here = "0"
+    """So what is read was there before."""
 
     def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
         if len(prefix) > PREFIX_LENGTH:
@@ -178,21 +192,24 @@ class MySQLTable:
         self.own_names = tuple(map(quoted, self.own_columns))
         """The application's own columns, as they stand in statements."""
         self._salt = f"{len(prefix)}:{prefix}:".encode()
-        self._read = (
-            f"SELECT {read_packed(self.made_here)} "  # noqa: S608 - checked above
-            f"FROM {self.quoted} WHERE digest = %s"
-        )
-        self._insert = _insert(self.quoted, self.new_fence, self.own_names)
-        self._insert_plain = _insert(self.quoted, self.new_fence, ())
+        read = f"SELECT {read_packed(self.made_here)} FROM {self.quoted} WHERE "  # noqa: S608 - checked above
+        self._read = f"{read}digest = %s"
+        self._read_met = f"{read}{self.unless_made}digest = %s"
+        self._insert = self._insert_with(self.own_names)
+        self._insert_plain = self._insert_with(())
 
     # --- one record ----------------------------------------------------------------------
 
     def read(self, identity: Identity) -> Statement:
-        """Read the row, the server's time, and whether the last insert here made it."""
+        """Read the row and the server's time."""
         return Statement(self._read, (self.digest(identity),), writes=False)
 
+    def read_met(self, identity: Identity) -> Statement:
+        """Read the row, unless the insert that came before has made it."""
+        return Statement(self._read_met, (self.digest(identity),), writes=False)
+
     def claim(self, ask: ClaimRequest) -> Statement:
-        """Insert the first claim unless there is a row; either way, read what is there."""
+        """Insert the first claim; if there is a row, read it instead."""
         return Statement(
             self._insert,
             (
@@ -202,11 +219,11 @@ class MySQLTable:
                 *self.filled(ask).values(),
             ),
             writes=True,
-            then=self.read(ask.identity),
+            then=self.read_met(ask.identity),
         )
 
     def put(self, ask: PutRequest) -> Statement:
-        """Insert the mark unless there is a row; either way, read what is there."""
+        """Insert the mark; if there is a row, read it instead."""
         own = self.filled_by_mark(ask)
         return Statement(
             self._insert if own else self._insert_plain,
@@ -217,7 +234,7 @@ class MySQLTable:
                 *own.values(),
             ),
             writes=True,
-            then=self.read(ask.identity),
+            then=self.read_met(ask.identity),
         )
 
     def filled(self, ask: ClaimRequest) -> dict[str, Any]:
@@ -227,6 +244,19 @@ class MySQLTable:
     def filled_by_mark(self, ask: PutRequest) -> dict[str, Any]:
         """Return the same columns for a mark; none, if their functions cannot."""
         return own_values_of_mark(self.own_columns, ask)
+
+    def _insert_with(self, own: tuple[str, ...]) -> str:
+        # A duplicate changes nothing and is no error: the error would leave a shared lock on the
+        # row, and two of those that want to write are a deadlock.
+        names = "".join(f", {name}" for name in own)
+        return (
+            f"INSERT INTO {self.quoted} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - checked names
+            "payload_hash, status, result_payload, expire_at, created_at, updated_at, "
+            f"codec, owner, number, fence, hold, lease_until, format{names}) "
+            f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {NOW}, {NOW}, "
+            f"%s, %s, 1, {self.new_fence}, %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
+            f"ON DUPLICATE KEY UPDATE digest = {self.when_met}"
+        )
 
     def _names(self, identity: Identity) -> tuple[object, ...]:
         return (self.digest(identity), self.prefix, identity.key, identity.scope)
@@ -308,20 +338,6 @@ class MySQLTable:
         return hashlib.sha256(self._salt + identity.encoded).digest()[:16]
 
 
-def _insert(table: str, fence: str, own: tuple[str, ...]) -> str:
-    # A duplicate changes nothing and is no error: the error would leave a shared lock on the row,
-    # and two of those that want to write are a deadlock.
-    names = "".join(f", {name}" for name in own)
-    return (
-        f"INSERT INTO {table} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - checked names
-        "payload_hash, status, result_payload, expire_at, created_at, updated_at, "
-        f"codec, owner, number, fence, hold, lease_until, format{names}) "
-        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {_LATER}, {NOW}, {NOW}, "
-        f"%s, %s, 1, {fence}, %s, {_LATER}, {FORMAT}{', %s' * len(own)}) "
-        "ON DUPLICATE KEY UPDATE digest = digest"
-    )
-
-
 # --- many records at once, and one commit --------------------------------------------------
 #
 # Bytes stand in the text as hexadecimal literals: a digest is written once and used twice, and the
@@ -336,15 +352,6 @@ T = TypeVar("T")
 
 _RUNNING: Final = int(State.PROCESSING)
 
-ALL_NEW: Final = 1 << 61
-SOME_MET: Final = 1 << 62
-"""What an insert of many leaves in LAST_INSERT_ID(), added to its fence: that it made every row, or
-that it met one. Beyond what a counting column of the application's own would leave there; and not
-the count of rows, since connections differ in what they count."""
-
-_NOTE_FENCE: Final = f"LAST_INSERT_ID({ALL_NEW} + {READ_NOW}) - {ALL_NEW}"
-_NOTE_MET: Final = f"IF(LAST_INSERT_ID({SOME_MET} + {READ_NOW}), digest, digest)"
-_UNLESS_ALL_NEW: Final = f"LAST_INSERT_ID() NOT BETWEEN {ALL_NEW} AND {SOME_MET} AND "
 _MADE_HERE: Final = f"fence + {SOME_MET} = LAST_INSERT_ID()"
 
 

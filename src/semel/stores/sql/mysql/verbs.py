@@ -82,6 +82,10 @@ class MySQLVerbs(SwapVerbs):
         self._all_new = True
         """Whether the last batch of claims met nothing."""
 
+    def _fence_of_new(self, reply: Reply) -> int | None:
+        """Return the fence of the row that an insert made."""
+        return _fence_of(reply) if _made_all(reply) else None
+
     def _rows(self, reply: Reply) -> list[Row]:
         """Return the rows that a statement about one record read."""
         return [unpacked(row) for row in reply.rows]
@@ -291,8 +295,12 @@ def _made_all(reply: Reply) -> bool:
     return ALL_NEW <= reply.last_id < SOME_MET
 
 
+def _fence_of(reply: Reply) -> int:
+    return reply.last_id - ALL_NEW
+
+
 def _claimed(asks: Sequence[ClaimRequest], reply: Reply) -> Claims:
-    claimed = Claimed(1, reply.last_id - ALL_NEW)
+    claimed = Claimed(1, _fence_of(reply))
     return dict.fromkeys((ask.identity for ask in asks), claimed)
 
 
