@@ -92,7 +92,7 @@ async def test_a_task_connects_to_mysql_no_longer_than_its_call_may_take(silent_
 # --- statements of MySQL (PostgreSQL's end at the call's deadline anyway) ------------------------
 
 
-@operation(peek=False)
+@operation
 def slowly():
     yield SLOW
 
