@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from semel.core.attempts import CHUNK, GIVING_BACK, Lease, Leases
+from semel.core.attempts import CHUNK, Lease, Leases
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
 from semel.errors import StoreUnavailable
 
@@ -285,24 +285,12 @@ def test_a_store_with_one_server_is_not_asked_for_the_server_of_every_record():
     running = book(*(lease(bytes([number])) for number in range(5)))
     assert running.place(asked.append) == {}
     assert len(asked) == 1
-    doubting = book()
-    for number in range(5):
-        doubting.doubt(ClaimRequest(KEY, bytes([number]), None, 30.0, 60.0), SENT)
-    assert doubting.place(asked.append) == {}
-    assert len(asked) == 2
 
 
 def test_a_lease_stays_with_the_server_that_it_was_first_found_on():
     running = book(lease())
     running.place(lambda _: "a")
     assert running.place(lambda _: "b") == {"a": SENT + 10.0}
-
-
-def test_claims_of_unknown_fate_have_a_timer_of_their_own_where_there_are_several_servers():
-    running = book()
-    running.doubt(ClaimRequest(KEY, b"anna", None, 30.0, 60.0), SENT)
-    assert running.place(lambda _: None) == {}
-    assert running.place(lambda _: "a") == {GIVING_BACK: running.next_due()}
 
 
 def test_a_claim_that_could_not_be_given_back_goes_to_the_end():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import threading
 import types
 
 import pytest
 
-from engines.facade import wait_until
+from engines.facade import PATIENCE, wait_until
 from semel import (
     AsyncIdempotency,
     ConfigError,
@@ -272,10 +273,48 @@ async def test_a_plain_function_on_the_async_engine_runs_once_too():
     assert runs == [1]
 
 
+class SlowToTakeBack(MemoryStore):
+    """Loses the answer to the claim of "doubtful", and takes it back when the test says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked_back, self.may_take_back = threading.Event(), threading.Event()
+        self.claims = self.renewals = 0
+
+    def ask(self, request):
+        if isinstance(request, ClaimRequest) and request.identity.key == "doubtful":
+            self.claims += 1
+            if self.claims == 1:
+                super().ask(request)
+                raise StoreUnavailable("the answer is lost")
+            self.asked_back.set()
+            assert self.may_take_back.wait(PATIENCE)
+        return super().ask(request)
+
+    def send(self, requests):
+        self.renewals += 1
+        return super().send(requests)
+
+
+def test_a_store_that_takes_no_claim_back_holds_up_no_renewal():
+    store, ends = SlowToTakeBack(), threading.Event()
+    with Idempotency(store, policy=Policy(lease=2.0)) as idem:
+        running = threading.Thread(target=idem.execute, args=["running", lambda: ends.wait(60)])
+        running.start()
+        with pytest.raises(StoreUnavailable, match="the answer is lost"):
+            idem.execute("doubtful", lambda: None)
+        assert store.asked_back.wait(PATIENCE)
+        before = store.renewals
+        wait_until(lambda: store.renewals >= before + 2)
+        store.may_take_back.set()
+        ends.set()
+        running.join()
+
+
 def test_one_text_is_not_taken_for_many_keys():
     with Idempotency("memory://") as idem:
         for many in (idem.marks.set_many, idem.marks.check_many, idem.marks.delete_many):
-            with pytest.raises(InvalidKey, match="not one text"):
+            with pytest.raises(InvalidKey, match="a str would be split"):
                 many("abc")
         assert list(idem.records()) == []
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
+from interrupting import TimeLimit
+from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.sql.aio import AsyncExecutor, AsyncPool
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import errors
@@ -101,6 +103,34 @@ async def test_every_loan_of_a_connection_has_its_own_deadline():
     assert lent is session
     assert session.ends[:2] == deadlines
     assert len(session.ends) == 3
+
+
+async def test_a_connection_is_borrowed_when_the_server_gives_none_and_for_no_other_reason():
+    error = psycopg.OperationalError("too many connections")
+
+    async def connect(deadline):
+        raise error
+
+    pool = pool_of(connect)
+    spare = opening(Session())
+    await spare.give_back(await spare.take(Deadline(1.0)))
+    pool.spares = (spare,)
+    async with pool.lend(Deadline(1.0)) as session:
+        assert isinstance(session, Session)
+    error = TimeLimit()
+    with pytest.raises(TimeLimit):
+        async with pool.lend(Deadline(1.0)):
+            pytest.fail("the exception of a signal handler was swallowed")
+
+
+async def test_requests_of_a_batch_wait_once_for_a_connection():
+    pool = opening(Session())
+    await pool.take(Deadline(1.0))
+    executor = Executor(pool, SimpleNamespace(ensured=True), 0.01)
+    with pytest.raises(StoreUnavailable, match="all 1 connections") as exhausted:
+        await executor.run_one(Operation(lambda: iter([Statement("SELECT 1", (), writes=False)])))
+    assert errors.fails_every_request(exhausted.value)
+    assert not errors.fails_every_request(ConfigError("no table"))
 
 
 class Executor(AsyncExecutor):

@@ -18,7 +18,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreError, StoreFull, StoreUnavailable
 from semel.stores.batching import ALONE
-from semel.stores.thread_batching import BATCHES, FULL, STRAIGHT, Batcher, Turn
+from semel.stores.thread_batching import BATCHES, FULL, STRAIGHT, Batcher, ThreadQueue, Turn
 from servers.redis import wait_until
 from stores.sqlite_helpers import in_a_fork
 
@@ -277,6 +277,32 @@ def test_a_leader_that_is_interrupted_raises_it_and_its_followers_ask_for_themse
     store.open()
     assert first.result() == "batch"
     assert callers[0].result() is error
+    assert [caller.result() for caller in callers[1:]] == ["alone", "alone"]
+    assert batcher.ask(ask("next")) == "alone"
+
+
+@pytest.mark.parametrize("strikes", [1, 2])
+def test_a_leader_that_is_interrupted_again_while_it_leaves_leaves_nobody_behind(
+    batcher, store, monkeypatch, strikes
+):
+    straight(batcher, store)
+    first = leader(batcher, store)
+    callers = waiting(batcher, "abc")
+    leave, struck = ThreadQueue.leave, []
+
+    def leave_interrupted(queue, turn):
+        if turn.request.identity.key == "a" and len(struck) < strikes:
+            struck.append(TimeLimit())
+            raise struck[-1]
+        leave(queue, turn)
+
+    monkeypatch.setattr(ThreadQueue, "leave", leave_interrupted)
+    store.batch_gate.release()
+    wait_until(lambda: len(store.batches) == 2, "the second batch")
+    store.errors = {"batch": KeyboardInterrupt()}
+    store.open()
+    assert first.result() == "batch"
+    assert callers[0].result() is struck[-1]
     assert [caller.result() for caller in callers[1:]] == ["alone", "alone"]
     assert batcher.ask(ask("next")) == "alone"
 

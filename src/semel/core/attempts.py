@@ -376,10 +376,6 @@ class Leases:
                 if lease.server is None:
                     return {}  # the store has only one: the others need not be asked for
             earliest[lease.server] = min(earliest.get(lease.server, math.inf), lease.due)
-        # One of them shows whether there are several servers; there may be thousands.
-        doubt = next(iter(tuple(self._unsure.values())), None)
-        if doubt is not None and server_of(doubt.request.identity) is not None:
-            earliest[GIVING_BACK] = self._unsure_due
         return earliest
 
     def due(self, now: float, server: Hashable = None) -> list[list[Lease]]:

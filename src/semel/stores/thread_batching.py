@@ -242,7 +242,7 @@ class ThreadQueue(ABC, Generic[W]):
                 self.serve(turn)
                 self.leave(turn)
         except BaseException:
-            self.leave(turn)
+            self._leave_for_sure(turn)
             if turn.sent and not turn.released:
                 self.wait_for_answer(turn)
             raise
@@ -260,6 +260,18 @@ class ThreadQueue(ABC, Generic[W]):
         for member in turn.batch:
             if member is not turn:
                 member.release()
+
+    def _leave_for_sure(self, turn: W) -> None:
+        """Leave, although further exceptions of signal handlers strike meanwhile."""
+        try:
+            try:
+                self.leave(turn)
+            except BaseException:
+                self.leave(turn)
+                raise
+        except BaseException:
+            self.leave(turn)
+            raise
 
     def _appoint(self) -> None:
         """Let the first of those that wait lead the next batch, if one may leave."""

@@ -75,10 +75,10 @@ class Renewer:
         for server, at in self._leases.place(self._store.server_of).items():
             again = min(again, remind(self._timer_of(server), at))
         self._serve(None)
-        if GIVING_BACK in self._timers:
-            return min(again, self._leases.next_renewal())
-        self._give_back_doubtful(monotonic(), self._leases.next_renewal())
-        return min(again, self._leases.next_due())
+        doubt = self._leases.next_doubt()
+        if doubt < math.inf:  # nor must claims that a busy store does not take back
+            again = min(again, remind(self._timer_of(GIVING_BACK), doubt))
+        return min(again, self._leases.next_renewal())
 
     def _timer_of(self, server: Hashable) -> Timer:
         """The timer of one of the store's servers, beside that of the engine."""

@@ -597,11 +597,10 @@ class Loan:
     def __enter__(self) -> OwnSession:
         try:
             self._session = self._pool.take(self._deadline)
-        except IdempotencyError:  # the pool's own: nothing was opened
-            raise
-        except Exception:
-            # The server may have no connection left to give, and one that is open may be idle.
-            if not self._borrow():
+        except Exception as error:
+            # The server may have no connection left to give, and one that is open may be idle. An
+            # error of the pool's own, or of a signal handler, says nothing about the server.
+            if self._pool.rules.translate(error, "") is error or not self._borrow():
                 raise
         return self._session
 

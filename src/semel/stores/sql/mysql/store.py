@@ -33,8 +33,8 @@ from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
 T = TypeVar("T")
 
-BATCH_CONNECTIONS: Final = 2
-"""One for claims and one for completes: of each, one batch is under way at a time."""
+BATCH_CONNECTIONS: Final = 4
+"""Two for claims and two for completes: as many batches of each are away at a time, at most."""
 
 RENEWAL_CONNECTIONS: Final = 1
 

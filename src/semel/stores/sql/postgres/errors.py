@@ -204,8 +204,12 @@ def repeat_after(error: Exception) -> Repeat | None:
 
 
 def fails_every_request(error: Exception) -> bool:
-    """Whether every member of a batch would meet this error, because the server is away."""
-    cause = error.__cause__ if isinstance(error, StoreUnavailable) else None
+    """Whether every member of a batch would meet this error of ours: there is no connection."""
+    if not isinstance(error, StoreUnavailable):
+        return False
+    cause = error.__cause__
+    if cause is None:  # the pool's own: all connections are in use, or it was closed
+        return True
     return isinstance(cause, (psycopg.OperationalError, BECAME_REPLICA)) and not isinstance(
         cause, (*UNDONE, sql.LockNotAvailable, sql.QueryCanceled)
     )
