@@ -59,8 +59,21 @@ def failing_starts(
         yield starts
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_other_threads() -> None:
+    """An engine of another test may still run a thread."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def threads_named(name: str) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == name]
+    """The threads of this name that the test has brought about."""
+    return [
+        thread for thread in threading.enumerate() if thread.name == name and thread not in _others
+    ]
 
 
 @pytest.fixture

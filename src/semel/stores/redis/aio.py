@@ -75,9 +75,10 @@ class AsyncRedisStore(AsyncStore):
             return self._run(self._listing.steps(request))
         return self.transport.ask(command, urgent=is_urgent(request))
 
-    async def _ask_large(self, request: Request[T]) -> T:
+    async def _ask_large(self, large: Request[T]) -> T:
+        request: Request[Any] = large
         if not isinstance(request, CompleteRequest) or request.ttl <= 0:
-            return certain((await self.send([request]))[0])
+            return certain((await self.send([large]))[0])
         limits = await self.transport.send(self._commands.limits_of([request]))
         [rejected] = rejections([request], limits, self.transport.where)
         if rejected is not None:

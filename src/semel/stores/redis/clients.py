@@ -11,9 +11,10 @@ repr here shows a password, not even one in a URL that could not be read.
 What differs from redis-py's defaults, and why:
 
 - Its commands are repeated ten times, each with its own timeout, which can add up to a minute.
-  Here redis-py repeats nothing. The transport does, and only while half of `timeout` has not passed
-  (see `retry`); each wait for the socket takes at most the other half, so that a call ends within
-  `timeout` (or half as much again, for threads, when its last repetition had to connect first).
+  Here redis-py repeats nothing, except the first question of a client to its cluster. The transport
+  does, and only while half of `timeout` has not passed (see `retry`); each wait for the socket
+  takes at most the other half, so that a call ends within `timeout` (or half as much again, for
+  threads, when its last repetition had to connect first).
 - Pools do not refuse callers: a limit lets in as many as there are connections.
 """
 
@@ -35,6 +36,7 @@ from redis.backoff import NoBackoff
 
 from semel.errors import ConfigError
 from semel.stores.redis.errors import CLUSTER
+from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
 from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, reject_in_url
 
 # --- URLs ------------------------------------------------------------------------------------
@@ -252,6 +254,8 @@ def opener(
     match address.kind:
         case Kind.CLUSTER:
             nodes = [driver.cluster.ClusterNode(host, port) for host, port in address.hosts]
+            # A new client asks one of the nodes at random, which may be one that does not answer.
+            retry = once if RETRIES_BELONG_TO_NODES else driver.retry.Retry(NoBackoff(), 1)
             if driver is redis:
                 settings.check(driver.RedisCluster, driver.Redis)
             else:
@@ -259,7 +263,7 @@ def opener(
                 # Connections are few by themselves; a count that redis-py (until 7) does not get
                 # back when a node cannot be reached would end in a node that is lost for ever.
                 settings.both["max_connections"] = NO_LIMIT
-            return lambda: driver.RedisCluster(startup_nodes=nodes, retry=once, **settings.both)
+            return lambda: driver.RedisCluster(startup_nodes=nodes, retry=retry, **settings.both)
         case Kind.SENTINEL:
             settings.check(driver.Redis)
             finders = settings.for_sentinels | {"retry": once}

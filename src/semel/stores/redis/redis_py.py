@@ -14,6 +14,7 @@ from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final
 
+import redis
 from hiredis import Reader
 from redis import exceptions as driver
 
@@ -170,6 +171,9 @@ def primary_address(manager: Any, found: tuple[Any, int]) -> tuple[str, int]:
 
 
 # --- clusters ----------------------------------------------------------------------------------
+
+RETRIES_BELONG_TO_NODES: Final = redis.__version__.startswith("5.")
+"""Whether `retry` of a cluster's client is that of each connection, not of the client itself."""
 
 _LAST: Final = "last_failed_node_name"
 _ASKS_LAST: Final = _parameter("redis.cluster:NodesManager.initialize", _LAST) is not None

@@ -76,9 +76,10 @@ class RedisStore(Store):
             return self._run(self._listing.steps(request))
         return self.transport.ask(command, urgent=is_urgent(request))
 
-    def _ask_large(self, request: Request[T]) -> T:
+    def _ask_large(self, large: Request[T]) -> T:
+        request: Request[Any] = large
         if not isinstance(request, CompleteRequest) or request.ttl <= 0:
-            return certain(self.send([request])[0])
+            return certain(self.send([large])[0])
         limits = self.transport.send(self._commands.limits_of([request]))
         [rejected] = rejections([request], limits, self.transport.where)
         if rejected is not None:
