@@ -53,6 +53,24 @@ def test_values_of_every_type_come_back_as_they_went(session):
         assert session.execute(question(sql, *values)).rows == [values]
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("bytea", [b"\0\xff", None, b""]),
+        ("text", ["grün", None, ""]),
+        ("bigint", [-(2**40), None, 0]),
+        ("float8", [0.1, None, float("inf")]),
+        ("boolean", [True, None, False]),
+        ("text", [None, None]),
+        ("uuid", [uuid4(), uuid4()]),  # written by psycopg
+    ],
+)
+def test_arrays_come_back_as_they_went(session, kind, values):
+    for _ in range(2):
+        found = session.execute(question(f"SELECT unnest($1::{kind}[])", values)).rows
+        assert [value for (value,) in found] == values
+
+
 def test_times_without_end_are_understood(session):
     sql = "SELECT $1::float8, $2::float8"
     assert session.execute(question(sql, float("inf"), 1e-300)).rows == [(float("inf"), 1e-300)]

@@ -25,7 +25,7 @@ from semel.core.records import (
     Request,
 )
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
-from semel.stores.base import AsyncStore, PurgeRequest
+from semel.stores.base import AsyncStore
 from semel.stores.batching import (
     ALONE,
     MOST_BYTES,
@@ -37,7 +37,6 @@ from semel.stores.batching import (
 )
 from semel.stores.forking import follow_forks, leave_alone
 from semel.stores.sql.batch import (
-    answers_or_error,
     by_digest,
     each_its_own,
     filled_in,
@@ -76,26 +75,10 @@ class AsyncRunner(Protocol):
 class AsyncSQLStore(AsyncStore):
     """A store for asyncio."""
 
-    def __init__(
-        self, verbs: Dialect, executor: AsyncRunner, upkeep: AsyncRunner | None = None
-    ) -> None:
+    def __init__(self, verbs: Dialect, executor: AsyncRunner) -> None:
         self._verbs = verbs
         self._operations = operations_of(verbs)
         self._executor = executor
-        self._upkeep = executor if upkeep is None else upkeep
-        """Runs what can wait, beside the calls where the database gains by that."""
-
-    async def ask(self, request: Request[T]) -> T:
-        """Answer one request."""
-        operation = self._operations[type(request)](request)
-        if isinstance(request, PurgeRequest):
-            return cast("T", answers_or_error(await self._upkeep.run([operation]))[0])
-        try:
-            return cast("T", await self._run(operation))
-        except RecordLocked as locked:
-            if isinstance(request, ClaimRequest):
-                return cast("T", busy_if_locked(locked))
-            raise
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one transaction."""
@@ -110,12 +93,7 @@ class AsyncSQLStore(AsyncStore):
 
     async def close(self) -> None:
         """Release what this store opened itself."""
-        if self._upkeep is not self._executor:
-            await self._upkeep.close()
         await self._executor.close()
-
-    async def _run(self, operation: Operation[T]) -> T:
-        return cast("T", answers_or_error(await self._executor.run([operation]))[0])
 
 
 class AsyncSingles(AsyncSQLStore):

@@ -115,7 +115,20 @@ class SQLiteStore(SQLStore):
             source = GivenSource(connection, records, timeout=timeout)
         else:
             raise ConfigError("an SQLite store takes a path or a connection, one of them")
-        super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout), upkeep)
+        super().__init__(SQLiteVerbs(records), Combiner(Session(source), timeout))
+        self._upkeep = upkeep or self._executor
+        """Runs what can wait, beside the calls."""
+
+    def ask(self, request: Request[T]) -> T:
+        """Answer one request."""
+        runner = self._upkeep if isinstance(request, PurgeRequest) else self._executor
+        operation = self._operations[type(request)](request)
+        return cast("T", answers_or_error(runner.run([operation]))[0])
+
+    def close(self) -> None:
+        """Release what this store opened itself."""
+        self._upkeep.close()
+        super().close()
 
     def create_nothing(self) -> None:
         """From now on, raise ConfigError where a call would create the table."""
@@ -123,7 +136,8 @@ class SQLiteStore(SQLStore):
 
     def migrate(self) -> int:
         """Make the table, as any first call does too unless it is gone, and return its version."""
-        return self._run(SQLiteOperation(self.table.made, look=self.table.made))
+        made = SQLiteOperation(self.table.made, look=self.table.made)
+        return cast("int", answers_or_error(self._executor.run([made]))[0])
 
     def migration(self) -> str:
         """Write what makes the table in an empty file, for a person to read and run."""
@@ -155,7 +169,8 @@ class AsyncSQLiteStore(AsyncSQLStore):
         self.path = source.place
         verbs, writer = SQLiteVerbs(records), Writer(Session(source), timeout)
         upkeep = Writer(Session(source.for_upkeep()), timeout)
-        super().__init__(verbs, writer, upkeep)
+        super().__init__(verbs, writer)
+        self._upkeep = upkeep
         self._submit, self._submit_upkeep = writer.submit, upkeep.submit
         for of_this_store in (writer, upkeep):
             # Dropped without being closed, it would keep a thread and two files for a while.
@@ -166,6 +181,11 @@ class AsyncSQLiteStore(AsyncSQLStore):
         submit = self._submit_upkeep if isinstance(request, PurgeRequest) else self._submit
         outcomes = await submit((self._operations[type(request)](request),))
         return cast("T", answers_or_error(outcomes)[0])
+
+    async def close(self) -> None:
+        """Release what this store opened itself."""
+        await self._upkeep.close()
+        await super().close()
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -24,11 +24,10 @@ from semel.core.records import (
     Request,
 )
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
-from semel.stores.base import PurgeRequest, Store
+from semel.stores.base import Store
 from semel.stores.batching import ALONE, MOST_BYTES, Alone
 from semel.stores.forking import follow_forks, leave_alone
 from semel.stores.sql.batch import (
-    answers_or_error,
     by_digest,
     each_its_own,
     filled_in,
@@ -68,24 +67,10 @@ class Runner(Protocol):
 class SQLStore(Store):
     """A store for threads."""
 
-    def __init__(self, verbs: Dialect, executor: Runner, upkeep: Runner | None = None) -> None:
+    def __init__(self, verbs: Dialect, executor: Runner) -> None:
         self._verbs = verbs
         self._operations = operations_of(verbs)
         self._executor = executor
-        self._upkeep = executor if upkeep is None else upkeep
-        """Runs what can wait, beside the calls where the database gains by that."""
-
-    def ask(self, request: Request[T]) -> T:
-        """Answer one request."""
-        operation = self._operations[type(request)](request)
-        if isinstance(request, PurgeRequest):
-            return cast("T", answers_or_error(self._upkeep.run([operation]))[0])
-        try:
-            return cast("T", self._run(operation))
-        except RecordLocked as locked:
-            if isinstance(request, ClaimRequest):
-                return cast("T", busy_if_locked(locked))
-            raise
 
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one transaction."""
@@ -100,12 +85,7 @@ class SQLStore(Store):
 
     def close(self) -> None:
         """Release what this store opened itself."""
-        if self._upkeep is not self._executor:
-            self._upkeep.close()
         self._executor.close()
-
-    def _run(self, operation: Operation[T]) -> T:
-        return cast("T", answers_or_error(self._executor.run([operation]))[0])
 
 
 class Singles(SQLStore):

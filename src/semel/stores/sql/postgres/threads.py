@@ -370,9 +370,7 @@ def _type_of(value: object) -> type | Array:
     return Array(next((type(element) for element in value if element is not None), None))
 
 
-def _array_writer(elements: type) -> Callable[[list[Any]], bytes] | None:
-    if elements not in _ELEMENTS:
-        return None
+def _array_writer(elements: type) -> Callable[[list[Any]], bytes]:
     oid, write = _ELEMENTS[elements]
 
     def write_array(values: list[Any]) -> bytes:
@@ -397,8 +395,7 @@ def _writer(kind: type | Array) -> tuple[Callable[[Any], bytes | None], int] | N
         return _WRITERS.get(kind)
     if kind.elements is None:
         return _write_nulls, _TEXT
-    write = _array_writer(kind.elements)
-    return None if write is None else (write, _BINARY)
+    return (_array_writer(kind.elements), _BINARY) if kind.elements in _ELEMENTS else None
 
 
 class _Writing(NamedTuple):
