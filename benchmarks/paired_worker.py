@@ -44,7 +44,7 @@ def keys(verb: str) -> Iterator[str]:
     """Yield a new key for each first execution, or the few that are replayed."""
     mine = f"{os.getpid()}-{time.time_ns()}"
     if verb == "first":
-        return (f"{mine}-{number}" for number in itertools.count())
+        return map(f"{mine}-{{}}".format, itertools.count())  # threads may share it
     return itertools.cycle([f"{mine}-{number}" for number in range(REPLAYED)])
 
 

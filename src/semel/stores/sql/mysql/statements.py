@@ -145,7 +145,7 @@ def unpacked(packed: Sequence[Any]) -> Row:
             now,
             made_here,
         )
-    except (AttributeError, TypeError, ValueError) as broken:
+    except (AttributeError, TypeError, ValueError, msgspec.DecodeError) as broken:
         # Its text stays untold: it may quote the key.
         raise RecordUnreadable("its row is damaged (its columns cannot be unpacked)") from broken
 
