@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -45,6 +45,15 @@ class Trace:
         before = sys.gettrace()
         sys.settrace(self)
         try:
-            return function()
+            return next(_confined(function))
         finally:
             sys.settrace(before)
+
+
+def _confined(function: Callable[[], object]) -> Iterator[object]:
+    """Call it in a generator, which has its own `sys.exc_info`.
+
+    CPython 3.11 does not restore it when a trace function raises at the line of an `except`: the
+    thread's later exceptions would have the one that was handled there as their context.
+    """
+    yield function()

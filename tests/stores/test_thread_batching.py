@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -401,6 +402,7 @@ def test_an_exception_at_any_step_leaves_nobody_behind(role):
         trace = Trace(step, TimeLimit())
         answer = scene.call(trace)
         assert (answer == "struck") == trace.struck.is_set()
+        assert sys.exc_info() == (None, None, None), "left to the tests that follow"
         assert scene.answers() <= {"alone", "batch"}
         assert not scene.claims.leaders
         assert not scene.claims.waiting.members
