@@ -194,7 +194,7 @@ def test_an_interruption_ends_it_quietly(semel_sqlite, monkeypatch):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("semel.cli.commands.counts", interrupted)
+    monkeypatch.setattr("semel.cli.reading.counts", interrupted)
     assert semel_sqlite.on_store("counts").code == 130
 
 
@@ -203,7 +203,7 @@ def test_a_broken_pipe_is_answered(monkeypatch, tmp_path):
         raise BrokenPipeError
 
     target = (tmp_path / "out").open("w")
-    monkeypatch.setattr("semel.cli.commands.counts", broken)
+    monkeypatch.setattr("semel.cli.reading.counts", broken)
     monkeypatch.setattr(sys, "stdout", target)
     assert main(["--url", "memory://", "counts"]) == 141
     target.write("this goes nowhere")
@@ -275,6 +275,6 @@ def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(semel_sqlit
     def unreadable(options):
         raise PermissionError(13, "Permission denied", "secrets.toml")
 
-    monkeypatch.setattr("semel.cli.commands.counts", unreadable)
+    monkeypatch.setattr("semel.cli.reading.counts", unreadable)
     with pytest.raises(PermissionError):
         semel_sqlite.on_store("counts")

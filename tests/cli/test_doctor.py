@@ -115,7 +115,7 @@ def test_disabled_settings_are_warned_about(semel_sqlite):
 
 def test_what_has_been_stuck_for_long_is_warned_about(semel_sqlite, monkeypatch):
     semel_sqlite.abandon("order:1")
-    monkeypatch.setattr("semel.cli.commands.health", aged(semel_sqlite.url))
+    monkeypatch.setattr("semel.cli.doctor.health", aged(semel_sqlite.url))
     said = semel_sqlite.on_store("doctor")
     assert said.code == 1
     assert "has been stuck for" in said.out
@@ -136,7 +136,7 @@ def aged(url):
 
 
 def test_a_clock_that_is_off_is_said(semel_sqlite, monkeypatch):
-    monkeypatch.setattr("semel.cli.commands.time.time", lambda: 1_000_000.0)
+    monkeypatch.setattr("semel.cli.doctor.time.time", lambda: 1_000_000.0)
     said = semel_sqlite.on_store("doctor")
     assert said.code == 1
     assert "warning  clock" in said.out

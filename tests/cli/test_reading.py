@@ -77,7 +77,7 @@ def test_list_says_when_there_is_more(filled):
 
 
 def test_list_reads_page_by_page(filled, monkeypatch):
-    monkeypatch.setattr("semel.cli.commands.PAGE", 2)
+    monkeypatch.setattr("semel.cli.reading.PAGE", 2)
     assert len(keys(filled.on_store("list"))) == 7
 
 

@@ -1,7 +1,8 @@
 """The command `semel`: look at records, resolve what is stuck, keep the store in order.
 
-    commands     what each command does        store      the engine and store behind the settings
-    formatting   records as columns and JSON
+    reading      list, show, stuck, counts     deciding   forget, resolve
+    upkeep       purge, reconcile, migrate     doctor     are settings and store in order?
+    formatting   records as columns and JSON   store      the engine and store behind the settings
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
 2 the command or the settings are wrong; 130 and 141 Ctrl-C or a closed pipe ended it. The reference
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from semel import __version__
-from semel.cli import commands
+from semel.cli import deciding, doctor, reading, upkeep
 from semel.cli.formatting import STATES
 from semel.core.keys import KeyGenerator
 from semel.core.settings import parse_duration
@@ -108,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     _deciding(command)
     _upkeep(command)
     text = "see whether settings and store are as they should be"
-    _json(command("doctor", commands.doctor, text))
+    _json(command("doctor", doctor.doctor, text))
     made = command("new-key", _new_key, "make a new key")
     made.add_argument("--app", help="put the application's name in front")
     return whole
@@ -118,27 +119,27 @@ _Command = Callable[[str, Callable[..., int], str], argparse.ArgumentParser]
 
 
 def _reading(command: _Command) -> None:
-    made = command("list", commands.list_records, "list records")
+    made = command("list", reading.list_records, "list records")
     made.add_argument("--scope")
     made.add_argument("--prefix", default="", help="the beginning of the key")
     made.add_argument("--state", choices=list(STATES))
     made.add_argument("--limit", type=_whole, default=100, metavar="N")
     _json(made, result=True)
-    made = command("show", commands.show, "show one record")
+    made = command("show", reading.show, "show one record")
     _identity(made)
     _json(made, result=True)
-    made = command("stuck", commands.stuck, "list abandoned attempts; exit code 1 if there are any")
+    made = command("stuck", reading.stuck, "list abandoned attempts; exit code 1 if there are any")
     made.add_argument("--older-than", type=_duration, default=300.0, metavar="5m")
     made.add_argument("--limit", type=_whole, default=100, metavar="N")
     made.set_defaults(result=False)  # what is stuck has none
     _json(made)
-    _json(command("counts", commands.counts, "count the records by state"))
+    _json(command("counts", reading.counts, "count the records by state"))
 
 
 def _deciding(command: _Command) -> None:
-    made = command("forget", commands.forget, "remove a record: the next call runs again")
+    made = command("forget", deciding.forget, "remove a record: the next call runs again")
     _identity(made)
-    made = command("resolve", commands.resolve, "decide what became of an abandoned attempt")
+    made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
     _identity(made)
     outcome = made.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--succeeded", metavar="JSON", help="it happened, with this result")
@@ -157,12 +158,12 @@ def _deciding(command: _Command) -> None:
 
 
 def _upkeep(command: _Command) -> None:
-    made = command("purge", commands.purge_records, "remove expired records, in small batches")
+    made = command("purge", upkeep.purge_records, "remove expired records, in small batches")
     made.add_argument("--abandoned-after", type=_positive, metavar="7d")
     made.add_argument("--batch", type=_whole, default=BATCH, metavar="N")
     made.add_argument("--pause", type=_duration, default=PAUSE, metavar="10ms")
     made.add_argument("--every", type=_positive, metavar="1h", help="do not end; do it again")
-    made = command("reconcile", commands.reconcile, "let resolvers look into what is stuck")
+    made = command("reconcile", upkeep.reconcile, "let resolvers look into what is stuck")
     made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")
     made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
     made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
@@ -170,7 +171,7 @@ def _upkeep(command: _Command) -> None:
     made.add_argument("--name", type=_text, help="who decides, in the audit trail")
     made.add_argument("--every", type=_positive, metavar="1m", help="do not end; do it again")
     _audit(made)
-    made = command("migrate", commands.migrate, "make the store's tables, or bring them up to date")
+    made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
     made.add_argument("--print", action="store_true", help="show the SQL, and run nothing")
 
 

@@ -1,0 +1,122 @@
+"""Commands that keep a store in order: purge, reconcile, migrate.
+
+Each takes the parsed options and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from semel.cli.deciding import audit_of
+from semel.cli.store import open_deciding_store, open_engine
+from semel.errors import ConfigError, StoreError
+from semel.repair import GaveUp, Report, Unresolved, purge
+from semel.repair._sync.reconcile import Reconciliation
+from semel.repair._sync.resolve import Decider
+from semel.stores.base import Migrating
+
+
+def purge_records(options: Namespace) -> int:
+    """Remove expired records, once or again and again."""
+    with open_engine(options) as engine:
+
+        def once(_: Callable[[], bool]) -> int:
+            removed = purge(
+                engine,
+                batch=options.batch,
+                pause=options.pause,
+                abandoned_after=options.abandoned_after,
+            )
+            print(f"removed {removed} records", flush=True)
+            return 0
+
+        return _repeated(once, options.every)
+
+
+def reconcile(options: Namespace) -> int:
+    """Let resolvers say what became of stuck records, once or again and again."""
+    resolvers = _imported(options.resolvers)
+    with open_engine(options) as engine:
+        reconciliation = Reconciliation(
+            Decider(engine, name=options.name, audit=audit_of(options)),
+            resolvers,
+            older_than=options.older_than,
+            max_tries=options.max_tries,
+        )
+
+        def once(stopped: Callable[[], bool]) -> int:
+            return _reported(reconciliation.run(full=options.full, stopped=stopped))
+
+        return _repeated(once, options.every)
+
+
+def migrate(options: Namespace) -> int:
+    """Make the tables of the store, or bring them up to date."""
+    with closing(open_deciding_store(options, create=True)) as store:
+        if not isinstance(store, Migrating):
+            print("this store makes what it needs by itself: nothing to migrate")
+        elif options.print:
+            print(store.migration())
+        else:
+            print(f"the table is at version {store.migrate()}")
+    return 0
+
+
+def _reported(report: Report) -> int:
+    unresolved = sum(isinstance(each, Unresolved) for each in report.decisions)
+    gave_up = sum(isinstance(each, GaveUp) for each in report.decisions)
+    print(
+        f"resolved {report.resolved}, unresolved {unresolved}, gave up {gave_up}, "
+        f"moved on {report.moved_on}, errors {report.errors}, "
+        f"waiting for a person {report.waiting}",
+        flush=True,
+    )
+    return 1 if unresolved or report.errors or report.waiting else 0
+
+
+def _repeated(once: Callable[[Callable[[], bool]], int], every: float | None) -> int:
+    """Do it once; or until a signal says stop, whatever one round may meet.
+
+    A round can ask whether it has to end early.
+    """
+    stopped = threading.Event()
+    if every is None:
+        return once(stopped.is_set)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    while True:
+        try:
+            once(stopped.is_set)
+        except StoreError as error:
+            print(f"semel: {error}; trying again", file=sys.stderr, flush=True)
+        if stopped.wait(every):
+            return 0
+
+
+def _imported(path: str) -> Mapping[str, Any]:
+    """Import `module:attribute`, from the working directory too."""
+    name, colon, attribute = path.partition(":")
+    if not name or not colon or not attribute:
+        raise ConfigError(f"--resolvers takes module:attribute, not {path!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        resolvers = getattr(importlib.import_module(name), attribute)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
+            raise
+        raise ConfigError(f"there is no module {name}") from missing
+    except AttributeError as missing:
+        raise ConfigError(f"the module {name} has no {attribute}") from missing
+    finally:
+        sys.path.pop(0)
+    if not isinstance(resolvers, Mapping):
+        raise ConfigError(f"{path} must be a mapping from scope to resolver")
+    return resolvers
