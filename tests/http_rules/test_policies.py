@@ -5,9 +5,9 @@ import pytest
 from http_rules.given import as_an_engine
 from semel.core.codec import JsonCodec
 from semel.core.policy import Policy
+from semel.core.stored_answers import AnswerCodec
 from semel.http.options import Choices
 from semel.http.rules import rules_of
-from semel.http.storing import AnswerCodec
 
 OURS = AnswerCodec()
 

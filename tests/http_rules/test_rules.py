@@ -9,9 +9,9 @@ from http_rules.given import JSON, a_request, asked, route_rules
 from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
+from semel.core.stored_answers import AnswerCodec
 from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
 from semel.http.rules import Rejected
-from semel.http.storing import AnswerCodec
 
 KEYED = ("idempotency-key", "k")
 

@@ -6,16 +6,13 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
+from semel.core.stored_answers import AnswerCodec, StoredAnswer, pack_answer, unpack_answer
 from semel.errors import ConfigError, SerializationError
 from semel.http.storing import (
-    AnswerCodec,
-    Stored,
     StoredRule,
     is_event_stream,
     kept_lines,
-    packed,
     replay,
-    unpacked,
 )
 
 
@@ -49,7 +46,7 @@ class Uninspected:
         return status in self._statuses
 
 
-ANSWER = Stored(201, ((b"x-a", b"1"), (b"x-a", b"2, 3")), b"\x00body")
+ANSWER = StoredAnswer(201, ((b"x-a", b"1"), (b"x-a", b"2, 3")), b"\x00body")
 
 
 @pytest.mark.parametrize(
@@ -215,13 +212,13 @@ def test_lines_that_belong_to_the_connection_are_left_out():
 
 
 def test_an_answer_comes_back_as_it_was_stored():
-    assert unpacked(packed(ANSWER)) == ANSWER
-    assert unpacked(packed(Stored(200, (), None))) == Stored(200, (), None)
+    assert unpack_answer(pack_answer(ANSWER)) == ANSWER
+    assert unpack_answer(pack_answer(StoredAnswer(200, (), None))) == StoredAnswer(200, (), None)
 
 
 def test_an_answer_of_another_version_is_told_by_its_number():
     with pytest.raises(SerializationError, match=r"cannot be read: .*2"):
-        unpacked(msgspec.msgpack.encode([2, 200, [], b""]))
+        unpack_answer(msgspec.msgpack.encode([2, 200, [], b""]))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +227,7 @@ def test_an_answer_of_another_version_is_told_by_its_number():
 )
 def test_garbage_in_the_place_of_an_answer_is_a_typed_error(garbage):
     with pytest.raises(SerializationError, match="stored answer"):
-        unpacked(garbage)
+        unpack_answer(garbage)
 
 
 def test_a_replay_has_the_lines_unsplit_in_order_and_its_marker():
@@ -246,7 +243,7 @@ def test_a_replay_has_the_lines_unsplit_in_order_and_its_marker():
 
 
 def test_a_replay_without_a_body_does_not_tell_a_length():
-    assert replay(Stored(204, (), b""), b"r").headers == ((b"r", b"true"),)
+    assert replay(StoredAnswer(204, (), b""), b"r").headers == ((b"r", b"true"),)
 
 
 def test_an_event_stream_is_known_by_its_type_alone():

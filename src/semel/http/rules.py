@@ -19,6 +19,7 @@ from semel.core.codec import Codec, JsonCodec, MsgpackCodec
 from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Policy, Rules, changed
 from semel.core.records import Identity
+from semel.core.stored_answers import AnswerCodec, StoredAnswer, pack_answer, unpack_answer
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -58,14 +59,10 @@ from semel.http.storing import (
     REDIRECTS,
     SEE_OTHER,
     Answer,
-    AnswerCodec,
     Decision,
-    Stored,
     kept_lines,
     location_of,
-    packed,
     replay,
-    unpacked,
 )
 
 _WRAPPING: Final = (JsonCodec, MsgpackCodec)
@@ -223,7 +220,7 @@ class RouteRules:
     def replay(self, value: object) -> Answer:
         """Make the answer that a duplicate gets, from what is stored."""
         try:
-            stored = unpacked(value)
+            stored = unpack_answer(value)
         except SerializationError as error:
             raise ResultUnavailable(str(error)) from error
         if stored.body is None:
@@ -274,7 +271,7 @@ class RouteRules:
 
     def stored(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> bytes:
         """Return what is stored of an answer; a body of None was too large."""
-        return packed(Stored(status, kept_lines(lines, self._forbidden), body))
+        return pack_answer(StoredAnswer(status, kept_lines(lines, self._forbidden), body))
 
     def first(self, lines: Iterable[HeaderLine]) -> list[HeaderLine]:
         """Return the header lines of a first answer: all of them, but no false mark of a replay."""

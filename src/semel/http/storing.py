@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from semel.core.codec import unbound
-from semel.errors import ConfigError, SerializationError
+from semel.core.stored_answers import StoredAnswer
+from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.requests import HeaderLine, Headers
 
@@ -227,47 +227,7 @@ def _is_forbidden(name: bytes) -> bool:
     )
 
 
-class Stored(
-    msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1, forbid_unknown_fields=True
-):
-    """An answer as it is stored; a body of None was too large. The tag is the format's version."""
-
-    status: int
-    headers: tuple[HeaderLine, ...]
-    body: bytes | None
-
-
-packed = msgspec.msgpack.Encoder().encode
-"""Return the bytes that are stored: version, status, header lines, body."""
-_unpack = msgspec.msgpack.Decoder(Stored).decode
-
-
-def unpacked(data: object) -> Stored:
-    """Read stored bytes; anything else in their place is a typed error, and runs nothing."""
-    try:
-        return _unpack(data)  # type: ignore[arg-type]
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise SerializationError(f"the stored answer cannot be read: {error}") from error
-
-
-@unbound
-class AnswerCodec:
-    """Stores the packed bytes as they are: any other codec would only wrap them."""
-
-    name = "http/1"
-
-    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:  # noqa: ARG002
-        """Return the bytes as they are."""
-        if not isinstance(value, bytes):
-            raise SerializationError(f"an answer is stored as bytes, not {type(value).__name__}")
-        return value
-
-    def decode(self, data: bytes, context: bytes, hint: object = None) -> object:  # noqa: ARG002
-        """Return the bytes as they are."""
-        return data
-
-
-def replay(stored: Stored, marker: bytes) -> Answer:
+def replay(stored: StoredAnswer, marker: bytes) -> Answer:
     """Make the answer that a duplicate gets."""
     body = b"" if stored.body is None else stored.body
     mark = (marker, b"true")

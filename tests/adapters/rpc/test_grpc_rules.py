@@ -14,9 +14,10 @@ from adapters.rpc.shop import ORDER, PAY, RAW, REFUND, WATCH, Server, Shop, fini
 from engines.facade import World, wait_until
 from semel import Policy
 from semel.adapters.grpc import MethodRule
-from semel.adapters.grpc.storing import failed, unpacked
+from semel.adapters.grpc.storing import failed
 from semel.core.encryption import EncryptedCodec
 from semel.core.records import Encoded, Identity, State
+from semel.core.stored_answers import STATUS_CODES, unpack_message
 from semel.testing import Refuse
 
 OK = grpc.StatusCode.OK
@@ -310,8 +311,12 @@ def test_a_code_that_is_a_number_is_replayed_as_it_was_sent(serve, number):
 )
 def test_details_that_are_no_text_never_leave_a_key_without_an_end(details, kept):
     trailers = [("grpc-status-details-bin", "no bytes")]
-    stored = unpacked(failed(grpc.StatusCode.NOT_FOUND, details, trailers, lambda code: True))
+    stored = unpack_message(failed(grpc.StatusCode.NOT_FOUND, details, trailers, lambda code: True))
     assert (stored.details, stored.status_details) == (kept, None)
+
+
+def test_the_codes_are_known_by_their_numbers_without_grpc():
+    assert {code.value[0]: code.name for code in grpc.StatusCode} == dict(enumerate(STATUS_CODES))
 
 
 def test_the_richer_status_of_a_stored_error_is_replayed_and_no_other_trailer(serve):

@@ -18,19 +18,17 @@ import msgspec
 from google.protobuf.message import Message
 
 from semel.adapters.grpc.storing import (
+    CODES,
     STATUS_DETAILS,
-    MessageCodec,
-    Stored,
     StoredCodes,
     check_stored,
     no_other_code,
-    packed,
-    unpacked,
 )
 from semel.core.decide import UnstoredResponse
 from semel.core.fingerprint import fingerprint as payload_fingerprint
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Identity
+from semel.core.stored_answers import MessageCodec, StoredMessage, pack_message, unpack_message
 from semel.engine.setup import Call, Setup
 from semel.errors import (
     ConcurrentRequest,
@@ -306,14 +304,15 @@ class MethodRules:
     def replay(self, value: object) -> Sent | Abort:
         """Make the response that a duplicate gets, from what is stored."""
         try:
-            stored = unpacked(value)
+            stored = unpack_message(value)
         except SerializationError as error:
             raise ResultUnavailable(str(error)) from error
-        if stored.code is not grpc.StatusCode.OK:
+        code = CODES[stored.number]
+        if code is not grpc.StatusCode.OK:
             trailers: Trailers = ((REPLAYED, "true"),)
             if stored.status_details is not None:
                 trailers += ((STATUS_DETAILS, stored.status_details),)
-            return Abort(stored.code, stored.details, trailers)
+            return Abort(code, stored.details, trailers)
         if stored.message is None:
             return self.rejection(Rejected("result_omitted"))
         return Sent(stored.message)
@@ -344,7 +343,7 @@ class MethodRules:
             logger.exception("the response of %s cannot be serialized", self.method)
         if message is not None and len(message) > self.choices.max_response:
             message = None
-        return packed(Stored(grpc.StatusCode.OK, message=message))
+        return pack_message(StoredMessage(grpc.StatusCode.OK.value[0], message=message))
 
 
 # --- the rules of all methods --------------------------------------------------------------------

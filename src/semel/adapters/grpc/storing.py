@@ -12,14 +12,12 @@ from contextlib import suppress
 from typing import Any, Final, Literal, TypeAlias
 
 import grpc
-import msgspec
 from grpc import StatusCode
 
-from semel.core.codec import unbound
 from semel.core.decide import UnstoredResponse
-from semel.errors import ConfigError, SerializationError
+from semel.core.stored_answers import StoredMessage, pack_message
+from semel.errors import ConfigError
 from semel.events import logger
-from semel.http.storing import AnswerCodec
 
 StoredCodes: TypeAlias = Callable[[grpc.StatusCode], bool | Literal["unknown"]]
 """Says of a code other than OK whether its answer is stored; "unknown" parks the key."""
@@ -55,27 +53,8 @@ STATUS_DETAILS: Final = "grpc-status-details-bin"
 
 _WRONG_WORD: Final = "stored must return True, False or 'unknown', not {!r}"
 
-_VERSION: Final = 1
-_CODES: Final[dict[int, StatusCode]] = {code.value[0]: code for code in StatusCode}
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(tuple[int, int, str, bytes | None, bytes | None]).decode
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """An answer as it is stored; OK without a message: it could not be kept."""
-
-    code: StatusCode
-    details: str = ""
-    message: bytes | None = None
-    status_details: bytes | None = None
-
-
-@unbound
-class MessageCodec(AnswerCodec):
-    """Stores the packed bytes as they are."""
-
-    name = "grpc/1"
+CODES: Final[dict[int, StatusCode]] = {code.value[0]: code for code in StatusCode}
+"""The codes by their numbers."""
 
 
 def check_stored(stored: StoredCodes) -> StoredCodes:
@@ -98,23 +77,6 @@ def no_other_code(_: StatusCode) -> bool:
     return False
 
 
-def packed(stored: Stored) -> bytes:
-    """Return the bytes that are stored."""
-    number = stored.code.value[0]
-    return _pack((_VERSION, number, stored.details, stored.message, stored.status_details))
-
-
-def unpacked(data: Any) -> Stored:
-    """Read stored bytes; anything else in their place is a typed error, and runs nothing."""
-    try:
-        version, number, details, message, status_details = _unpack(data)
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise SerializationError("the stored answer cannot be read") from error
-    if version != _VERSION or number not in _CODES:
-        raise SerializationError(f"the stored answer has the format {version}, code {number}")
-    return Stored(_CODES[number], details, message, status_details)
-
-
 def failed(
     code: StatusCode, details: object, trailers: Iterable[tuple[str, Any]], stored: StoredCodes
 ) -> bytes | UnstoredResponse:
@@ -134,7 +96,9 @@ def failed(
             (value for name, value in trailers if name == STATUS_DETAILS and type(value) is bytes),
             None,
         )
-        return packed(Stored(code, text(details), status_details=status_details))
+        return pack_message(
+            StoredMessage(code.value[0], text(details), status_details=status_details)
+        )
     return UnstoredResponse(reason, "forget" if code in _REJECTIONS else None)
 
 
@@ -146,7 +110,7 @@ def code_of(code: object, *, numbers: bool = True) -> StatusCode:
     if code is None:
         return StatusCode.OK
     if numbers and isinstance(code, int):
-        return _CODES.get(code, StatusCode.UNKNOWN)
+        return CODES.get(code, StatusCode.UNKNOWN)
     return code if isinstance(code, StatusCode) else StatusCode.UNKNOWN
 
 
