@@ -33,6 +33,7 @@ NOW = 1_000.0
 KEY = Identity("orders", "42")
 ANNA, BERT = b"anna" * 3, b"bert" * 3
 RED, BLUE = b"red." * 4, b"blue" * 4
+ANNAS_RUN, BERTS_RUN = b'{"by":"anna:1"}', b'{"by":"bert:1"}'
 RESULT, OTHER_RESULT = Encoded("json", b"1"), Encoded("json", b"2")
 
 
@@ -49,6 +50,7 @@ def running(**changes):
         now=NOW - 10,
         fingerprint=RED,
         lease_until=NOW + 30,
+        run_info=ANNAS_RUN,
     )
     return replace(record, **changes)
 
@@ -58,9 +60,8 @@ def abandoned(**changes):
 
 
 def ended(state=State.SUCCEEDED, **changes):
-    return running(
-        **{"state": state, "lease_until": None, "expires_at": NOW + 60, "outcome": RESULT} | changes
-    )
+    end = {"state": state, "lease_until": None, "expires_at": NOW + 60, "outcome": RESULT}
+    return running(**end | {"run_info": b""} | changes)
 
 
 def ask(owner=BERT, fingerprint=RED, **changes):
@@ -160,7 +161,8 @@ def test_the_first_line_of_the_law_that_fits_is_the_answer(record, request_, ans
 
 
 def test_an_own_claim_refreshes_the_lease_and_nothing_else():
-    _, record = judge.claim(running(hold=True), ask(ANNA, BLUE, hold=False), NOW)
+    again = ask(ANNA, BLUE, hold=False, run_info=BERTS_RUN)
+    _, record = judge.claim(running(hold=True), again, NOW)
     assert record == running(hold=True, lease_until=NOW + 30, updated_at=NOW, now=NOW)
 
 
@@ -169,7 +171,8 @@ def test_an_own_claim_refreshes_the_lease_and_nothing_else():
     [(abandoned(), True), (ended(State.FAILED, retryable=True), False)],
 )
 def test_a_later_claim_counts_on_and_writes_its_own_terms(record, takeover):
-    claim, written = judge.claim(record, ask(hold=not record.hold and not takeover), NOW)
+    request = ask(hold=not record.hold and not takeover, run_info=BERTS_RUN)
+    claim, written = judge.claim(record, request, NOW)
     assert claim == Claimed(4, 1_000_000_000, takeover)
     assert written == Record(
         identity=KEY,
@@ -183,6 +186,7 @@ def test_a_later_claim_counts_on_and_writes_its_own_terms(record, takeover):
         now=NOW,
         fingerprint=RED,
         lease_until=NOW + 30,
+        run_info=BERTS_RUN,
     )
 
 
@@ -254,6 +258,13 @@ def test_the_owner_renews_whether_or_not_its_lease_has_passed(record):
     assert renewed == replace(record, lease_until=NOW + 30, updated_at=NOW, now=NOW)
 
 
+def test_a_renewal_may_say_anew_what_runs_and_why():
+    said = judge.renew(running(), RenewRequest(KEY, ANNA, 30.0, BERTS_RUN), NOW)
+    assert said == running(lease_until=NOW + 30, updated_at=NOW, now=NOW, run_info=BERTS_RUN)
+    nothing = judge.renew(running(), RenewRequest(KEY, ANNA, 30.0, b""), NOW)
+    assert nothing == running(lease_until=NOW + 30, updated_at=NOW, now=NOW, run_info=b"")
+
+
 def test_a_lease_of_zero_abandons_at_once():
     parked = judge.renew(running(), RenewRequest(KEY, ANNA, 0), NOW)
     assert parked is not None
@@ -271,6 +282,7 @@ def test_the_owner_completes_whether_or_not_its_lease_has_passed(record):
         expires_at=NOW + 60,
         updated_at=NOW,
         now=NOW,
+        run_info=b"",
     )
 
 
@@ -287,6 +299,7 @@ def test_the_owner_fails_and_says_who_may_try_again(retryable, keep):
         expires_at=NOW + 60,
         updated_at=NOW,
         now=NOW,
+        run_info=b"",
     )
 
 

@@ -153,7 +153,9 @@ def renew(stored: Record | None, request: RenewRequest, now: float) -> Record | 
     """Extend the owner's lease; 0 parks it from now on, less that long ago. None = rejected."""
     if not _running(stored, request.owner):
         return None
-    return replace(stored, lease_until=now + request.lease, updated_at=now, now=now)
+    run_info = stored.run_info if request.run_info is None else request.run_info
+    lease_until = now + request.lease
+    return replace(stored, lease_until=lease_until, updated_at=now, now=now, run_info=run_info)
 
 
 def complete(stored: Record | None, request: CompleteRequest, now: float) -> Record | None:
@@ -290,6 +292,7 @@ def _claimed(
         superseded=superseded,
         lease_until=now + request.lease,
         now=now,
+        run_info=request.run_info,
     )
     takeover = record is not None and record.state is PROCESSING
     return Claimed(number, fence, takeover), claimed
@@ -311,6 +314,7 @@ def _ended(record: Record, state: State, outcome: Encoded, ttl: float, now: floa
         expires_at=now + ttl,
         updated_at=now,
         now=now,
+        run_info=b"",
     )
 
 

@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, force_setattr
 
 from semel.core.codec import Codec, check_codec, codec_named
+from semel.core.records import LONGEST
 from semel.errors import ConfigError
 
 Duration: TypeAlias = float | timedelta
@@ -26,9 +27,6 @@ Failure: TypeAlias = Literal["forget", "retryable", "final", "unknown"]
 Abandonment: TypeAlias = Literal["takeover", "hold"]
 Mismatching: TypeAlias = Literal["reject", "replace"]
 StoreFailure: TypeAlias = Literal["closed", "open"]
-
-LONGEST = 100 * 365 * 86400.0
-"""A hundred years: beyond it a duration is a mistake, and some stores cannot hold it."""
 
 SHORTEST_LEASE = 0.05
 """A lease is renewed after a third of it, and what a thread waits for its turn, and a store for its

@@ -13,7 +13,12 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 from msgspec import Struct
 
+from semel.errors import ConfigError
+
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+
+LONGEST = 100 * 365 * 86400.0
+"""A hundred years: beyond it a duration is a mistake, and some stores cannot hold it."""
 
 OWNER_BYTES = 12
 """Random bytes that name one attempt; 96 bits never meet twice."""
@@ -22,6 +27,9 @@ FINGERPRINT_BYTES = 16
 
 SUPERSEDED_LIMIT = 8
 """How many replaced fingerprints a record remembers (mismatch="replace")."""
+
+RUN_INFO_BYTES = 200
+"""The most that a running record says about its attempt (`semel.core.run_info`)."""
 
 
 class State(enum.IntEnum):
@@ -93,6 +101,9 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     outcome: Encoded | None = None
     """The result of a success, or the description of a failure."""
     retryable: bool = False
+    run_info: bytes = b""
+    """Who runs the attempt, as it was sent with the claim; only while PROCESSING, empty = unknown.
+    `semel.core.run_info` reads it."""
 
     @property
     def scope(self) -> str:
@@ -200,6 +211,12 @@ class ClaimRequest(Request[Claim], frozen=True, gc=False):
     hold: bool = False
     replace: bool = False
     max_attempts: int | None = None
+    run_info: bytes = b""
+    """Says who runs it, for operators; kept while PROCESSING, and not looked into by stores."""
+
+    def __post_init__(self) -> None:
+        if len(self.run_info) > RUN_INFO_BYTES:
+            raise _run_info_too_long(self.run_info)
 
 
 class RenewRequest(Request[bool], frozen=True, gc=False):
@@ -208,6 +225,19 @@ class RenewRequest(Request[bool], frozen=True, gc=False):
     identity: Identity
     owner: bytes
     lease: float
+    run_info: bytes | None = None
+    """Replaces what the claim sent; None keeps it."""
+
+    def __post_init__(self) -> None:
+        if self.run_info is not None and len(self.run_info) > RUN_INFO_BYTES:
+            raise _run_info_too_long(self.run_info)
+
+
+def _run_info_too_long(run_info: bytes) -> ConfigError:
+    return ConfigError(
+        f"run_info has {len(run_info)} bytes, and a record keeps at most {RUN_INFO_BYTES}: "
+        "semel.core.run_info.build cuts it to that"
+    )
 
 
 class CompleteRequest(Request[bool], frozen=True, gc=False):

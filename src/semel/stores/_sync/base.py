@@ -104,13 +104,15 @@ class Store(ABC):
         """Ask to run the operation; the answer to `ask` says who may, and what is known."""
         return self.ask(ask)
 
-    def renew(self, identity: Identity, owner: bytes, lease: float) -> bool:
+    def renew(
+        self, identity: Identity, owner: bytes, lease: float, run_info: bytes | None = None
+    ) -> bool:
         """Extend the lease from now; 0 parks the attempt (abandoned from now on).
 
         A lease below 0 parks it too, as abandoned that long ago: a resolver that found nothing out
-        gives the attempt back with its age.
+        gives the attempt back with its age. `run_info` replaces that of the claim; None keeps it.
         """
-        return self.ask(RenewRequest(identity, owner, lease))
+        return self.ask(RenewRequest(identity, owner, lease, run_info))
 
     def complete(self, identity: Identity, owner: bytes, result: Encoded, ttl: float) -> bool:
         """Store the success of this owner's attempt; False when it was replaced."""

@@ -1,0 +1,81 @@
+"""What a running record says about its attempt: which process runs it, and under which policy.
+
+An engine sends it with every claim, and again, with `why`, when it parks an attempt. A store keeps
+the bytes while the record is PROCESSING and does not look into them; an operator's tools read them.
+They are JSON, at most `RUN_INFO_BYTES` of it:
+
+    {"by":"web-1:4711","ttl":259200,"codec":"json","why":"TimeoutError"}
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from semel.core.records import LONGEST, RUN_INFO_BYTES
+
+NAME_VARIABLE: Final = "SEMEL_NAME"
+"""The environment variable that names a process where host and pid do not."""
+
+LONGEST_CODEC: Final = 64
+LONGEST_WHY: Final = 48
+"""In bytes, so that at least 32 are left for the name of the process."""
+
+
+class RunInfo(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Which process runs an attempt, and what its policy does with the outcome."""
+
+    by: str
+    """`host:pid`, or what `SEMEL_NAME` says."""
+    ttl: Annotated[float, Meta(gt=0, le=LONGEST)]
+    """Seconds for which the policy keeps a success or a final failure."""
+    codec: str
+    """The name of the codec that writes the results; empty if it was too long to be kept."""
+    why: str | None = None
+    """The type of the exception that parked the attempt; None = it was not parked."""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(RunInfo).decode
+
+
+def process_name() -> str:
+    """Name this process: by `SEMEL_NAME`, or by its host and pid."""
+    from socket import gethostname  # noqa: PLC0415 - only here: `import semel` must stay cheap
+
+    return os.environ.get(NAME_VARIABLE) or f"{gethostname()}:{os.getpid()}"
+
+
+def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
+    """Write it as JSON, cut to `RUN_INFO_BYTES`.
+
+    A long `why` loses its end, and a long `by` its beginning, because the pid is at its end. The
+    name of a codec is kept whole or left out: a part of it could be the name of another one.
+    """
+    rest = RunInfo(
+        by="",
+        ttl=int(ttl) if ttl == int(ttl) else ttl,
+        codec=codec if len(_encode(codec)) <= LONGEST_CODEC else "",
+        why=None if why is None else _printable(why)[:LONGEST_WHY].decode(errors="ignore"),
+    )
+    name, room = _printable(by), RUN_INFO_BYTES - len(_encode(rest))
+    return _encode(replace(rest, by=name[max(0, len(name) - room) :].decode(errors="ignore")))
+
+
+def read(stored: bytes) -> RunInfo | None:
+    """Read what `build` wrote; None where there is nothing, or something else."""
+    try:
+        return _decode(stored)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _printable(text: str) -> bytes:
+    """Replace what JSON would write longer than it is, and what has no place on a terminal."""
+    return "".join(
+        each if each.isprintable() and each not in '"\\' else "?" for each in text
+    ).encode()
