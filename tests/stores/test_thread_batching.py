@@ -150,6 +150,50 @@ def test_those_that_come_while_a_batch_is_away_leave_together(batcher, store):
     assert store.batches == [["leader"], [str(n) for n in range(FULL - 1)]]
 
 
+class LateLeader:
+    """Keeps the next leader from taking its batch, as a busy machine does."""
+
+    def __init__(self, queue: Any) -> None:
+        self.appointed = threading.Event()
+        self.may_take = threading.Event()
+        take, queue._take_batch = queue._take_batch, self
+        self._take = take
+
+    def __call__(self, leader: Turn) -> None:
+        self.appointed.set()
+        assert self.may_take.wait(PATIENCE)
+        self._take(leader)
+
+
+def test_those_that_come_before_the_next_leader_is_awake_leave_with_it(batcher, store):
+    straight(batcher, store)
+    first = leader(batcher, store)
+    next_leader = LateLeader(batcher._claims)
+    others = waiting(batcher, ["a"])
+    store.open()
+    assert first.result() == "batch"
+    assert next_leader.appointed.wait(PATIENCE)
+    others += waiting(batcher, range(FULL))  # one leader is enough for all of them
+    next_leader.may_take.set()
+    assert {caller.result() for caller in others} == {"batch"}
+    assert store.batches == [["leader"], ["a", *map(str, range(FULL))]]
+
+
+def test_a_leader_that_is_rejected_before_it_is_awake_sends_nothing(batcher, store):
+    straight(batcher, store)
+    first = leader(batcher, store)
+    next_leader = LateLeader(batcher._claims)
+    (other,) = waiting(batcher, ["a"])
+    store.open()
+    assert first.result() == "batch"
+    assert next_leader.appointed.wait(PATIENCE)
+    batcher.close()
+    next_leader.may_take.set()
+    assert isinstance(other.result(), StoreUnavailable)
+    assert store.batches == [["leader"]]
+    assert not batcher._claims.leaders
+
+
 def test_while_a_batch_is_away_no_call_goes_straight(batcher, store):
     callers = straight(batcher, store)
     first = leader(batcher, store)

@@ -321,8 +321,10 @@ class NextBatches(Generic[M]):
 
     def without(self, member: M | None = None) -> NextBatches[M]:
         """Make a copy, without a member that leaves."""
-        members = (each for each in self.members if each is not member)
-        return NextBatches(self._most_members, self._most_bytes, members)
+        copy = NextBatches(self._most_members, self._most_bytes, self.members)
+        if member is not None:
+            copy.members.remove(member)
+        return copy
 
     def take(self) -> list[M]:
         """Take the members that leave now; an identity is in a batch once."""
@@ -335,10 +337,10 @@ class NextBatches(Generic[M]):
             member = self.members.popleft()
             if member.gone:
                 continue
-            if member.identity in identities:
+            if (identity := member.identity) in identities:
                 again.append(member)
                 continue
-            identities.add(member.identity)
+            identities.add(identity)
             batch.append(member)
             bytes_left -= member.weight
         self.members.extendleft(reversed(again))

@@ -10,7 +10,8 @@ The rules of a queue (claims have one, and completes another):
 - While the queue is idle, up to `STRAIGHT` calls bypass it, each in its caller's thread.
 - The caller that comes then leads a batch, in its own thread. While a batch is away, no call goes
   straight, and the next batch fills: it leaves when the one before it is back, or beside it when
-  it has `FULL` members. The first of those that wait leads it; the others sleep.
+  it has `FULL` members. The first of those that wait leads it; the others sleep. It takes them when
+  its thread is awake, so that those that came meanwhile leave with it.
 - Nobody waits for a call that went straight, which a lock may hold up, only for batches, which wait
   for no lock. There is no thread of its own, and no timer.
 - What `batching` says of members, identities, answers and errors holds here, too.
@@ -238,8 +239,11 @@ class ThreadQueue(ABC, Generic[W]):
                     self.leaders = frozenset(turn.batch)
             if not turn.batch:
                 self.wait(turn)
+                if turn in self.leaders:
+                    self._take_batch(turn)
             if turn.batch:
                 self.serve(turn)
+            if turn in self.leaders:
                 self.leave(turn)
         except BaseException:
             self._leave_for_sure(turn)
@@ -275,15 +279,23 @@ class ThreadQueue(ABC, Generic[W]):
 
     def _appoint(self) -> None:
         """Let the first of those that wait lead the next batch, if one may leave."""
-        waiting = len(self.waiting.members)
-        if waiting and len(self.leaders) < (self._most_leaders if waiting >= self._full else 1):
-            rest = self.waiting.without()
-            leader, *followers = batch = rest.take()
-            leader.batch = batch
-            for follower in followers:
-                follower.sent = True
-            self.waiting, self.leaders = rest, self.leaders | {leader}  # in one step
+        waiting = self.waiting.members
+        most_leaders = self._most_leaders if len(waiting) >= self._full else 1
+        if waiting and len(self.leaders) < most_leaders and all(one.batch for one in self.leaders):
+            leader = waiting[0]
+            self.leaders |= {leader}
             leader.wake()
+
+    def _take_batch(self, leader: W) -> None:
+        """Take its batch when its thread is awake: those that came meanwhile leave with it."""
+        with self.mutex:
+            if leader in self.waiting.members:  # else it was rejected
+                rest = self.waiting.without()
+                batch = rest.take()
+                for follower in batch[1:]:
+                    follower.sent = True
+                leader.batch, self.waiting = batch, rest  # in one step
+                self._appoint()
 
 
 class RequestTurn(Turn):

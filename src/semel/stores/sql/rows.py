@@ -58,6 +58,16 @@ WITH_UNICODE: Final = "open it without use_unicode=False"
 MICROSECONDS = 1_000_000
 
 
+class _States(dict[Any, State]):
+    """The states by their numbers: until Python 3.12 an enum looks its members up slowly."""
+
+    def __missing__(self, number: object) -> State:
+        raise ValueError(f"{number!r} is not the number of a state")
+
+
+_STATES: Final = _States({int(state): state for state in State})
+
+
 def to_row(record: Record) -> Row:
     """Write a record in the order of `COLUMNS`."""
     outcome = record.outcome
@@ -143,7 +153,7 @@ def _read(row: Row, now: float) -> Record:
         )
     return Record(
         identity=Identity(scope, key),
-        state=State(state),
+        state=_STATES[state],
         owner=owner,
         number=number,
         fence=fence,

@@ -123,7 +123,8 @@ class SQLiteStore(SQLStore):
         """Answer one request."""
         runner = self._upkeep if isinstance(request, PurgeRequest) else self._executor
         operation = self._operations[type(request)](request)
-        return cast("T", answers_or_error(runner.run([operation]))[0])
+        answer: T = answers_or_error(runner.run([operation]))[0]
+        return answer
 
     def close(self) -> None:
         """Release what this store opened itself."""
@@ -180,7 +181,8 @@ class AsyncSQLiteStore(AsyncSQLStore):
         """Answer one request, straight from a writer: each coroutine on the way takes time."""
         submit = self._submit_upkeep if isinstance(request, PurgeRequest) else self._submit
         outcomes = await submit((self._operations[type(request)](request),))
-        return cast("T", answers_or_error(outcomes)[0])
+        answer: T = answers_or_error(outcomes)[0]
+        return answer
 
     async def close(self) -> None:
         """Release what this store opened itself."""

@@ -72,11 +72,6 @@ class Job:
         )
 
     @property
-    def done(self) -> bool:
-        """Whether every member has its outcome."""
-        return all(member.outcome is not PENDING for member in self.members)
-
-    @property
     def outcomes(self) -> list[Any]:
         """The outcomes, in the order of the operations."""
         return [member.outcome for member in self.members]
@@ -242,8 +237,7 @@ class Session:
                 connection = self._ready()
                 try:
                     if self._peek(connection, waiting):
-                        answered = [job for job in waiting if job.done]
-                        waiting = [job for job in waiting if not job.done]
+                        answered, waiting = _split(waiting)
                         answer(answered)
                     if waiting:
                         self._write(connection, waiting)
@@ -260,8 +254,9 @@ class Session:
             self._fail(waiting, error)
         finally:
             # Also when interrupted (KeyboardInterrupt): nobody is left waiting.
-            self._fail(waiting, StoreUnavailable("the transaction was interrupted"))
-            answer(waiting)
+            if waiting:
+                self._fail(waiting, StoreUnavailable("the transaction was interrupted"))
+                answer(waiting)
         try:
             return interruption
         finally:
@@ -482,6 +477,15 @@ def drive(
         cursor.close()
         verb.close()
     return PENDING
+
+
+def _split(jobs: Sequence[J]) -> tuple[list[J], list[J]]:
+    """Tell the jobs that have all of their answers from those that do not."""
+    answered: list[J] = []
+    waiting: list[J] = []
+    for job in jobs:
+        (waiting if PENDING in job.outcomes else answered).append(job)
+    return answered, waiting
 
 
 def _pending(jobs: Sequence[Job]) -> list[Member]:
