@@ -40,6 +40,7 @@ from benchmarks.measuring import (
     present,
 )
 from semel import open_store
+from semel.core import run_info
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity
 from semel.stores.redis.commands import KeyLayout
 
@@ -117,10 +118,14 @@ def _identities(records: int) -> Iterator[list[Identity]]:
 
 
 def _semel_records(url: str, records: int) -> None:
+    info = run_info.build(run_info.process_name(), TTL, "json")  # as an engine sends it
     store: Any = open_store(url)
     with closing(store):
         for identities in _identities(records):
-            asks = [ClaimRequest(i, os.urandom(12), os.urandom(16), 30, TTL) for i in identities]
+            asks = [
+                ClaimRequest(i, os.urandom(12), os.urandom(16), 30, TTL, run_info=info)
+                for i in identities
+            ]
             store.send(asks)
             done = [CompleteRequest(ask.identity, ask.owner, STORED, TTL) for ask in asks]
             if not all(answer is True for answer in store.send(done)):

@@ -18,6 +18,7 @@ from semel.core.records import (
     FailRequest,
     GetRequest,
     Identity,
+    RenewRequest,
     State,
 )
 from semel.errors import RecordUnreadable, StoreError
@@ -208,7 +209,8 @@ def test_a_damaged_record_is_a_typed_error_and_nobody_gets_to_run(
 # --- a newer release beside this one --------------------------------------------------------
 
 
-MORE = b"\x03what a later release keeps"
+MORE = b"\x02{}what a later release keeps"
+"""It comes behind the run_info, here `{}`."""
 
 
 @pytest.fixture
@@ -351,6 +353,10 @@ def _calls():
     result = Encoded("json/1", b'{"id": 42}')
     yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0))
     yield verbs.claim(ClaimRequest(identity, owner, b"f" * 16, 0.5, 1e12, True, True, 7))
+    yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0, run_info=b"{}"))
+    yield verbs.claim(ClaimRequest(identity, owner, None, 30.0, 600.0, run_info=b"\r\n" * 100))
+    yield verbs.renew(RenewRequest(identity, owner, 30.0))
+    yield verbs.renew(RenewRequest(identity, owner, 0.0, b"{}"))
     yield verbs.complete(CompleteRequest(identity, owner, result, 600.0))
     yield verbs.fail(
         FailRequest(identity, owner, result, retryable=True, keep_fingerprint=False, ttl=0.0)

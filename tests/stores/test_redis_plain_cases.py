@@ -62,7 +62,7 @@ def record(dice: random.Random) -> bytes | None:
     times = b"".join(number.to_bytes(size) for number, size in ((9, 7), (10, 6), (11, 6)))
     lease_until = LEASE_ENDS + dice.choice([-5_000_000, 5_000_000])
     running = lease_until.to_bytes(7) + (60_000).to_bytes(6)
-    running += dice.choice([b"", b"", b"", b"more of a later release"])
+    running += dice.choice([b"", b"", b"\x02{}", b"\x02{}more of a later release", b"\xffcut"])
     long = dice.choice([0] * 20 + [65_000, 65_536, 65_537, 100_000])
     raw = head + times + dice.choice(OWNERS) + fingerprint + b"".join(superseded)
     raw += running if state == 0 else b"\x01" + b'"value"'
@@ -83,6 +83,7 @@ def claim(dice: random.Random):
             dice.random() < 0.3,
             dice.random() < 0.3,
             dice.choice([None, None, 1, 9]),
+            dice.choice([b"", b'{"by":"web-1:4711"}']),
         )
     )
 

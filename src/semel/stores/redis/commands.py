@@ -46,6 +46,7 @@ from semel.stores.redis.replies import (
     Large,
     diagnose,
     pack_outcome,
+    pack_run_info,
     read_adopted,
     read_claim,
     read_large,
@@ -316,14 +317,17 @@ class Commands:
             fingerprint = b""
         else:
             _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
-        template = _claim_template(ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts)
+        template = _claim_template(
+            ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts, ask.run_info
+        )
         return template.command(self.keys, ask.identity, owner, fingerprint, read_claim)
 
     def renew(self, ask: RenewRequest) -> Command[bool]:
         """See `Store.renew`."""
         lease = microseconds(ask.lease)
         keys = self.keys.record_and_index(ask.identity)
-        return Command(RENEW, keys, (ask.owner, lease), bool, lease)
+        changed = () if ask.run_info is None else (pack_run_info(ask.run_info),)
+        return Command(RENEW, keys, (ask.owner, lease, *changed), bool, lease)
 
     def complete(self, ask: CompleteRequest) -> Command[bool]:
         """See `Store.complete`."""
@@ -496,7 +500,7 @@ class _Template(Struct, frozen=True):
     script: Script
     opening: bytes
     """What comes before the keys, up to the end of its last line."""
-    arguments: tuple[int | str, ...]
+    arguments: tuple[Argument, ...]
     """What comes after the owner and the bytes that go with it."""
     packed: bytes
     """The arguments as they are sent."""
@@ -530,15 +534,17 @@ class _Template(Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def _claim_template(
+def _claim_template(  # noqa: PLR0917 - by name it would take longer to find
     lease: float,
     ttl: float,
     hold: bool,
     replace: bool,
     max_attempts: int | None,
+    run_info: bytes,
 ) -> _Template:
     attempts = "" if max_attempts is None else max_attempts
-    arguments = (microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts)
+    info = pack_run_info(run_info) if run_info else b""
+    arguments = (microseconds(lease), milliseconds(ttl), int(hold), int(replace), attempts, info)
     return _template(CLAIM, arguments, microseconds(lease))
 
 
@@ -551,10 +557,10 @@ def _end_template(
 
 
 def _template(
-    script: Script, arguments: tuple[int | str, ...], lease: int | None = None
+    script: Script, arguments: tuple[Argument, ...], lease: int | None = None
 ) -> _Template:
     parts = len(("EVALSHA", "digest", "2", "record", "index", "owner", "bytes", *arguments))
-    texts = (str(argument).encode() for argument in arguments)
+    texts = (part if isinstance(part, bytes) else str(part).encode() for part in arguments)
     packed = b"".join(_size(len(text)) + text for text in texts) + b"\r\n"
     opening = b"*%d%b" % (parts, script.opening)
     return _Template(script, opening, arguments, packed, lease)

@@ -19,6 +19,8 @@ outcome is packed here, and the scripts never look inside it.
     16 n   superseded   oldest first
     7      lease_until  microseconds, while PROCESSING
     6      keep         milliseconds the key outlives its lease, while PROCESSING
+    1      length       of run_info, while PROCESSING; a claim without one ends the record here
+    ...    run_info     while PROCESSING
     ...    unknown      while PROCESSING: what a newer release keeps of the attempt
     ...    filling      when ended, before a large outcome: 254, its whole length (1 byte), zeros
     1      codec        when ended: an entry of CODECS, or 255 and then length and name
@@ -220,6 +222,16 @@ def unpack_outcome(packed: bytes, at: int = 0) -> Encoded:
     return Encoded(packed[begin:end].decode(), packed[end:])
 
 
+def pack_run_info(run_info: bytes) -> bytes:
+    """Put its length in front: one byte, as a request has at most `RUN_INFO_BYTES`."""
+    return bytes((len(run_info),)) + run_info
+
+
+def _unpack_run_info(packed: bytes) -> bytes:
+    """Read what `pack_run_info` wrote; what a newer release put behind it is left out."""
+    return packed[1 : 1 + packed[0]] if packed else b""
+
+
 def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) -> Record:
     """Read a packed record as it was at `now_us`; its key expires at `expires_ms`."""
     _check_version(raw)
@@ -274,7 +286,7 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
     superseded = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
     at += FINGERPRINT_BYTES * replaced
     running = state is PROCESSING
-    if running and len(raw) - at < _RUNNING_TAIL:  # a newer release may keep more of the attempt
+    if running and len(raw) - at < _RUNNING_TAIL:
         raise ValueError("cut short")
     return Record(
         identity=identity,
@@ -292,4 +304,5 @@ def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Re
         expires_at=None if running else expires_at,
         outcome=None if running else unpack_outcome(raw, at),
         retryable=bool(flags & _RETRYABLE),
+        run_info=_unpack_run_info(raw[at + _RUNNING_TAIL :]) if running else b"",
     )

@@ -1,4 +1,5 @@
--- ARGV: owner, fingerprint ('' = none), lease (us), keep (ms), hold, replace, attempts ('' = any)
+-- ARGV: owner, fingerprint ('' = none), lease (us), keep (ms), hold, replace, attempts ('' = any),
+--   length and run_info ('' = none)
 -- Judges in the order of semel.core.judge; the first line that fits is the answer.
 
 local owner, fingerprint = ARGV[1], ARGV[2]
@@ -59,6 +60,7 @@ local new = {
   waited_for = old and old.waited_for or 0,
   superseded = old and old.superseded or '',
   fingerprint = fingerprint,
+  rest = ARGV[8],
 }
 if old and fingerprint == '' then
   new.fingerprint = old.fingerprint  -- no payload: does not erase what the key was first used for

@@ -35,7 +35,7 @@ if found == '' and KEYS[2] and ARGV[5] == '0' then
   local flags = ARGV[2] == '' and 0 or 16
   local written = redis.call('SET', KEYS[1],
     struct.pack('>BBBI4I7I6I6', 1, flags, 0, 1, now, millis, millis) .. ARGV[1] .. ARGV[2]
-      .. struct.pack('>I7I6', now + lease, keep),
+      .. struct.pack('>I7I6', now + lease, keep) .. ARGV[8],
     'NX', 'PX', string.format('%.0f', math.max(1, keep + math.ceil(lease / 1000))))
   if written then
     redis.call('ZADD', KEYS[2], ends, string.sub(KEYS[1], string.find(KEYS[1], '}', 1, true) + 1))

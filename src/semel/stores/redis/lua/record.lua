@@ -19,6 +19,8 @@
 --   then, while PROCESSING:
 --   7      lease_until  microseconds
 --   6      keep         milliseconds that the key outlives its lease, so that renew can set it again
+--   1      length       of run_info; a claim without one ends the record here
+--   ...    run_info     who runs the attempt; packed by the client and never looked at here
 --   ...    unknown      what a newer release keeps of the attempt: left as it is while that runs
 --   then, when ended:
 --   ...    outcome      codec and data, packed by the client and never looked at here; before a
@@ -67,7 +69,7 @@ local function parse(raw)
   if record.state == PROCESSING then
     if #raw < offset + 13 then unreadable('record cut short') end
     record.lease_until, record.keep = struct.unpack('>I7I6', raw, offset + 1)
-    record.unknown = string.sub(raw, offset + 14)
+    record.rest = string.sub(raw, offset + 14)  -- run_info with its length, and what is unknown
   elseif #raw <= offset then
     unreadable('record cut short')
   end
@@ -122,7 +124,7 @@ end
 local function write_running(record, lease, now)
   record.lease_until = now + lease
   record.updated = math.floor(now / 1000)
-  local tail = struct.pack('>I7I6', record.lease_until, record.keep) .. (record.unknown or '')
+  local tail = struct.pack('>I7I6', record.lease_until, record.keep) .. record.rest
   local packed = pack(record, tail)
   if record.hold then
     redis.call('SET', KEYS[1], packed)  -- nobody but a resolver may end it, so it never expires
