@@ -12,6 +12,7 @@ from semel.core import judge
 from semel.core.records import (
     Busy,
     Claimed,
+    ClaimRequest,
     ForgetRequest,
     GetRequest,
     Identity,
@@ -169,6 +170,60 @@ class CallersHoldIsIgnored(Broken):
     def on_claim(self, ask):
         known = ask.identity in self._records
         return self.lawful(replace(ask, hold=False) if known else ask)
+
+
+class RenewForgetsWhoRuns(Broken):
+    def on_renew(self, ask):
+        return self.lawful(replace(ask, run_info=ask.run_info or b""))
+
+
+class ParkingDoesNotSayWhy(Broken):
+    def on_renew(self, ask):
+        return self.lawful(replace(ask, run_info=None) if ask.lease <= 0 else ask)
+
+
+class ATakeoverNamesThePreviousProcess(Broken):
+    def on_claim(self, ask):
+        before = self._records.get(ask.identity)
+        answer = self.lawful(ask)
+        if isinstance(answer, Claimed) and before is not None:
+            record = self._records[ask.identity]
+            self._records[ask.identity] = replace(record, run_info=before.run_info)
+        return answer
+
+
+class ARepeatedClaimForgetsWhy(Broken):
+    def on_claim(self, ask):
+        answer = self.lawful(ask)
+        if isinstance(answer, Claimed):
+            record = self._records[ask.identity]
+            self._records[ask.identity] = replace(record, run_info=ask.run_info)
+        return answer
+
+
+class WhoRanItStaysInASuccess(Broken):
+    def on_complete(self, ask):
+        before = self._records.get(ask.identity)
+        answer = self.lawful(ask)
+        if answer:
+            record = self._records[ask.identity]
+            self._records[ask.identity] = replace(record, run_info=before.run_info)
+        return answer
+
+
+class OnlySingleClaimsSayWhoRuns(Broken):
+    def send(self, requests):
+        if len(requests) > 1:
+            requests = [
+                replace(ask, run_info=b"") if isinstance(ask, ClaimRequest) else ask
+                for ask in requests
+            ]
+        return super().send(requests)
+
+
+class ListingsDoNotSayWhoRuns(BrokenListing):
+    def on_stuck(self, ask):
+        return [replace(record, run_info=b"") for record in self.lawful(ask)]
 
 
 class ReplaceInterrupts(Broken):

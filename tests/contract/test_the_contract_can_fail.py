@@ -70,6 +70,13 @@ CAUGHT_BY = [
         broken.CallersHoldIsIgnored,
         "test_a_caller_that_holds_does_not_take_over_a_record_that_does_not",
     ),
+    (broken.RenewForgetsWhoRuns, "test_a_renewal_without_it_keeps_it"),
+    (broken.ParkingDoesNotSayWhy, "test_parking_replaces_it_and_says_why"),
+    (broken.ATakeoverNamesThePreviousProcess, "test_a_takeover_says_who_took_over"),
+    (broken.ARepeatedClaimForgetsWhy, "test_a_repeated_claim_of_its_owner_keeps_it"),
+    (broken.WhoRanItStaysInASuccess, "test_a_success_drops_it"),
+    (broken.OnlySingleClaimsSayWhoRuns, "test_a_batch_carries_that_of_each_claim"),
+    (broken.ListingsDoNotSayWhoRuns, "test_listings_show_it"),
     (broken.ReplaceInterrupts, "test_a_new_payload_never_interrupts_a_live_attempt"),
     (broken.SupersededIsForgotten, "test_a_late_retry_of_the_replaced_payload_is_refused"),
     (
@@ -128,6 +135,10 @@ CAUGHT_BY = [
 ]
 
 PARAMETERS = {
+    broken.RenewForgetsWhoRuns: {"lease": 600.0},
+    broken.ParkingDoesNotSayWhy: {"lease": 0.0},
+    broken.ATakeoverNamesThePreviousProcess: {"run_info": b"{}"},
+    broken.WhoRanItStaysInASuccess: {"parked": False},
     broken.FenceIsTheClock: {"end": fail},
     broken.CompleteChecksThenActs: {"first": "complete"},
     broken.AnEndedOwnerIsGivenANewClaim: {"retryable": True},

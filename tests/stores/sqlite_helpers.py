@@ -22,8 +22,8 @@ def identity(key, scope="orders"):
     return Identity(scope, str(key))
 
 
-def ask(key, owner=b"owner-------", *, lease=30.0, hold=False, fingerprint=None):
-    return ClaimRequest(identity(key), owner, fingerprint, lease, 60.0, hold)
+def ask(key, owner=b"owner-------", *, lease=30.0, hold=False, fingerprint=None, run_info=b""):
+    return ClaimRequest(identity(key), owner, fingerprint, lease, 60.0, hold, run_info=run_info)
 
 
 def finish(store, key, owner=b"owner-------", result=RESULT, ttl=60.0):

@@ -159,3 +159,23 @@ def test_an_engine_lists_the_others(url):
         fill(store)
         spoil(url, "format = 9")
         assert [record.identity.key for record in Idempotency(store).records()] == list("abde")
+
+
+def test_a_running_row_of_a_release_without_run_info_says_nothing(store, url):
+    owner = b"anna".ljust(12)
+    store.claim(ClaimRequest(BAD, owner, None, 600.0, 600.0, run_info=b"{}"))
+    assert store.get(BAD).run_info == b"{}"
+    spoil(url, "result_payload = NULL")
+    assert store.get(BAD).run_info == b""
+    assert store.renew(BAD, owner, 600.0)
+    assert store.get(BAD).run_info == b""
+    assert store.renew(BAD, owner, 0.0, b"[]")
+    assert [record.run_info for record in store.stuck()] == [b"[]"]
+
+
+def test_what_is_not_bytes_is_no_run_info(sqlite_url):
+    with contextlib.closing(open_store(sqlite_url)) as store:
+        store.claim(ClaimRequest(BAD, b"anna".ljust(12), None, 600.0, 600.0))
+        for damage in ("42", "'a text'"):
+            spoil(sqlite_url, f"result_payload = {damage}")
+            assert store.get(BAD).run_info == b""

@@ -125,7 +125,7 @@ def test_an_old_sqlite_is_asked_one_by_one(path, statements, monkeypatch):
 
 def test_a_first_claim_writes_the_row_that_its_record_asks_for(path):
     clock = FakeClock()
-    asks = [ask(1, hold=True, fingerprint=b"f" * 16), ask(2), ask(3)]
+    asks = [ask(1, hold=True, fingerprint=b"f" * 16), ask(2, run_info=b"{}"), ask(3)]
     with closing(SQLiteStore(path, clock=clock)) as store:
         store.send(asks)
     with closing(sqlite3.connect(path)) as connection:

@@ -362,7 +362,8 @@ class NextBatches(Generic[M]):
 
 def weight_of_claim(request: ClaimRequest) -> int:
     """Guess how much a claim adds to a batch."""
-    return 100 + len(request.identity.key) + len(request.identity.scope)
+    names = len(request.identity.key) + len(request.identity.scope)
+    return 100 + names + len(request.run_info)
 
 
 def weight_of_complete(request: CompleteRequest) -> int:

@@ -3,6 +3,8 @@
 The columns that everybody's idempotency table has come first, under their usual names; ours
 follow. Times are whole microseconds since the epoch: SQL compares and indexes them exactly, where
 a float would round and a text would depend on its format.
+
+While a record is PROCESSING it has no result, and `result_payload` holds its `run_info`.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def to_row(record: Record) -> Row:
         record.identity.scope,
         record.fingerprint,
         int(record.state),
-        None if outcome is None else outcome.data,
+        record.run_info if outcome is None else outcome.data,
         stamp_or_none(record.expires_at),
         stamp(record.created_at),
         stamp(record.updated_at),
@@ -168,6 +170,7 @@ def _read(row: Row, now: float) -> Record:
         # The SQLite store notes in a running record when it noticed that the clock was set back.
         outcome=None if codec is None or state == RUNNING else Encoded(codec, data),
         retryable=bool(retryable),
+        run_info=data if state == RUNNING and isinstance(data, bytes) else b"",
     )
 
 

@@ -94,8 +94,9 @@ def insert(table: str, rows: int) -> str:
     """Insert first claims, where there is no row. What they all have in common is in the text."""
     return (
         f"INSERT INTO {table} (identity, prefix, idem_key, biz_type, payload_hash, created_at, "  # noqa: S608 - names from this module
-        "updated_at, owner, fence, hold, lease_until, status, number, retryable, format) VALUES "
-        + ", ".join([f"({'?, ' * 11}{int(State.PROCESSING)}, 1, 0, {FORMAT})"] * rows)
+        "updated_at, owner, fence, hold, lease_until, result_payload, "
+        "status, number, retryable, format) VALUES "
+        + ", ".join([f"({'?, ' * 12}{int(State.PROCESSING)}, 1, 0, {FORMAT})"] * rows)
         + " ON CONFLICT (identity) DO NOTHING"
     )
 
@@ -276,7 +277,7 @@ class SQLiteTable:
         return (
             *(self.digest(identity), self.prefix, identity.key, identity.scope),
             *(record.fingerprint, since, since, bytearray(record.owner), record.fence),
-            *(int(record.hold), stamp_or_none(record.lease_until)),
+            *(int(record.hold), stamp_or_none(record.lease_until), bytearray(record.run_info)),
         )
 
     def _success(self, ask: CompleteRequest, now: float) -> Row:

@@ -22,6 +22,7 @@ from semel.testing.contract.records import (
     RetentionContract,
     ValueContract,
 )
+from semel.testing.contract.run_info import RunInfoContract
 
 __all__ = ["StoreContract"]
 
@@ -32,6 +33,7 @@ class StoreContract(
     OwnershipContract,
     HoldContract,
     OutcomeContract,
+    RunInfoContract,
     ReplaceContract,
     RetentionContract,
     MarkContract,

@@ -41,6 +41,8 @@ OTHER_RESULT = Encoded("json", b'{"charge":"ch_2"}')
 ERROR = Encoded("failure", b'["ValueError","no such order"]')
 OTHER_ERROR = Encoded("failure", b'["KeyError","something else"]')
 
+RUN_INFO = b'{"by":"web-1:4711","ttl":600,"codec":"json"}'
+
 Sleep = Callable[[float], None]
 
 T = TypeVar("T")
@@ -56,9 +58,12 @@ def ask(
     hold: bool = False,
     replace: bool = False,
     max_attempts: int | None = None,
+    run_info: bytes = RUN_INFO,
 ) -> ClaimRequest:
     """Make a claim request; what a test does not mention does not matter to it."""
-    return ClaimRequest(identity, owner, fingerprint, lease, ttl, hold, replace, max_attempts)
+    return ClaimRequest(
+        identity, owner, fingerprint, lease, ttl, hold, replace, max_attempts, run_info
+    )
 
 
 def record_of(driven: StoreDriver, identity: Identity = KEY) -> Record:

@@ -214,7 +214,7 @@ class MySQLTable:
             self._insert,
             (
                 *self._names(ask.identity),
-                *(ask.fingerprint, int(State.PROCESSING), None, None),
+                *(ask.fingerprint, int(State.PROCESSING), ask.run_info, None),
                 *(None, ask.owner, ask.hold, stamp(ask.lease)),
                 *self.filled(ask).values(),
             ),
@@ -280,7 +280,10 @@ class MySQLTable:
 
     def renew(self, ask: RenewRequest) -> Statement:
         """Extend the lease of a running owner."""
-        return self._by_owner(ask, f"lease_until = {_LATER}", stamp(ask.lease))
+        lease, run_info = stamp(ask.lease), ask.run_info
+        if run_info is None:
+            return self._by_owner(ask, f"lease_until = {_LATER}", lease)
+        return self._by_owner(ask, f"lease_until = {_LATER}, result_payload = %s", lease, run_info)
 
     def complete(self, ask: CompleteRequest) -> Statement:
         """Store the success of a running owner."""
@@ -373,13 +376,13 @@ class BatchStatements:
         own = "".join(f", {name}" for name in table.own_names)
         self._insert = (
             f"INSERT INTO {table.quoted} (digest, prefix, idem_key, biz_type, "  # noqa: S608 - a checked name
-            "payload_hash, status, created_at, updated_at, "
+            "payload_hash, status, result_payload, created_at, updated_at, "
             f"owner, number, fence, hold, lease_until, format{own}) VALUES "
         )
         self._own = ", %s" * len(table.own_names)
         self._insert_row = {
             hashed: f"{self._insert}(?, ?, ?, ?, {'?' if hashed else 'NULL'}, {_RUNNING}, "
-            f"{NOW}, {NOW}, ?, 1, IF(?, {_NOTE_FENCE}, {READ_NOW}), ?, {_later('?')}, {FORMAT}) "
+            f"?, {NOW}, {NOW}, ?, 1, IF(?, {_NOTE_FENCE}, {READ_NOW}), ?, {_later('?')}, {FORMAT}) "
             f"ON DUPLICATE KEY UPDATE digest = {_NOTE_MET}"
             for hashed in (True, False)
         }
@@ -392,8 +395,8 @@ class BatchStatements:
         for digest, ask in asks.items():
             rows.append(
                 f"({literal(digest)}, %s, %s, %s, {literal(ask.fingerprint)}, {_RUNNING}, "
-                f"{NOW}, {NOW}, {literal(ask.owner)}, 1, {fence}, {ask.hold:d}, "
-                f"{_later(str(stamp(ask.lease)))}, {FORMAT}{self._own})"
+                f"{literal(ask.run_info)}, {NOW}, {NOW}, {literal(ask.owner)}, 1, {fence}, "
+                f"{ask.hold:d}, {_later(str(stamp(ask.lease)))}, {FORMAT}{self._own})"
             )
             values += self._table.prefix, ask.identity.key, ask.identity.scope
             values += self._table.filled(ask).values()
@@ -419,7 +422,8 @@ class BatchStatements:
             names = (digest, self._table.prefix, ask.identity.key, ask.identity.scope)
             notes_fence = not rows
             lease = stamp(ask.lease)
-            rows.append((*names, *fingerprint, ask.owner, notes_fence, ask.hold, lease))
+            run = (ask.run_info, ask.owner, notes_fence, ask.hold, lease)
+            rows.append((*names, *fingerprint, *run))
         return Bulk(self._insert_row[hashed], tuple(rows), writes=True)
 
     def read_after(self, digests: Iterable[bytes], noted: int) -> Statement:
@@ -464,7 +468,13 @@ class BatchStatements:
     def renew(self, asks: Mapping[bytes, RenewRequest]) -> Statement:
         """Extend the leases of running owners."""
         lease, values = _each(asks, [stamp(ask.lease) for ask in asks.values()])
-        return self._by_owner(asks, f"lease_until = {_later(lease)}", (*values,))
+        changes = f"lease_until = {_later(lease)}"
+        told = [ask.run_info for ask in asks.values()]
+        if told.count(None) == len(told):
+            return self._by_owner(asks, changes, (*values,))
+        run_info, run_infos = _each(asks, told)
+        changes += f", result_payload = IFNULL({run_info}, result_payload)"
+        return self._by_owner(asks, changes, (*values, *run_infos))
 
     def _by_owner(
         self,

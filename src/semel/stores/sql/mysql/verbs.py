@@ -341,7 +341,7 @@ and all members would lose their connection."""
 
 
 def _weight_of_renewal(ask: RenewRequest) -> int:
-    return 100 + len(ask.owner)
+    return 100 + len(ask.owner) + len(ask.run_info or b"")
 
 
 _WEIGHTS: Final[dict[type, Callable[[Any], int]]] = {

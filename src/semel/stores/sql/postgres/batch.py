@@ -101,8 +101,11 @@ def _claim(table: str) -> str:
         WITH asked AS MATERIALIZED (
             SELECT {_NEW_DIGEST}, asked.* FROM {_BOUNDED}, unnest(
                 :digests::bytea[], :keys::text[], :scopes::text[], :locks::bigint[],
-                :fingerprints::bytea[], :owners::bytea[], :leases::float8[], :holds::boolean[]
-            ) AS asked (ask_digest, ask_key, ask_scope, ask_lock, fingerprint, owner, lease, hold)
+                :fingerprints::bytea[], :owners::bytea[], :leases::float8[], :holds::boolean[],
+                :run_infos::bytea[]
+            ) AS asked (
+                ask_digest, ask_key, ask_scope, ask_lock, fingerprint, owner, lease, hold, run_info
+            )
         ), found AS MATERIALIZED (
             SELECT r.* FROM {table} AS r
             WHERE r.digest = ANY (ARRAY(SELECT new_digest FROM asked))
@@ -111,13 +114,13 @@ def _claim(table: str) -> str:
             WHERE new_digest NOT IN (SELECT digest FROM found)
         ), written AS (
             INSERT INTO {table} AS r (
-                digest, prefix, idem_key, biz_type, payload_hash, status, created_at, updated_at,
-                retryable, owner, number, fence, hold, lease_until, superseded, takeover,
-                waited_for, format
+                digest, prefix, idem_key, biz_type, payload_hash, status, result_payload,
+                created_at, updated_at, retryable, owner, number, fence, hold, lease_until,
+                superseded, takeover, waited_for, format
             )
             SELECT
                 new_digest, :prefix::text, ask_key, ask_scope, fingerprint,
-                {State.PROCESSING:d}, {NOW}, {NOW}, false, owner, 1, {micros(NOW)}, hold,
+                {State.PROCESSING:d}, run_info, {NOW}, {NOW}, false, owner, 1, {micros(NOW)}, hold,
                 {NOW} + lease * interval '1 second', '{{}}'::bytea[], false, false, {FORMAT}
             FROM tried WHERE free
             ON CONFLICT (digest) DO NOTHING
@@ -151,6 +154,7 @@ def _renew(table: str) -> str:
         WITH {_LOCKING}, written AS (
             UPDATE {table} AS r SET
                 lease_until = {NOW} + {_own("leases::float8[]")} * interval '1 second',
+                result_payload = coalesce({_own("run_infos::bytea[]")}, r.result_payload),
                 updated_at = {NOW}
             WHERE {_THESE_RUNNING}
             RETURNING r.digest
@@ -223,6 +227,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             owners=[ask.owner for ask in ordered.values()],
             leases=[float(ask.lease) for ask in ordered.values()],
             holds=[ask.hold for ask in ordered.values()],
+            run_infos=[ask.run_info for ask in ordered.values()],
         )
         # A member that another caller inserted while the statement ran has no row.
         return {(ask := ordered[row[1]]).identity: self._answer(ask, row) for row in reply.rows}
@@ -267,6 +272,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             **self._named(ordered),
             owners=[ask.owner for ask in ordered.values()],
             leases=[float(ask.lease) for ask in ordered.values()],
+            run_infos=[ask.run_info for ask in ordered.values()],
         )
         answers: dict[Identity, bool | StoreError] = dict.fromkeys(
             (ask.identity for ask in asks), False

@@ -145,7 +145,7 @@ MOST_BYTES: Final = (1 << 30) - (1 << 16)
 DIGESTS_KEPT: Final = 256
 """A claim is soon followed by a complete of the same identity."""
 
-_FIRST_CLAIM: Final = {"state": int(State.PROCESSING), "data": None, "codec": None, "ttl": None}
+_FIRST_CLAIM: Final = {"state": int(State.PROCESSING), "codec": None, "ttl": None}
 _MARK: Final = {"state": int(State.SUCCEEDED), "fingerprint": None, "hold": False, "lease": None}
 _SUCCESS: Final = {
     "state": int(State.SUCCEEDED),
@@ -180,6 +180,7 @@ class PostgresTable:
         values["fingerprint"] = ask.fingerprint
         values["lease"] = ask.lease
         values["hold"] = ask.hold
+        values["data"] = ask.run_info
         for name, value in own_values(self.columns, ask).items():
             values[f"own_{name}"] = value
         return self.statements.insert.fill(values)
@@ -215,7 +216,8 @@ class PostgresTable:
     def renew(self, ask: RenewRequest) -> Statement:
         """Extend the lease of a running owner, or end it and wake those who wait."""
         write = self.statements.renew if ask.lease > 0 else self.statements.park
-        return write(**self.named(ask.identity), owner=ask.owner, lease=ask.lease)
+        named = self.named(ask.identity)
+        return write(**named, owner=ask.owner, lease=ask.lease, run_info=ask.run_info)
 
     def complete(self, ask: CompleteRequest) -> Statement:
         """Store the success of a running owner."""
@@ -289,7 +291,8 @@ class Statements:
         self.swap = Query(_swap(table, columns), writes=True)
         self.swap_plain = Query(_swap(table, ()), writes=True)
         renewing = (
-            f"UPDATE {table} AS r SET lease_until = {after('lease')}, updated_at = {NOW} "  # noqa: S608 - the name is checked, here and below
+            f"UPDATE {table} AS r SET lease_until = {after('lease')}, updated_at = {NOW}, "  # noqa: S608 - the name is checked, here and below
+            "result_payload = coalesce(:run_info::bytea, r.result_payload) "
             f"WHERE {THIS} AND {OWN}"
         )
         self.renew = Query(renewing, writes=True)
