@@ -89,6 +89,8 @@ class Ran(Event, frozen=True, kw_only=True):
     """From before the claim until after the save."""
     size: int
     """Bytes stored."""
+    store_seconds: float | None = None
+    """Seconds for which the call waited for answers of the store; measured if there are hooks."""
 
 
 class RanInTransaction(Ran, frozen=True, kw_only=True):
@@ -100,6 +102,8 @@ class Replayed(Event, frozen=True, kw_only=True):
 
     level = logging.INFO
     waited: bool
+    store_seconds: float | None = None
+    """As of `Ran`; None where this process knew the answer and did not ask the store."""
 
 
 class RejectedBusy(Event, frozen=True, kw_only=True):
@@ -242,13 +246,15 @@ def rejection(error: IdempotencyError, identity: Identity, number: int | None = 
 class Announcer:
     """Tells every hook, and the `semel` logger; what a hook raises is logged and dropped."""
 
-    __slots__ = ("_hooks", "reaches")
+    __slots__ = ("_hooks", "reaches", "timed")
 
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
         # The logger's own answer, without a function of ours around it: every call asks.
         self.reaches: Callable[[int], bool] = (lambda _: True) if hooks else logger.isEnabledFor
         """Whether an event of this level reaches anybody; asked where every call makes one."""
+        self.timed = bool(hooks)
+        """Whether calls measure how long the store takes: without a hook nobody would know."""
 
     def __call__(self, event: Event) -> None:
         """Tell of one event."""

@@ -163,6 +163,7 @@ class Outcomes(Generic[S]):
         self.owns_store = setup.opening is not None
         """True when the store was opened here: then it is closed here, too."""
         self.announce = setup.announce
+        self.timed = setup.announce.timed
         self.cache = setup.cache
         self.closed = False
         self.reset()
@@ -280,9 +281,20 @@ class Outcomes(Generic[S]):
         )
         if self.announce.reaches(events.Replayed.level):
             self.announce(
-                events.Replayed(identity=call.identity, number=finished.number, waited=waited)
+                events.Replayed(
+                    identity=call.identity,
+                    number=finished.number,
+                    waited=waited,
+                    store_seconds=call.store_seconds,
+                )
             )
         return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
+
+    @staticmethod
+    def add_store_time(call: Call, sent: float) -> None:
+        """Note how long the store took over what was sent then; only where hooks get to know."""
+        before = 0.0 if call.store_seconds is None else call.store_seconds
+        call.store_seconds = before + monotonic() - sent
 
     def reject(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
         """Reject the call; `number` is of the attempt that is in its way."""
@@ -390,6 +402,7 @@ class Outcomes(Generic[S]):
                     number=attempt.number,
                     seconds=monotonic() - lease.began,
                     size=len(result.data),
+                    store_seconds=call.store_seconds,
                 )
             )
 

@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide
-from semel.core.records import Claimed, CompleteRequest, Encoded, Finished
+from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine._sync.renewing import Renewer
 from semel.engine.colours.leaders import LATE, NoTimer
@@ -217,6 +217,8 @@ class Runs(Outcomes[Store]):
             sent = monotonic()
             try:
                 answer = self.store.ask(request)
+                if self.timed:
+                    self.add_store_time(call, sent)
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
@@ -229,17 +231,21 @@ class Runs(Outcomes[Store]):
                         step = as_first_told(step, late)
                     return self._started(call, request.owner, step, sent)
             except IdempotencyError as error:
-                if isinstance(error, NoTimer):
-                    background(self.in_background, partial(self.renewer.give_back, request))
-                elif isinstance(error, StoreUnavailable):
-                    # The answer is lost, the claim perhaps not: the timer gives it back.
-                    remind(self.renewer.timer, self.leases.doubt(request, monotonic()))
-                self._not_claiming(call, request)
+                self._claim_failed(call, request, error)
                 raise
             self._not_claiming(call, request)
             if type(step) is Reject:
                 self.reject(call, step.error, step.number)
             return step
+
+    def _claim_failed(self, call: Call, request: ClaimRequest, error: IdempotencyError) -> None:
+        """Give back a claim that nobody can use."""
+        if isinstance(error, NoTimer):
+            background(self.in_background, partial(self.renewer.give_back, request))
+        elif isinstance(error, StoreUnavailable):
+            # The answer is lost, the claim perhaps not: the timer gives it back.
+            remind(self.renewer.timer, self.leases.doubt(request, monotonic()))
+        self._not_claiming(call, request)
 
     def _wait(self, call: Call, busy: Wait, end: float) -> Attempt | Finished:
         """Ask again when something may have changed, until there is an answer."""
@@ -275,13 +281,18 @@ class Runs(Outcomes[Store]):
                 self._lost(call, lease)
             lease.ending = True
             result = kept.encoded
+            sent = monotonic() if self.timed else 0.0
             try:
                 saved = self.store.ask(
                     CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
                 )
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
+                if self.timed:
+                    self.add_store_time(call, sent)
                 self._save(call, attempt, lease, result, error)
             else:
+                if self.timed:
+                    self.add_store_time(call, sent)
                 self._saved(call, attempt, lease, result, saved=saved)
         except BaseException as interruption:
             # Ordinary exceptions too: a worker's soft time limit may raise at any line.
@@ -383,13 +394,17 @@ class Runs(Outcomes[Store]):
                     self._not_stored(call, lease, result, error)
                     return
                 sleep(pause)
+            saved: bool | None = None
+            sent = monotonic()
             try:
                 saved = self.store.ask(
                     CompleteRequest(call.identity, lease.owner, result, call.rules.ttl)
                 )
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
                 error = again
-            else:
+            if self.timed:
+                self.add_store_time(call, sent)
+            if saved is not None:
                 self._saved(call, attempt, lease, result, saved=saved)
                 return
 

@@ -163,11 +163,13 @@ class TransactionContext(Generic[Result]):
         if store is None:
             return None
         answer: Claim | None = None
+        sent = monotonic()
         try:
             answer = store.read_committed(partial(transactions.look, self._records, request))
         except IdempotencyError:
             # Nothing is lost: the claim, on the caller's connection, decides.
             logger.debug("a record could not be read outside its transaction", exc_info=True)
+        self._add_store_time(sent)
         return answer
 
     def _ask(self, request: ClaimRequest) -> Claim:
@@ -228,11 +230,13 @@ class TransactionContext(Generic[Result]):
                 number=attempt.number,
                 seconds=monotonic() - self._began,
                 size=len(kept.encoded.data),
+                store_seconds=call.store_seconds,
             )
         )
 
     def _drive(self, verb: Verb[V]) -> V:
         """Run the statements of a verb to its end."""
+        sent = monotonic()
         try:
             statement = next(verb)
             while True:
@@ -242,6 +246,11 @@ class TransactionContext(Generic[Result]):
             return answer
         finally:
             verb.close()
+            self._add_store_time(sent)
+
+    def _add_store_time(self, sent: float) -> None:
+        if self._runs.timed:
+            self._runs.add_store_time(self._call, sent)
 
     def _undo(self) -> None:
         """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""
