@@ -27,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-paired bench-purge bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
+.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -64,7 +64,7 @@ test: servers  ## run every test, and insist on the coverage of the core, engine
 	$(RUN) coverage report --include='$(COVERED)' --omit='src/semel/testing/*' --precision=2 --fail-under=$(COVERAGE_MIN)
 
 # What the versions of drivers and frameworks can change. A session limit bounds it to 20 minutes.
-LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions
+LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions tests/observe
 
 test-lowest: $(LOWEST_READY)  ## run contract, adapters, faults and transactions with the lowest versions supported
 	$(LOWEST_VENV)/bin/python scripts/servers.py
@@ -118,6 +118,9 @@ bench-paired: servers  ## compare the speed with another commit: BASE=... ARGS="
 
 bench-purge: servers  ## measure how long claims wait during a purge
 	$(VENV)/bin/python benchmarks/purge.py
+
+bench-tally: $(READY)  ## measure what counting events adds to a call on memory: at most 2.5 us
+	$(RUN) benchmarks --only tally
 
 bench-web-memory: servers  ## measure the memory of 200 requests of a megabyte at once
 	$(RUN) benchmarks.web_memory

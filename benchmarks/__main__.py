@@ -32,12 +32,13 @@ GROUPS = (
     "memory",
     "growth",
     "overhead",
+    "tally",
     "renewal",
     "imports",
     "web",
 )
 
-BEFORE_OTHERS = frozenset({"wakeups", "overhead", "web"})
+BEFORE_OTHERS = frozenset({"wakeups", "overhead", "tally", "web"})
 """What is about microseconds runs before everything else on the machine, where that is allowed."""
 
 

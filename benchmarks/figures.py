@@ -57,6 +57,17 @@ class Race(Struct):
         pairs = zip(above.samples, below.samples, strict=False)
         return statistics.median(one / other for one, other in pairs)
 
+    def microseconds_more(self, of: str, to: str) -> float | None:
+        """How much longer a call of `of` takes than one of `to`, where the unit is calls a second.
+
+        The median of the differences of the same round.
+        """
+        slower, quicker = self.lane(of), self.lane(to)
+        if slower is None or quicker is None:
+            return None
+        pairs = zip(slower.samples, quicker.samples, strict=False)
+        return statistics.median(1e6 / one - 1e6 / other for one, other in pairs)
+
     def times_better(self, name: str) -> float | None:
         """How many times better semel is than the contender, whatever better means here."""
         return self.ratio(OURS, name) if self.more_is_better else self.ratio(name, OURS)

@@ -29,6 +29,11 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_same_round():
     assert race().ratio("semel", "nobody") is None
 
 
+def test_a_difference_is_the_median_of_the_microseconds_more_in_the_same_round():
+    assert race().microseconds_more("semel", "bare <protocol>") == pytest.approx(1e6 / 120)
+    assert race().microseconds_more("semel", "nobody") is None
+
+
 def test_better_means_less_where_less_is_better():
     assert race().times_better("other 1.0") == 2.0
     assert race(more_is_better=False).times_better("other 1.0") == 0.5

@@ -28,6 +28,7 @@ NEEDS = {
     "memory": (redis.binary, postgres.binaries),
     "growth": (postgres.binaries,),
     "overhead": (),
+    "tally": (),
     "renewal": (redis.binary, postgres.binaries),
     "imports": (),
     "web": (redis.binary,),

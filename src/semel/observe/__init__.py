@@ -1,6 +1,7 @@
-"""Makes an operation visible where its effects are: in logs, in SQL and in messages.
+"""Makes operations visible: in metrics, and where their effects are, in logs, SQL and messages.
 
-`semel.observe.sqlalchemy` comments every statement of a SQLAlchemy engine.
+`Tally` counts events in this process. `semel.observe.prometheus` and `semel.observe.opentelemetry`
+export them; `semel.observe.sqlalchemy` comments every statement of a SQLAlchemy engine.
 """
 
 from __future__ import annotations
@@ -10,8 +11,18 @@ import re
 from typing import Any
 
 from semel.core.attempts import current_attempt
+from semel.observe.tally import Histogram, Tally, Totals
 
-__all__ = ["CommentedCursor", "KeyFilter", "commented", "message_headers", "sql_comment"]
+__all__ = [
+    "CommentedCursor",
+    "Histogram",
+    "KeyFilter",
+    "Tally",
+    "Totals",
+    "commented",
+    "message_headers",
+    "sql_comment",
+]
 
 
 def message_headers(part: str, header: str = "idempotency-key") -> dict[str, str]:
@@ -70,7 +81,7 @@ def sql_comment() -> str:
 
 
 def commented(sql: str) -> str:
-    """Put the comment of the running attempt into a statement, behind its first word.
+    """Put the comment of the running attempt into the statement `sql`, behind its first word.
 
     Drivers look at both ends of a statement (PyMySQL for bulk inserts, sqlite3 for transactions),
     and lists of running statements show only its beginning.
@@ -94,11 +105,11 @@ class CommentedCursor:
     """
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the statement with the comment in it."""
+        """Run the statement `query` with the comment in it."""
         return super().execute(_commented_text(query), *args, **kwargs)  # type: ignore[misc]
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the statement, with the comment in it, for each set of parameters."""
+        """Run the statement `query`, with the comment in it, for each set of parameters."""
         return super().executemany(_commented_text(query), *args, **kwargs)  # type: ignore[misc]
 
 

@@ -77,10 +77,12 @@ class ForkSafeLock:
 
     Enter `lock` itself: a `with` of the interpreter's own lock has no step of Python between taking
     it and its block, at which an exception of a signal handler would leave it taken for ever.
+
+    A `reentrant` one may be taken again by the thread that holds it, as by a signal handler.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, *, reentrant: bool = False) -> None:
+        self.lock = threading.RLock() if reentrant else threading.Lock()
         follow_forks(self)
 
     def before_fork(self) -> None:

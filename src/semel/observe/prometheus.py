@@ -1,0 +1,348 @@
+"""Metrics for Prometheus: what happens in this process, and what is stuck in a store.
+
+| metric | kind | labels |
+|---|---|---|
+| `semel_events_total` | counter | `scope`, `event` |
+| `semel_run_seconds` | histogram | `scope` |
+| `semel_store_seconds` | histogram | `scope` |
+| `semel_result_bytes_total` | counter | `scope` |
+| `semel_stuck` | gauge | `scope`, `held` |
+| `semel_stuck_oldest_seconds` | gauge | `scope` |
+| `semel_store_up` | gauge | |
+
+The first four are of this process and come from a hook, `prometheus_hook()`. The others are of a
+store, as every process sees it, and come from a `StuckCollector`. Nothing is written into a store.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from semel.aio import AsyncIdempotency
+from semel.core.optional import Needed, inside
+from semel.core.policy import Duration, seconds
+from semel.core.records import Record, StuckRequest
+from semel.errors import ConfigError, IdempotencyError
+from semel.events import Event, Hook, Ran, Replayed
+from semel.observe.tally import (
+    EVENT_NAMES,
+    RUN_BUCKETS,
+    STORE_BUCKETS,
+    Histogram,
+    ScopeLabels,
+    Tally,
+)
+from semel.stores.base import AsyncStore, Store
+from semel.stores.forking import ForkSafeLock
+from semel.sync import Idempotency
+
+with Needed("semel[prometheus]", by=__name__):
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client import Counter as PlainCounter
+    from prometheus_client import Histogram as PlainHistogram
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+
+__all__ = ["AsyncStuckCollector", "StuckCollector", "TallyCollector", "prometheus_hook"]
+
+logger = logging.getLogger("semel.observe")
+
+EVERY: Final = 15.0
+"""Seconds between two questions to a store, at least: as often as Prometheus usually asks."""
+
+MOST_STUCK: Final = 10_000
+"""How many stuck records are read at most, the oldest first.
+
+So many, because old ones that any call may take over must not hide a young one that is held."""
+
+SHOWN_FOR: Final = 4
+"""For how many times `every` an answer is shown; then it says nothing about the store of now."""
+
+AUDIT_SCOPE: Final = "semel.audit"
+
+# What each metric is called, and what it says of itself.
+_EVENTS = "semel_events", "Outcomes of idempotent operations."
+_RUN = (
+    "semel_run_seconds",
+    "Duration of runs whose result is stored, from before the claim until after the save.",
+)
+_STORE = "semel_store_seconds", "How long calls waited for the store."
+_BYTES = "semel_result_bytes", "Bytes of results that were stored."
+_STUCK = (
+    "semel_stuck",
+    f"Abandoned attempts, up to {MOST_STUCK:,}. Held ones wait for a resolver or a person.",
+)
+_OLDEST = "semel_stuck_oldest_seconds", "Age of the oldest abandoned attempt since its lease ended."
+_UP = "semel_store_up", "Whether the store answered when it was last asked what is stuck."
+
+
+def prometheus_hook(registry: CollectorRegistry = REGISTRY) -> Hook:
+    """Return a hook that exports what happens in this process; one for all engines of a registry.
+
+    It is a `Tally` that `registry` reads. In multi-process mode (`PROMETHEUS_MULTIPROC_DIR` is
+    set), where a registry sees the counters of one process only, it writes plain counters, which
+    `MultiProcessCollector` of prometheus_client adds up.
+
+    Examples:
+        >>> hook = prometheus_hook(CollectorRegistry())
+        >>> with Idempotency("memory://", hooks=[hook]) as engine:
+        ...     engine.execute("order:42", lambda: "paid")
+        'paid'
+    """
+    if inside("prometheus-client", "prometheus_client.values:ValueClass._multiprocess"):
+        return _PlainCounters(registry)
+    tally = Tally()
+    registry.register(TallyCollector(tally))
+    return tally
+
+
+class TallyCollector:
+    """Shows a `tally` of yours to a registry: `registry.register(TallyCollector(tally))`.
+
+    `prometheus_hook()` does that, and knows of multi-process mode.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the metrics, for the registry."""
+        return _families()
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the tally."""
+        totals = self._tally.totals()
+        happened, run, store, stored = families = _families()
+        for scope, counts in totals.events.items():
+            for event, count in counts.items():
+                happened.add_metric((scope, event), count)
+        for family, by_scope in ((run, totals.run_seconds), (store, totals.store_seconds)):
+            for scope, histogram in by_scope.items():
+                family.add_metric((scope,), _buckets(histogram), histogram.sum)
+        for scope, size in totals.result_bytes.items():
+            stored.add_metric((scope,), size)
+        return families
+
+
+def _families() -> tuple[
+    CounterMetricFamily, HistogramMetricFamily, HistogramMetricFamily, CounterMetricFamily
+]:
+    return (
+        CounterMetricFamily(*_EVENTS, labels=("scope", "event")),
+        HistogramMetricFamily(*_RUN, labels=("scope",)),
+        HistogramMetricFamily(*_STORE, labels=("scope",)),
+        CounterMetricFamily(*_BYTES, labels=("scope",)),
+    )
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = (*map(str, histogram.bounds), "+Inf")
+    return list(zip(bounds, histogram.cumulative(), strict=True))
+
+
+class _PlainCounters:
+    """The hook of multi-process mode: counters that prometheus_client keeps in files."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._events = PlainCounter(*_EVENTS, ("scope", "event"), registry=registry)
+        self._run = PlainHistogram(*_RUN, ("scope",), buckets=RUN_BUCKETS, registry=registry)
+        self._store = PlainHistogram(*_STORE, ("scope",), buckets=STORE_BUCKETS, registry=registry)
+        self._bytes = PlainCounter(*_BYTES, ("scope",), registry=registry)
+        self._label = ScopeLabels(self._begin)
+        # prometheus_client's own lock stays taken in a child that is forked while a thread has it.
+        self._lock = ForkSafeLock(reentrant=True)
+
+    def _begin(self, label: str) -> None:
+        for name in EVENT_NAMES:
+            self._events.labels(label, name)
+
+    def __call__(self, event: Event) -> None:
+        label = self._label(event.scope)  # outside: a fork takes both locks, in any order
+        with self._lock.lock:
+            self._events.labels(label, event.name).inc()
+            if isinstance(event, Ran):
+                self._run.labels(label).observe(event.seconds)
+                self._bytes.labels(label).inc(event.size)
+            if isinstance(event, Ran | Replayed) and event.store_seconds is not None:
+                self._store.labels(label).observe(event.store_seconds)
+
+
+# --- what is stuck -------------------------------------------------------------------------------
+
+
+class StuckCollector:
+    """Shows a registry what is stuck in a store: `registry.register(StuckCollector(idem))`.
+
+    `store` is an engine or a store for threads. It is asked when Prometheus reads the metrics, but
+    at most once in `every` seconds; in between, the last answer is shown. It is asked for abandoned
+    records alone, which every store finds without looking at the others.
+
+    Examples:
+        >>> with Idempotency("memory://") as engine:
+        ...     CollectorRegistry().register(StuckCollector(engine))
+    """
+
+    def __init__(self, store: Idempotency | Store, *, every: Duration = EVERY) -> None:
+        if not isinstance(store, Idempotency | Store):
+            raise _wrong_kind(store, "StuckCollector", "Idempotency or open_store(url)")
+        self._target = store
+        self._answers = _Answers(self._store, every)
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the metrics, for the registry; this asks nothing."""
+        return _stuck_families()
+
+    def collect(self) -> Iterable[Metric]:
+        """Ask the store, if it is time to, and show what is stuck."""
+        if self._answers.due():
+            try:
+                self._answers.found(self._store.stuck(limit=MOST_STUCK))
+            except IdempotencyError as error:
+                self._answers.failed(error)
+        return self._answers.shown()
+
+    @property
+    def _store(self) -> Store:
+        # Looked up each time: in a forked process, an engine has another one.
+        target = self._target
+        return target.internals.store if isinstance(target, Idempotency) else target
+
+
+class AsyncStuckCollector:
+    """A `StuckCollector` whose `store` is an engine or a store for asyncio: `update()` asks it.
+
+    prometheus_client awaits nothing, so await `update()` before you let it write the metrics. An
+    answer that is older than four times `every` is not shown.
+
+    Examples:
+        >>> stuck = AsyncStuckCollector(idem)
+        >>> await stuck.update()
+        >>> [metric.name for metric in stuck.collect()]
+        ['semel_stuck', 'semel_stuck_oldest_seconds', 'semel_store_up']
+    """
+
+    def __init__(self, store: AsyncIdempotency | AsyncStore, *, every: Duration = EVERY) -> None:
+        if not isinstance(store, AsyncIdempotency | AsyncStore):
+            raise _wrong_kind(
+                store, "AsyncStuckCollector", "AsyncIdempotency or open_async_store(url)"
+            )
+        self._target = store
+        self._answers = _Answers(self._store, every)
+
+    async def update(self) -> None:
+        """Ask the store, if it is time to."""
+        if self._answers.due():
+            try:
+                self._answers.found(await self._store.stuck(limit=MOST_STUCK))
+            except IdempotencyError as error:
+                self._answers.failed(error)
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the metrics, for the registry."""
+        return _stuck_families()
+
+    def collect(self) -> Iterable[Metric]:
+        """Show what was stuck at the last update."""
+        return self._answers.shown()
+
+    @property
+    def _store(self) -> AsyncStore:
+        target = self._target
+        return target.internals.store if isinstance(target, AsyncIdempotency) else target
+
+
+def _wrong_kind(given: object, collector: str, wanted: str) -> ConfigError:
+    return ConfigError(f"{collector} needs {wanted}, not {type(given).__name__}")
+
+
+class _Answer(Struct, frozen=True):
+    """What a store said when it was asked."""
+
+    at: float
+    up: bool
+    counts: dict[tuple[str, str], int] = {}
+    """How many are stuck, by scope and whether they are held."""
+    oldest: dict[str, float] = {}
+    """For how many seconds, by scope."""
+
+
+class _Answers:
+    """When to ask a store, and its last answer."""
+
+    def __init__(self, store: Store | AsyncStore, every: Duration) -> None:
+        if StuckRequest in store.unsupported:
+            raise ConfigError(f"{type(store).__name__} does not tell what is stuck")
+        self._every = seconds("every", every)
+        self._next = -math.inf
+        # Held for a moment, never while the store is asked: a fork must not wait for a store.
+        self._lock = ForkSafeLock()
+        self._label = ScopeLabels(self._begin)
+        self._last: _Answer | None = None
+        self._nothing: dict[tuple[str, str], int] = {}
+
+    def due(self) -> bool:
+        """Whether to ask now; who is told so asks, all others show the last answer."""
+        with self._lock.lock:
+            now = monotonic()
+            if now < self._next:
+                return False
+            self._next = now + self._every
+            return True
+
+    def found(self, records: Iterable[Record]) -> None:
+        """Keep an answer; a scope in which something was stuck is shown from then on, if with 0."""
+        stuck = [
+            (self._label(record.scope), "true" if record.hold else "false", _age(record))
+            for record in records
+            if record.scope != AUDIT_SCOPE
+        ]
+        counts = self._nothing.copy()
+        oldest = {scope: 0.0 for scope, _ in counts}
+        for scope, held, age in stuck:
+            counts[scope, held] += 1
+            oldest[scope] = max(age, oldest[scope])
+        self._last = _Answer(monotonic(), up=True, counts=counts, oldest=oldest)
+
+    def failed(self, error: IdempotencyError) -> None:
+        """The store did not answer: what is stuck is not known."""
+        logger.warning("the store was asked what is stuck, and failed: %s", error)
+        self._last = _Answer(monotonic(), up=False)
+
+    def shown(self) -> Iterable[Metric]:
+        """Show the last answer, unless it is old."""
+        stuck, oldest, up = families = _stuck_families()
+        last = self._last
+        if last is not None and monotonic() - last.at <= SHOWN_FOR * self._every:
+            for labels, count in last.counts.items():
+                stuck.add_metric(labels, count)
+            for scope, age in last.oldest.items():
+                oldest.add_metric((scope,), age)
+            up.add_metric((), last.up)
+        return families
+
+    def _begin(self, scope: str) -> None:
+        self._nothing |= {(scope, "true"): 0, (scope, "false"): 0}
+
+
+def _age(record: Record) -> float:
+    """How long ago the lease of a stuck record ended; one that is stuck has had one."""
+    ended = record.now if record.lease_until is None else record.lease_until
+    return max(0.0, record.now - ended)
+
+
+def _stuck_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    return (
+        GaugeMetricFamily(*_STUCK, labels=("scope", "held")),
+        GaugeMetricFamily(*_OLDEST, labels=("scope",)),
+        GaugeMetricFamily(*_UP, labels=()),
+    )

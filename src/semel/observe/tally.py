@@ -1,0 +1,223 @@
+"""Counts what happens in this process: events, seconds and bytes, by scope.
+
+A `Tally` is a hook that needs no other package. Exporters read it when they are asked, so that an
+event costs one short lock and no call of theirs.
+
+- A label is a scope or the name of an event, never a key or its digest. The first `MOST_SCOPES`
+  scopes are counted by name, all later ones together: scopes that a program makes up, one for each
+  tenant, do not fill the memory of a monitor.
+- A scope that was seen has a number for every event, 0 too: an alert on "one more than before"
+  needs the number from before.
+- A forked child begins with nothing. What its parent has counted, the parent shows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Final
+
+from msgspec import Struct
+
+from semel import events
+from semel.events import Event, Ran, RanInTransaction, Replayed
+from semel.stores.forking import ForkSafeLock
+
+MOST_SCOPES: Final = 100
+"""How many scopes are counted by name."""
+
+OTHER: Final = "(other)"
+"""What all further scopes are counted as."""
+
+RUN_BUCKETS: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+"""Upper bounds in seconds, for functions from a quick update to a job."""
+
+STORE_BUCKETS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+)  # fmt: skip
+"""Upper bounds in seconds, for stores from memory to a server that hardly answers."""
+
+
+class Histogram(Struct, frozen=True):
+    """How many values were at most as large as each of the bounds, and what they add up to."""
+
+    bounds: tuple[float, ...]
+    """The upper bounds, ascending; a last bucket without a bound follows."""
+    counts: tuple[int, ...]
+    """How many values are in each bucket and in no smaller one; one more than there are bounds."""
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(self.counts)
+
+    def cumulative(self) -> tuple[int, ...]:
+        """Count the values of each bucket with those of all smaller ones, as Prometheus does."""
+        return tuple(accumulate(self.counts))
+
+
+class Totals(Struct, frozen=True):
+    """What a tally has counted since the process began, by scope."""
+
+    events: dict[str, dict[str, int]]
+    """How often each event happened: `events["payments"]["Replayed"]`."""
+    run_seconds: dict[str, Histogram]
+    """How long runs took whose result is stored, from before the claim until after the save."""
+    store_seconds: dict[str, Histogram]
+    """How long calls waited for the store: those that ran, and replays that asked it."""
+    result_bytes: dict[str, int]
+    """How many bytes of results were stored."""
+
+
+class Tally:
+    """A hook that counts events, for exporters and for `totals()`; one for any number of engines.
+
+    Examples:
+        >>> tally = Tally()
+        >>> with Idempotency("memory://", hooks=[tally]) as engine:
+        ...     engine.execute("order:42", lambda: "paid", scope="payments")
+        'paid'
+        >>> tally.totals().events["payments"]["Ran"]
+        1
+    """
+
+    __slots__ = ("_counted", "_lock", "_scopes")
+
+    def __init__(self) -> None:
+        self._counted = _Counted()
+        # By their own names: every event uses them.
+        self._lock = self._counted.lock
+        self._scopes = self._counted.scopes
+
+    def __call__(self, event: Event) -> None:
+        """Count one event."""
+        with self._lock:
+            counted = self._scopes.get(event.identity.scope)
+            if counted is None:
+                counted = self._counted.add(event.identity.scope)
+            # Each of these statements is one step for a signal handler, which may count, too.
+            counted.events[type(event)] += 1
+            # By `type`, which is quicker than `isinstance`.
+            if type(event) is Replayed:
+                if event.store_seconds is not None:
+                    counted.store_seconds.add(event.store_seconds)
+            elif type(event) is Ran or type(event) is RanInTransaction:
+                counted.run_seconds.add(event.seconds)
+                counted.result_bytes += event.size
+                if event.store_seconds is not None:
+                    counted.store_seconds.add(event.store_seconds)
+
+    def totals(self) -> Totals:
+        """Read all that was counted, at one moment."""
+        with self._lock:
+            scopes = self._scopes
+            ran = {scope: one for scope, one in scopes.items() if one.run_seconds.used}
+            asked = {scope: one for scope, one in scopes.items() if one.store_seconds.used}
+            return Totals(
+                events={scope: one.by_name() for scope, one in scopes.items()},
+                run_seconds={scope: one.run_seconds.histogram() for scope, one in ran.items()},
+                store_seconds={
+                    scope: one.store_seconds.histogram() for scope, one in asked.items()
+                },
+                result_bytes={scope: one.result_bytes for scope, one in ran.items()},
+            )
+
+
+class _Counted(ForkSafeLock):
+    """The scopes of a tally and their lock, which a signal handler may take in its own thread."""
+
+    def __init__(self) -> None:
+        super().__init__(reentrant=True)
+        self.scopes: dict[str, _Scope] = {}
+
+    def add(self, scope: str) -> _Scope:
+        """Begin to count a scope, or count it with the others if there are so many already."""
+        label = scope if len(self.scopes) < MOST_SCOPES else OTHER
+        return self.scopes.setdefault(label, _Scope())
+
+    def after_fork_in_child(self) -> None:
+        """Begin with nothing."""
+        self.scopes.clear()
+        super().after_fork_in_child()
+
+
+class _Scope:
+    """What was counted of one scope."""
+
+    __slots__ = ("events", "result_bytes", "run_seconds", "store_seconds")
+
+    def __init__(self) -> None:
+        self.events: defaultdict[type[Event], int] = defaultdict(int)
+        self.run_seconds = _Seconds(RUN_BUCKETS)
+        self.store_seconds = _Seconds(STORE_BUCKETS)
+        self.result_bytes = 0
+
+    def by_name(self) -> dict[str, int]:
+        counts = dict.fromkeys(EVENT_NAMES, 0)
+        return counts | {kind.__name__: count for kind, count in self.events.items()}
+
+
+class _Seconds:
+    """A histogram that grows."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    @property
+    def used(self) -> bool:
+        return any(self._counts)
+
+    def histogram(self) -> Histogram:
+        return Histogram(self._bounds, tuple(self._counts), self._sum)
+
+
+# --- for exporters ---------------------------------------------------------------------------
+
+
+def _subclasses(kind: type[Event]) -> Iterator[type[Event]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+EVENT_NAMES: Final = tuple(
+    sorted(kind.__name__ for kind in _subclasses(Event) if kind.__module__ == events.__name__)
+)
+"""Every event that semel announces, by name."""
+
+
+class ScopeLabels:
+    """Names the label of each scope for an exporter that has counters of its own.
+
+    `begin` is called with a label when it is named for the first time.
+    """
+
+    def __init__(self, begin: Callable[[str], object] = lambda _: None) -> None:
+        self._begin = begin
+        self._known: set[str] = set()
+        self._lock = ForkSafeLock(reentrant=True)
+
+    def __call__(self, scope: str) -> str:
+        """Name the label of this scope."""
+        return scope if scope in self._known else self._named(scope)
+
+    def _named(self, scope: str) -> str:
+        with self._lock.lock:
+            label = scope if len(self._known) < MOST_SCOPES else OTHER
+            if label not in self._known:
+                self._known.add(label)
+                self._begin(label)
+            return label

@@ -1,0 +1,275 @@
+"""What is stuck in a store, as Prometheus sees it: asked for seldom, and never by counting all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from time import monotonic
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engines.facade import KINDS, PATIENCE, Gate, World, intercepted
+from observe.test_prometheus import check_with_promtool, samples
+from semel import AsyncIdempotency, Idempotency, open_async_store, open_store
+from semel.core.records import ClaimRequest, Identity, StuckRequest
+from semel.errors import ConfigError
+from semel.observe import prometheus
+from semel.observe.prometheus import AsyncStuckCollector, StuckCollector
+from semel.testing import Refuse
+
+MINUTE = 60.0
+NOWHERE = "redis://127.0.0.1:1"
+
+
+class Clock:
+    """When collectors ask again, moved on by hand."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(prometheus, "monotonic", made)
+    return made
+
+
+class Scraped:
+    """A store of either kind, its collector, and what Prometheus gets to read."""
+
+    def __init__(self, kind: str, url: str, *, through: str = "store", **options: Any) -> None:
+        self.world = World(kind, url)
+        self.idem = self.world.engine()
+        self.store = self.idem.store
+        target = self.store if through == "store" else self.idem.engine
+        made = StuckCollector if kind == "threads" else AsyncStuckCollector
+        self.collector: Any = made(target, **options)
+        self.registry = CollectorRegistry()
+        self.registry.register(self.collector)
+
+    def read(self) -> dict[tuple[str, ...], float]:
+        if isinstance(self.collector, AsyncStuckCollector):
+            self.world.kind.finish(self.collector.update)
+        return samples(generate_latest(self.registry).decode())
+
+    def abandon(self, scope: str, key: str, *, age: float, hold: bool = False) -> None:
+        """Leave an attempt behind whose lease ended this long ago."""
+        identity, owner = Identity(scope, key), key.encode().rjust(12, b"-")
+        self.idem.ask_store("claim", ClaimRequest(identity, owner, None, 60.0, 600.0, hold))
+        assert self.idem.ask_store("renew", identity, owner, -age)
+
+    def asked(self) -> list[str]:
+        return [call.verb for call in self.store.calls]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
+@contextlib.contextmanager
+def scraping(kind: str, url: str = "memory://", **options: Any):
+    scraped = Scraped(kind, url, **options)
+    with scraped.world:
+        yield scraped
+
+
+# --- what is shown ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["store", "engine"])
+def test_what_is_stuck_is_shown_by_scope_and_whether_it_is_held(kind, store_url, through):
+    with scraping(kind, store_url, through=through) as scraped:
+        scraped.abandon("payments", "a", age=10 * MINUTE, hold=True)
+        scraped.abandon("payments", "b", age=20 * MINUTE, hold=True)
+        scraped.abandon("payments", "c", age=5 * MINUTE)
+        scraped.abandon("mails", "a", age=MINUTE)
+        scraped.idem.execute("done", lambda: "sent", scope="mails")
+        found = scraped.read()
+    ages = {key[1]: found.pop(key) for key in list(found) if "oldest" in key[0]}
+    assert found == {
+        ("semel_stuck", "payments", "true"): 2,
+        ("semel_stuck", "payments", "false"): 1,
+        ("semel_stuck", "mails", "true"): 0,
+        ("semel_stuck", "mails", "false"): 1,
+        ("semel_store_up",): 1,
+    }
+    assert {scope: int(age // MINUTE) for scope, age in ages.items()} == {
+        "payments": 20,
+        "mails": 1,
+    }
+
+
+def test_what_is_not_stuck_any_more_is_shown_as_nothing(kind, clock):
+    with scraping(kind) as scraped:
+        assert scraped.read() == {("semel_store_up",): 1}
+        scraped.abandon("payments", "a", age=MINUTE, hold=True)
+        clock.ahead += 15
+        assert scraped.read()["semel_stuck", "payments", "true"] == 1
+        scraped.idem.forget("a", scope="payments")
+        clock.ahead += 15
+        assert scraped.read() == {
+            ("semel_stuck", "payments", "true"): 0,
+            ("semel_stuck", "payments", "false"): 0,
+            ("semel_stuck_oldest_seconds", "payments"): 0,
+            ("semel_store_up",): 1,
+        }
+
+
+def test_the_audit_trail_is_no_scope_to_watch(kind):
+    with scraping(kind) as scraped:
+        scraped.abandon("semel.audit", "a", age=MINUTE)
+        assert scraped.read() == {("semel_store_up",): 1}
+
+
+def test_after_a_hundred_scopes_all_further_ones_are_shown_together(kind):
+    with scraping(kind) as scraped:
+        for number in range(110):
+            scraped.abandon(f"tenant-{number}", "a", age=200.0 - number)
+        found = scraped.read()
+    scopes = {key[1] for key in found if key[0] == "semel_stuck"}
+    assert scopes == {*(f"tenant-{number}" for number in range(100)), "(other)"}
+    assert found["semel_stuck", "(other)", "false"] == 10
+
+
+def test_promtool_finds_nothing_wrong_with_what_is_stuck():
+    with scraping("threads") as scraped:
+        scraped.abandon("payments", "a", age=MINUTE, hold=True)
+        assert scraped.read()["semel_stuck", "payments", "true"] == 1
+        text = generate_latest(scraped.registry).decode()
+    check_with_promtool(text)
+
+
+# --- what is asked ---------------------------------------------------------------------------
+
+
+def test_the_store_is_asked_at_most_every_fifteen_seconds_and_only_for_what_is_stuck(kind, clock):
+    with scraping(kind) as scraped:
+        assert scraped.asked() == []  # not by registering
+        first = scraped.read()
+        clock.ahead += 14
+        scraped.abandon("payments", "a", age=MINUTE)
+        assert scraped.read() == first
+        assert scraped.asked() == ["stuck"]
+        clock.ahead += 1
+        assert scraped.read()["semel_stuck", "payments", "false"] == 1
+        assert scraped.asked() == ["stuck", "stuck"]
+
+
+def test_how_often_the_store_is_asked_can_be_chosen(kind, clock):
+    with scraping(kind, every=60) as scraped:
+        for _ in range(5):
+            scraped.read()
+            clock.ahead += 20
+        assert scraped.asked() == ["stuck", "stuck"]
+
+
+def test_no_more_than_ten_thousand_records_are_read(kind):
+    limits = []
+    with scraping(kind) as scraped:
+        answer = scraped.store.store.ask
+
+        def note(ask, request):
+            limits.append(request.limit)
+            return answer(request)
+
+        intercepted(scraped.store.store, "stuck", note)
+        scraped.read()
+    assert limits == [10_000]
+
+
+def test_who_comes_while_the_store_is_asked_gets_the_last_answer(clock):
+    with scraping("threads") as scraped:
+        scraped.abandon("payments", "a", age=MINUTE)
+        before = scraped.read()
+        gate = Gate()
+        clock.ahead += 15
+        scraped.store.before["stuck"] = gate
+        slow = threading.Thread(target=scraped.read)
+        slow.start()
+        gate.wait()
+        assert scraped.read() == before
+        gate.open()
+        slow.join(PATIENCE)
+        assert scraped.asked() == ["stuck", "stuck"]
+
+
+# --- a store that does not answer ------------------------------------------------------------
+
+
+def test_a_store_that_is_down_is_shown_as_down_until_it_answers_again(kind, clock, caplog):
+    with scraping(kind) as scraped:
+        scraped.abandon("payments", "a", age=MINUTE)
+        scraped.store.inject("stuck", Refuse())
+        with caplog.at_level(logging.WARNING, "semel.observe"):
+            assert scraped.read() == {("semel_store_up",): 0}  # and nothing that nobody knows
+        [warning] = caplog.records
+        assert warning.getMessage().startswith("the store was asked what is stuck, and failed: ")
+        assert scraped.read() == {("semel_store_up",): 0}
+        clock.ahead += 15
+        found = scraped.read()
+        assert found["semel_store_up",] == 1
+        assert found["semel_stuck", "payments", "false"] == 1
+
+
+def test_a_server_that_is_not_there_is_down():
+    store = open_store(NOWHERE, timeout=0.2)
+    registry = CollectorRegistry()
+    registry.register(StuckCollector(store))
+    assert samples(generate_latest(registry).decode()) == {("semel_store_up",): 0}
+    store.close()
+
+
+def test_an_engine_that_was_closed_has_no_store_that_answers(sqlite_url):
+    idem = Idempotency(sqlite_url)
+    registry = CollectorRegistry()
+    registry.register(StuckCollector(idem))
+    idem.close()
+    assert samples(generate_latest(registry).decode()) == {("semel_store_up",): 0}
+
+
+def test_an_answer_that_nobody_asked_for_in_a_minute_is_not_shown(clock):
+    with scraping("asyncio") as scraped:
+        assert scraped.read() == {("semel_store_up",): 1}
+        clock.ahead += 59
+        assert samples(generate_latest(scraped.registry).decode()) == {("semel_store_up",): 1}
+        clock.ahead += 2
+        assert samples(generate_latest(scraped.registry).decode()) == {}
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["memory://", None, AsyncIdempotency, open_async_store])
+def test_a_collector_for_threads_takes_nothing_else(given):
+    given = given("memory://") if callable(given) else given
+    named = f"StuckCollector needs Idempotency or open_store\\(url\\), not {type(given).__name__}"
+    with pytest.raises(ConfigError, match=named):
+        StuckCollector(given)
+
+
+@pytest.mark.parametrize("given", ["memory://", None, Idempotency, open_store])
+def test_a_collector_for_asyncio_takes_nothing_else(given):
+    given = given("memory://") if callable(given) else given
+    with pytest.raises(ConfigError, match=r"AsyncStuckCollector needs AsyncIdempotency or open_"):
+        AsyncStuckCollector(given)
+
+
+@pytest.mark.parametrize("every", [0, -1, "soon"])
+def test_a_pause_that_is_none_is_rejected(every):
+    with Idempotency("memory://") as idem, pytest.raises(ConfigError, match="every"):
+        StuckCollector(idem, every=every)
+
+
+def test_a_store_that_cannot_tell_what_is_stuck_is_rejected():
+    class Silent(type(open_store("memory://"))):
+        unsupported = frozenset({StuckRequest})
+
+    with pytest.raises(ConfigError, match="Silent does not tell what is stuck"):
+        StuckCollector(Silent())
