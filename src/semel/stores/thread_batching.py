@@ -185,7 +185,8 @@ class Turn:
     def release(self) -> None:
         """Let its thread go on with the answer that it has."""
         self.released = True
-        self.wake()
+        if self._asleep.locked():
+            self._asleep.release()
 
 
 W = TypeVar("W", bound=Turn)

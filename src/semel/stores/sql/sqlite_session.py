@@ -484,7 +484,7 @@ def _split(jobs: Sequence[J]) -> tuple[list[J], list[J]]:
     answered: list[J] = []
     waiting: list[J] = []
     for job in jobs:
-        (waiting if PENDING in job.outcomes else answered).append(job)
+        (waiting if _pending((job,)) else answered).append(job)
     return answered, waiting
 
 

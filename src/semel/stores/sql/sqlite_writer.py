@@ -68,6 +68,7 @@ class Combiner(ThreadQueue[_Waiter]):
     def serve(self, leader: _Waiter) -> None:
         """Run the jobs of the leader's batch in one transaction."""
         interruption = self._session.run(leader.batch, _release)
+        leader.batch = (leader,)  # the others have their answers
         try:
             if interruption is not None:
                 raise interruption
