@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 from semel import ConfigError, Idempotency, LeaseLost, Policy, current_attempt
 from semel.adapters import asgi, wsgi
 from semel.adapters.django import Idempotent, close, idempotent
-from semel.core.records import State
+from semel.core.records import Identity, State
 from transactions.kinds import PATIENCE, django_alias
 
 
@@ -398,6 +398,8 @@ def test_the_same_record_in_both_integrations_is_a_mistake(shop, outer, caplog):
         answer = send()
         assert answer.status_code == 500
         assert answer.json()["code"] == "idempotency_error"
+        instance = f"urn:semel:key:{Identity('http', 'k').key_digest}"
+        assert answer.json()["instance"] == instance
     assert "give one of them another scope=" in caplog.text
     assert shop.orders() == 0
 

@@ -179,6 +179,8 @@ async def test_25_openapi_shows_the_header_and_our_answers(engine):
         "detail",
         "code",
     }
+    told = schema["components"]["schemas"]["IdempotencyProblem"]["properties"]
+    assert told["instance"] == {"type": "string", "format": "uri-reference"}
     assert "/hidden" not in paths
 
 

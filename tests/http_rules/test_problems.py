@@ -34,6 +34,7 @@ def test_a_problem_is_rfc_9457_and_is_not_cached():
     assert told["type"] == "urn:semel:problem:payload-mismatch"
     assert told["title"]
     assert told["detail"]
+    assert "instance" not in told, "it is about no record"
     lines = dict(answer.headers)
     assert lines[b"content-type"] == b"application/problem+json"
     assert lines[b"cache-control"] == b"no-store"
@@ -61,10 +62,17 @@ def test_the_message_of_a_policy_is_told():
 
 
 @pytest.mark.parametrize("kind", [errors.ConcurrentRequest, errors.DuplicateRequest])
-def test_a_client_is_told_neither_the_scope_nor_the_digest_of_a_key(kind):
+def test_the_detail_tells_neither_the_scope_nor_the_digest_of_a_key(kind):
     identity = Identity("acme/payments", "k")
     assert problem_of(errors.about(kind("paid already"), identity))[1] == "paid already"
     assert problem_of(errors.about(kind(), identity))[1] is None
+
+
+def test_the_instance_of_a_problem_names_its_record():
+    identity = Identity("acme/payments", "k")
+    body = problem_response(errors.about(errors.PayloadMismatch(), identity)).body
+    assert json.loads(body)["instance"] == f"urn:semel:key:{identity.key_digest}"
+    assert "instance" not in json.loads(problem_response(errors.PayloadMismatch()).body)
 
 
 def test_our_own_message_to_programmers_is_not_told_to_clients():

@@ -13,6 +13,8 @@ from semel.core.stored_answers import AnswerCodec
 from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
 from semel.http.rules import Rejected
 
+IDENTITY = Identity("http", "k")
+
 KEYED = ("idempotency-key", "k")
 
 
@@ -261,7 +263,7 @@ def test_answers_are_stored_as_they_are_unless_a_codec_of_the_applications_own_i
 def test_an_answer_is_stored_without_a_marker_and_replayed_with_one():
     rules = route_rules(replayed_header="X-Replayed", never_stored=["x-mine"])
     lines = [(b"x-replayed", b"spoofed"), (b"X-Mine", b"1"), (b"x-kept", b"1")]
-    answer = rules.replay(rules.stored(200, lines, b"body"))
+    answer = rules.replay(rules.stored(200, lines, b"body"), IDENTITY)
     assert answer.headers == (
         (b"x-kept", b"1"),
         (b"content-length", b"4"),
@@ -272,9 +274,11 @@ def test_an_answer_is_stored_without_a_marker_and_replayed_with_one():
 
 def test_an_answer_that_was_too_large_is_told_of_under_its_own_status():
     rules = route_rules()
-    answer = rules.replay(rules.stored(201, [], None))
+    answer = rules.replay(rules.stored(201, [], None), IDENTITY)
     assert answer.status == 201
-    assert json.loads(answer.body)["code"] == "result_omitted"
+    told = json.loads(answer.body)
+    assert told["code"] == "result_omitted"
+    assert told["instance"] == f"urn:semel:key:{IDENTITY.key_digest}"
     assert (b"idempotent-replayed", b"true") in answer.headers
 
 
@@ -298,5 +302,7 @@ def test_an_unknown_outcome_that_nothing_holds_is_told_of(caplog):
 
 
 def test_garbage_in_the_place_of_an_answer_is_told_and_runs_nothing():
-    with pytest.raises(ResultUnavailable, match="cannot be read"):
-        route_rules().replay(b"garbage")
+    with pytest.raises(ResultUnavailable, match="cannot be read") as unreadable:
+        route_rules().replay(b"garbage", IDENTITY)
+    told = json.loads(route_rules().rejection(unreadable.value).body)
+    assert told["instance"] == f"urn:semel:key:{IDENTITY.key_digest}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel.core.records import Identity
 from web.profiles import MESSAGE
 from web.workers import eventually
 
@@ -15,16 +16,23 @@ def stack(framework):
     return framework
 
 
-def assert_problem(answer, status, code):
+def assert_problem(answer, status, code, key=None):
+    """It has the form of RFC 9457; about a record (that of `key`), it says which one."""
     assert (answer.status, answer.code) == (status, code)
     assert answer.header("cache-control") == "no-store"
     assert answer.header("content-length") == str(len(answer.body))
     told = answer.json
-    assert set(told) == {"type", "title", "status", "detail", "code"}
+    instance = {} if key is None else {"instance": instance_of(key)}
+    assert set(told) == {"type", "title", "status", "detail", "code", *instance}
+    assert told | instance == told
     assert told["status"] == status
     assert told["type"] == f"urn:semel:problem:{code.replace('_', '-')}"
     assert told["title"]
     assert told["detail"]
+
+
+def instance_of(key, scope="http"):
+    return f"urn:semel:key:{Identity(scope, key).key_digest}"
 
 
 @pytest.fixture
@@ -42,7 +50,7 @@ def running(on, folder, key, run):
 def test_6_a_duplicate_of_a_running_request_is_told_to_come_again(on, running, key, run, folder):
     first = running()
     busy = on().post(f"/wait/{key}", key=key, body=BODY, run=run)
-    assert_problem(busy, 409, "concurrent_request")
+    assert_problem(busy, 409, "concurrent_request", key)
     assert int(busy.header("retry-after")) >= 1
     folder.open_gate(key)
     answer = first.answer()
@@ -66,7 +74,7 @@ def test_6_a_duplicate_may_wait_for_the_result(on, running, key, run, folder):
 def test_6_a_duplicate_waits_no_longer_than_it_may(on, running, key, run, folder):
     first = running("impatient")
     late = on("impatient").post(f"/wait/{key}", key=key, body=BODY, run=run)
-    assert_problem(late, 409, "wait_timeout")
+    assert_problem(late, 409, "wait_timeout", key)
     assert late.header("retry-after") == "8"
     folder.open_gate(key)
     assert first.answer().status == 201
@@ -74,7 +82,9 @@ def test_6_a_duplicate_waits_no_longer_than_it_may(on, running, key, run, folder
 
 def test_7_another_payload_is_refused_and_changes_nothing(on, key, run, folder):
     first = on().post("/pay", key=key, body=BODY, run=run)
-    assert_problem(on().post("/pay", key=key, body=OTHER_BODY, run=run), 422, "payload_mismatch")
+    assert_problem(
+        on().post("/pay", key=key, body=OTHER_BODY, run=run), 422, "payload_mismatch", key
+    )
     again = on().post("/pay", key=key, body=BODY, run=run)
     assert again.replayed
     assert again.body == first.body
@@ -84,7 +94,7 @@ def test_7_another_payload_is_refused_and_changes_nothing(on, key, run, folder):
 def test_7_another_payload_is_refused_also_while_the_first_runs(on, running, key, run, folder):
     first = running()
     other = on().post(f"/wait/{key}", key=key, body=OTHER_BODY, run=run)
-    assert_problem(other, 422, "payload_mismatch")
+    assert_problem(other, 422, "payload_mismatch", key)
     folder.open_gate(key)
     assert first.answer().status == 201
     assert on().post(f"/wait/{key}", key=key, body=BODY, run=run).replayed
@@ -93,7 +103,7 @@ def test_7_another_payload_is_refused_also_while_the_first_runs(on, running, key
 def test_9_a_guarded_duplicate_gets_the_message_of_the_application(on, key, run, folder):
     assert on("guard").post("/pay", key=key, body=BODY, run=run).status == 201
     duplicate = on("guard").post("/pay", key=key, body=BODY, run=run)
-    assert_problem(duplicate, 409, "duplicate_request")
+    assert_problem(duplicate, 409, "duplicate_request", key)
     assert duplicate.json["detail"] == MESSAGE
     assert on("guard").post("/pay", key=key, body=OTHER_BODY, run=run).status == 422
     assert folder.runs(run) == 1
@@ -102,7 +112,7 @@ def test_9_a_guarded_duplicate_gets_the_message_of_the_application(on, key, run,
 def test_9_a_guarded_duplicate_of_a_running_request_gets_it_too(on, running, key, run, folder):
     first = running("guard")
     duplicate = on("guard").post(f"/wait/{key}", key=key, body=BODY, run=run)
-    assert_problem(duplicate, 409, "concurrent_request")
+    assert_problem(duplicate, 409, "concurrent_request", key)
     assert duplicate.json["detail"] == MESSAGE
     folder.open_gate(key)
     assert first.answer().status == 201
@@ -113,21 +123,34 @@ def test_10_under_hold_an_outcome_that_nobody_knows_is_not_tried_again(
 ):
     assert on("hold").post("/raise_once", key=key, run=run).status == 500
     duplicate = on("hold").post("/raise_once", key=key, run=run)
-    assert_problem(duplicate, 409, "outcome_unknown")
+    assert_problem(duplicate, 409, "outcome_unknown", key)
     assert folder.runs(run) == 1
     assert records.peek(key, scope="http").abandoned
 
 
 def test_10_an_answer_of_the_server_error_kind_may_park_the_key(on, key, run, folder):
     assert on("doubtful").post("/status/502", key=key, run=run).status == 502
-    assert_problem(on("doubtful").post("/status/502", key=key, run=run), 409, "outcome_unknown")
+    assert_problem(
+        on("doubtful").post("/status/502", key=key, run=run), 409, "outcome_unknown", key
+    )
     assert folder.runs(run) == 1
 
 
 def test_10_a_final_failure_is_told_again(on, key, run, folder):
     assert on("final").post("/raise_once", key=key, run=run).status == 500
-    assert_problem(on("final").post("/raise_once", key=key, run=run), 409, "previous_failure")
+    assert_problem(on("final").post("/raise_once", key=key, run=run), 409, "previous_failure", key)
     assert folder.runs(run) == 1
+
+
+def test_the_record_of_a_tenant_s_route_is_named_as_it_is_stored(on, key, run, records):
+    ann = [("X-User", "ann")]
+    assert on("tenant").post("/pay", key=key, body=BODY, run=run, lines=ann).status == 201
+    other = on("tenant").post("/pay", key=key, body=OTHER_BODY, run=run, lines=ann)
+    assert other.json["instance"] == instance_of(f"ann/{key}")
+    assert records.peek(f"ann/{key}", scope="http") is not None
+    assert on("separate-routes").post("/pay", key=key, body=BODY, run=run).status == 201
+    other = on("separate-routes").post("/pay", key=key, body=OTHER_BODY, run=run)
+    assert other.json["instance"] == instance_of(f"@POST%20%2Fpay/{key}")
 
 
 def test_an_application_words_its_problems(on, run):

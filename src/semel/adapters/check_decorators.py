@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from semel.core.attempts import current_attempt
 from semel.core.records import Identity
-from semel.errors import ConfigError
+from semel.errors import ConfigError, about
 from semel.http.options import CHANGING
 
 PROTECTED: Final = "semel.protected"
@@ -84,10 +84,11 @@ def owners_around(identity: Identity) -> set[bytes]:
     return owners
 
 
-def claimed_outside(option: str) -> ConfigError:
+def claimed_outside(option: str, identity: Identity) -> ConfigError:
     """Say that an integration further outside has the record which this one was to write."""
-    return ConfigError(
+    wrong = ConfigError(
         "this request is protected by another integration further outside, with the same store and "
         f"the same key as @idempotent({option}=...): give one of them another scope=, or let the "
         "outer one leave this path alone (exclude=)"
     )
+    return about(wrong, identity)

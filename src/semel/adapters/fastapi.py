@@ -260,6 +260,7 @@ _PROBLEM: Final = {
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "code": {"type": "string"},
+        "instance": {"type": "string", "format": "uri-reference"},
     },
     "required": ["type", "title", "status", "detail", "code"],
 }

@@ -89,7 +89,7 @@ class AsyncIntegration:
             engine, large = self.engines[aio_place()]
             attempt = await engine.internals.begin(call)
             if attempt.replayed:
-                return rules.replay(attempt.result)
+                return rules.replay(attempt.result, call.identity)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
         return self.exchange(engine, rules, call, attempt, request.raw, large)

@@ -406,7 +406,7 @@ class Work:
     async def _replayed(self, attempt: Attempt) -> Response:
         await self._end(_RollBack())
         try:
-            return response_of_answer(self._rules.replay(attempt.result))
+            return response_of_answer(self._rules.replay(attempt.result, attempt.identity))
         except IdempotencyError as error:
             return response_of_answer(self._rules.rejection(error))
 
@@ -462,7 +462,7 @@ class Work:
             with suppress(StoreError):
                 record = await self._known(self._engine(), call)
                 if record is not None and record.owner in owners:
-                    return claimed_outside("session")
+                    return claimed_outside("session", call.identity)
         return error
 
     def _opened(self) -> Any:

@@ -1,7 +1,9 @@
 """Semel's own answers: `application/problem+json` (RFC 9457), each with a stable code.
 
 This module is a table. A problem never tells what the client sent, nor what went wrong inside: logs
-and events do. An application changes status, title, detail and type of any of them by its code.
+and events do. An application changes status, title, detail and type of any of them by its code. The
+`instance` of a problem about a record has the record's key digest, so that a client's report leads
+to it: `semel find` takes the whole `instance`.
 """
 
 from __future__ import annotations
@@ -104,6 +106,9 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
 
 _FIRST_SERVER_ERROR: Final = 500
 _TYPE: Final = "urn:semel:problem:"
+INSTANCE: Final = "urn:semel:key:"
+"""Stands before a key digest. A URN: there is no address at which a client could look."""
+
 _FIELDS: Final = ("status", "title", "detail", "type")
 
 _encode = msgspec.json.Encoder().encode
@@ -152,19 +157,24 @@ def problem(
     status: int | None = None,
     retry_after: float = 1.0,
     lines: tuple[HeaderLine, ...] = (),
+    key_digest: str | None = None,
 ) -> Answer:
-    """Make the answer; a wording of the application's goes before everything else."""
+    """Make the answer; a wording of the application's goes before everything else.
+
+    `key_digest` is that of the record, if the problem is about one.
+    """
     known, words = PROBLEMS[code], wordings.get(code, {})
     status = words.get("status", known.status if status is None else status)
-    body = _encode(
-        {
-            "type": words.get("type", _TYPE + code.replace("_", "-")),
-            "title": words.get("title", known.title),
-            "status": status,
-            "detail": words.get("detail", known.detail if detail is None else detail),
-            "code": code,
-        }
-    )
+    told = {
+        "type": words.get("type", _TYPE + code.replace("_", "-")),
+        "title": words.get("title", known.title),
+        "status": status,
+        "detail": words.get("detail", known.detail if detail is None else detail),
+        "code": code,
+    }
+    if key_digest is not None:
+        told["instance"] = instance_of(key_digest)
+    body = _encode(told)
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),
@@ -173,6 +183,11 @@ def problem(
     if known.retry:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after))))
     return Answer(status, (*headers, *lines), body)
+
+
+def instance_of(key_digest: str) -> str:
+    """Name a record to a client."""
+    return INSTANCE + key_digest
 
 
 class ProblemResponse(NamedTuple):
@@ -204,7 +219,9 @@ def problem_response(
         raise TypeError(f"only an IdempotencyError is a problem, not {type(error).__name__}")
     code, detail = problem_of(error)
     wordings = checked_wordings(problems or {})
-    answer = problem(code, wordings, detail=detail, retry_after=retry_after)
+    answer = problem(
+        code, wordings, detail=detail, retry_after=retry_after, key_digest=error.key_digest
+    )
     if answer.status >= _FIRST_SERVER_ERROR:
         log_failure("a request with a key was not processed", error)
     headers = {name.decode().title(): value.decode() for name, value in answer.headers}

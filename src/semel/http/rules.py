@@ -26,6 +26,7 @@ from semel.errors import (
     InvalidKey,
     ResultUnavailable,
     SerializationError,
+    about,
 )
 from semel.events import logger
 from semel.http.options import (
@@ -210,19 +211,28 @@ class RouteRules:
 
     def rejection(self, error: IdempotencyError | Rejected) -> Answer:
         """Answer with a problem; one that is our own or the application's mistake is logged."""
-        code, detail = (error.code, None) if isinstance(error, Rejected) else problem_of(error)
+        if isinstance(error, Rejected):
+            code, detail, key_digest = error.code, None, None
+        else:
+            (code, detail), key_digest = problem_of(error), error.key_digest
         chosen = self.choices
-        answer = problem(code, chosen.problems, detail=detail, retry_after=chosen.retry_after)
+        answer = problem(
+            code,
+            chosen.problems,
+            detail=detail,
+            retry_after=chosen.retry_after,
+            key_digest=key_digest,
+        )
         if answer.status >= 500:  # noqa: PLR2004 - the server's errors
             log_failure("a request with a key was not processed", error)
         return answer
 
-    def replay(self, value: object) -> Answer:
-        """Make the answer that a duplicate gets, from what is stored."""
+    def replay(self, value: object, identity: Identity) -> Answer:
+        """Make the answer that a duplicate gets, from what is stored for its operation."""
         try:
             stored = unpack_answer(value)
         except SerializationError as error:
-            raise ResultUnavailable(str(error)) from error
+            raise about(ResultUnavailable(str(error)), identity) from error
         if stored.body is None:
             return problem(
                 "result_omitted",
@@ -230,6 +240,7 @@ class RouteRules:
                 status=stored.status,
                 # Also without its body, an answer says where the result is: a redirect has to.
                 lines=(*location_of(stored.headers), (self._marker, b"true")),
+                key_digest=identity.key_digest,
             )
         return replay(stored, self._marker)
 

@@ -227,6 +227,10 @@ class Reply(NamedTuple):
         return self.trailers.get("idempotency-status")
 
     @property
+    def instance(self) -> str | None:
+        return self.trailers.get("idempotency-instance")
+
+    @property
     def pushback(self) -> str | None:
         return self.trailers.get("grpc-retry-pushback-ms")
 

@@ -67,6 +67,7 @@ def test_a_missing_key_is_refused_when_it_is_required(serve):
     server, shop, _ = serve(required=True)
     refused = server.client.pay("ok")
     assert (refused.code, refused.status) == (INVALID, "key-missing")
+    assert refused.instance is None, "it is about no record"
     assert refused.initial == {}
     assert refused.pushback is None
     assert shop.runs == []
@@ -150,6 +151,7 @@ def test_another_payload_is_refused_while_the_first_runs_and_after(serve):
     after = server.client.pay("ok", "k")
     for refused in (during, after):
         assert (refused.code, refused.status) == (PRECONDITION, "payload-mismatch")
+        assert refused.instance == f"urn:semel:key:{Identity('grpc', 'k').key_digest}"
     assert shop.runs == ["hold"]
     assert server.client.pay("hold", "k").replayed
 
@@ -392,6 +394,7 @@ def test_a_response_too_large_to_be_kept_is_delivered_once_and_never_run_again(s
     assert len(server.client.pay("big 1000", "k").value) == 1000
     again = server.client.pay("big 1000", "k")
     assert (again.code, again.status) == (PRECONDITION, "result-omitted")
+    assert again.instance == f"urn:semel:key:{Identity('grpc', 'k').key_digest}"
     assert len(shop.runs) == 1
     assert server.client.pay("big 50", "small").value == "x" * 50
     assert server.client.pay("big 50", "small").replayed
@@ -502,6 +505,7 @@ def test_garbage_in_the_store_is_a_typed_error_and_runs_nothing(serve, garbage):
     engine.ask_store("put", Identity("grpc", "k"), garbage, 60.0, owner=b"somebody" + bytes(4))
     refused = server.client.pay("ok", "k")
     assert (refused.status, refused.code) == ("result-unavailable", PRECONDITION)
+    assert refused.instance == f"urn:semel:key:{Identity('grpc', 'k').key_digest}"
     assert shop.runs == []
 
 

@@ -79,7 +79,7 @@ class Integration:
             engine, large = self.engines[place()]
             attempt = engine.internals.begin(call)
             if attempt.replayed:
-                return rules.replay(attempt.result)
+                return rules.replay(attempt.result, call.identity)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
         return self.exchange(engine, rules, call, attempt, request.raw, large)

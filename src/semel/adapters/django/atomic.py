@@ -190,7 +190,7 @@ def run_view(
             TransactionContext(integration.engine.internals, call, alias, None) as attempt,
         ):
             if attempt.replayed:
-                return response_of(rules.replay(attempt.result))
+                return response_of(rules.replay(attempt.result, call.identity))
             try:
                 response = rendered(view(), request)
                 attempt.result = _stored(rules, request, response)
@@ -218,7 +218,7 @@ def _explained(integration: Integration, call: Call, error: IdempotencyError) ->
         with suppress(StoreError):
             record = integration.engine.internals.store.get(call.identity)
             if record is not None and record.owner in owners:
-                return claimed_outside("atomic")
+                return claimed_outside("atomic", call.identity)
     return error
 
 

@@ -37,11 +37,12 @@ from semel.errors import (
     ResultUnavailable,
     SerializationError,
     WaitTimeout,
+    about,
 )
 from semel.events import logger
 from semel.http import options as checking
 from semel.http.options import MIB
-from semel.http.problems import PROBLEMS, log_failure, problem_of
+from semel.http.problems import PROBLEMS, instance_of, log_failure, problem_of
 from semel.http.requests import check_form, check_key, digest, key_of_lines, stored_key
 from semel.http.rules import Rejected, known_tenant, rules_of
 from semel.http.storing import check_function
@@ -182,6 +183,8 @@ Trailers: TypeAlias = tuple[tuple[str, Any], ...]
 
 REPLAYED: Final = "idempotent-replayed"
 STATUS: Final = "idempotency-status"
+INSTANCE: Final = "idempotency-instance"
+"""Names the record, as `instance` does in the problems of HTTP: `semel find` takes it."""
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 _REJECTIONS: Final[Mapping[str, grpc.StatusCode]] = {
@@ -299,14 +302,14 @@ class MethodRules:
             if isinstance(error, ConcurrentRequest | WaitTimeout)
             else grpc.StatusCode[error.grpc_status]
         )
-        return self._abort(name, code, detail, retry=error.retry_helps)
+        return self._abort(name, code, detail, retry=error.retry_helps, key_digest=error.key_digest)
 
-    def replay(self, value: object) -> Sent | Abort:
-        """Make the response that a duplicate gets, from what is stored."""
+    def replay(self, value: object, identity: Identity) -> Sent | Abort:
+        """Make the response that a duplicate gets, from what is stored for its operation."""
         try:
             stored = unpack_message(value)
         except SerializationError as error:
-            raise ResultUnavailable(str(error)) from error
+            raise about(ResultUnavailable(str(error)), identity) from error
         code = CODES[stored.number]
         if code is not grpc.StatusCode.OK:
             trailers: Trailers = ((REPLAYED, "true"),)
@@ -314,13 +317,22 @@ class MethodRules:
                 trailers += ((STATUS_DETAILS, stored.status_details),)
             return Abort(code, stored.details, trailers)
         if stored.message is None:
-            return self.rejection(Rejected("result_omitted"))
+            name = "result_omitted"
+            return self._abort(name, _REJECTIONS[name], retry=False, key_digest=identity.key_digest)
         return Sent(stored.message)
 
     def _abort(
-        self, name: str, code: grpc.StatusCode, detail: str | None = None, *, retry: bool
+        self,
+        name: str,
+        code: grpc.StatusCode,
+        detail: str | None = None,
+        *,
+        retry: bool,
+        key_digest: str | None = None,
     ) -> Abort:
         trailers: Trailers = ((STATUS, name.replace("_", "-")),)
+        if key_digest is not None:
+            trailers += ((INSTANCE, instance_of(key_digest)),)
         if code in _RETRIED:
             pause = str(max(1, round(self.choices.pushback * 1000))) if retry else _NEVER_AGAIN
             trailers += ((PUSHBACK, pause),)

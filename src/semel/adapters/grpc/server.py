@@ -218,7 +218,7 @@ class _ProtectedCall(_Handler):
             call = rules.call(key, tenant, received)
             attempt = self._runs.begin(call)
             if attempt.replayed:
-                return rules.replay(attempt.result)
+                return rules.replay(attempt.result, call.identity)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
         return call, attempt
@@ -293,7 +293,7 @@ class _AsyncProtectedCall(_Handler):
             call = rules.call(key, tenant, received)
             attempt = await self._runs.begin(call)
             if attempt.replayed:
-                return rules.replay(attempt.result)
+                return rules.replay(attempt.result, call.identity)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
         return call, attempt
