@@ -138,6 +138,6 @@ constraints:  ## pin the newest versions of everything, found with a fresh envir
 	scripts/constraints.sh
 
 clean:  ## remove everything that the other targets made
-	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) site build dist .coverage .coverage.* .hypothesis \
+	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) .servers site build dist .coverage .coverage.* .hypothesis \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

