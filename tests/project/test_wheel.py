@@ -52,9 +52,9 @@ def test_the_wheel_holds_every_file_of_the_package(project, shipped):
     package = {
         path.relative_to(sources).as_posix()
         for path in sources.rglob("*")
-        if path.suffix in {".py", ".lua", ".sql"} or path.name == "py.typed"
+        if path.suffix in {".py", ".lua", ".sql", ".yml", ".json"} or path.name == "py.typed"
     }
-    assert "semel/py.typed" in package
+    assert package > {"semel/py.typed", "semel/observe/alerts.yml", "semel/observe/dashboard.json"}
     assert package - shipped == set()
 
 

@@ -16,6 +16,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Final
 
 from semel import __version__
 from semel.cli import deciding, doctor, reading, upkeep
@@ -112,6 +114,9 @@ def parser() -> argparse.ArgumentParser:
     _json(command("doctor", doctor.doctor, text))
     made = command("new-key", _new_key, "make a new key")
     made.add_argument("--app", help="put the application's name in front")
+    text = "print the alert rules for Prometheus, or the dashboard for Grafana"
+    made = command("monitoring", _monitoring, text)
+    made.add_argument("what", choices=list(_MONITORING), help="which of the two")
     return whole
 
 
@@ -198,6 +203,16 @@ def _audit(made: argparse.ArgumentParser) -> None:
 def _new_key(options: argparse.Namespace) -> int:
     print(KeyGenerator(options.app).new())
     return 0
+
+
+_MONITORING: Final = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
+"""What is shipped for monitoring, beside the metrics that it is made for."""
+
+
+def _monitoring(options: argparse.Namespace) -> int:
+    file = files("semel.observe").joinpath(_MONITORING[options.what])
+    print(file.read_text(encoding="utf-8"), end="")
+    return OK
 
 
 def _duration(text: str) -> float:

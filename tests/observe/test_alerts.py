@@ -1,0 +1,205 @@
+"""The shipped alert rules and dashboard: they work, and use nothing that is not exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+from semel import events
+from servers.prometheus import promtool
+
+SHIPPED = Path(str(files("semel.observe")))
+RULES = SHIPPED / "alerts.yml"
+DASHBOARD = SHIPPED / "dashboard.json"
+EXAMPLES = Path(__file__).with_name("alerts.test.yml")
+ROOT = Path(__file__).resolve().parents[2]
+
+METRIC = re.compile(r"(?<![\w:.])(?:semel|job\w*:semel)_[\w:]+")
+SELECTED = re.compile(r"([a-z_]\w*)\s*(?:=~|!~|!=|=)\s*\"")
+GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
+SHOWN = re.compile(r"\{\{\s*(?:\$labels\.)?([a-z]\w*)\s*\}\}")
+EVENT = re.compile(r'\bevent\s*(?:=~|=)\s*"([^"]*)"')
+
+OF_TARGETS = {"job", "instance"}
+"""Labels that Prometheus adds to everything that it scrapes."""
+
+
+def rules() -> list[dict]:
+    (group,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return group["rules"]
+
+
+def alerts() -> dict[str, dict]:
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def dashboard() -> dict:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+def panels() -> list[dict]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[str]:
+    """Every expression of the dashboard, with the variables set as Grafana sets them."""
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    return [
+        expr.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$scope", ".*")
+        for expr in shown
+    ]
+
+
+# --- the rules -----------------------------------------------------------------------------------
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules():
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules())} rules found" in done.stdout
+
+
+def test_each_alert_fires_and_stays_quiet_as_its_examples_say():
+    done = promtool("test", "rules", EXAMPLES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_an_example_that_fires_and_one_that_does_not():
+    fires, quiet = set(), set()
+    for example in yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))["tests"]:
+        tests = example["alert_rule_test"]
+        fired = {test["alertname"] for test in tests if test["exp_alerts"]}
+        fires |= fired
+        quiet |= {test["alertname"] for test in tests} - fired
+    assert fires == quiet == set(alerts())
+
+
+def test_the_alerts_that_were_promised_are_there():
+    assert {
+        "SemelStuck",
+        "SemelUnreconciled",
+        "SemelRetryStorm",
+        "SemelPayloadConflicts",
+        "SemelLostLease",
+        "SemelStoreFailing",
+    } <= set(alerts())
+
+
+def test_every_alert_names_its_section_of_the_runbook_and_no_host():
+    for name, alert in alerts().items():
+        assert alert["labels"]["severity"] in {"critical", "warning"}
+        page, _, anchor = alert["annotations"]["runbook"].partition("#")
+        headings = re.findall(r"^#+ (\w+)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+        assert [heading for heading in headings if heading.lower() == anchor] == [name]
+        assert "://" not in str(alert["annotations"])
+
+
+def test_the_runbook_has_a_section_for_each_alert_and_for_no_other():
+    page = (ROOT / "docs" / "howto" / "runbook.md").read_text("utf-8")
+    assert set(re.findall(r"^#+ (Semel\w+)$", page, re.MULTILINE)) == set(alerts())
+
+
+# --- the dashboard -------------------------------------------------------------------------------
+
+
+def test_the_dashboard_is_one_that_grafana_imports():
+    board = dashboard()
+    assert board["schemaVersion"] == 36  # Grafana 9: later ones bring it up to date themselves
+    assert "id" not in board  # the number in a database of Grafana's: each import gets its own
+    assert board["uid"] == "semel"
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids)) > 20
+    for panel in board["panels"]:
+        grid = panel["gridPos"]
+        assert 0 <= grid["x"] <= 24 - grid["w"], panel["title"]
+
+
+def test_no_two_panels_lie_on_each_other():
+    cells = [
+        (x, y)
+        for panel in dashboard()["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+
+
+def test_the_reader_chooses_data_source_job_and_scope():
+    board = dashboard()
+    variables = {one["name"]: one for one in board["templating"]["list"]}
+    assert list(variables) == ["datasource", "job", "scope"]
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == (
+        "datasource",
+        "prometheus",
+    )
+    of_the_reader = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in panels():
+        assert panel["datasource"] == of_the_reader
+        for target in panel["targets"]:
+            assert target["datasource"] == of_the_reader
+            assert 'job=~"$job"' in target["expr"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    for one in (*board["annotations"]["list"], variables["job"], variables["scope"]):
+        assert one["datasource"] == of_the_reader
+
+
+def test_every_query_of_the_dashboard_is_one_for_prometheus(tmp_path):
+    named = [{"record": f"q{i}", "expr": expr} for i, expr in enumerate(queries())]
+    path = tmp_path / "queries.yml"
+    path.write_text(json.dumps({"groups": [{"name": "queries", "rules": named}]}), "utf-8")
+    done = promtool("check", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dashboard_names_only_alerts_that_exist():
+    named = re.findall(r"\bSemel\w+", " ".join(panel["description"] for panel in panels()))
+    assert len(named) >= 5
+    assert set(named) <= set(alerts())
+
+
+# --- what they are made of -----------------------------------------------------------------------
+
+
+def test_every_event_in_rules_and_dashboard_is_one_that_is_announced():
+    expressions = [rule["expr"] for rule in rules()] + queries()
+    named = {name for expr in expressions for one in EVENT.findall(expr) for name in one.split("|")}
+    assert {"LostLease", "Mismatched", "Ran", "Replayed", "StoreFailed"} <= named
+    announced = {name for name, kind in vars(events).items() if isinstance(kind, type)}
+    assert named <= announced
+
+
+# --- how users get them --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("what", "file"), [("alerts", RULES), ("dashboard", DASHBOARD)])
+def test_the_command_prints_what_is_shipped_and_needs_no_store(tmp_path, what, file):
+    done = subprocess.run(
+        [sys.executable, "-m", "semel", "monitoring", what],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == file.read_bytes()
+    assert done.stdout.isascii()  # whatever the encoding of the terminal
+
+
+def test_the_command_names_what_it_can_print(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "semel", "monitoring", "pictures"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "'alerts', 'dashboard'" in done.stderr
