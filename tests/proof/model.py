@@ -48,6 +48,7 @@ PAYLOADS = [None, *(bytes([index]) * 16 for index in (0, 65, 255))]
 RESULTS = [Encoded("json", b"1"), Encoded("json", b""), Encoded("raw", b"\x00\xff")]
 LEASES = [100.0, 1_000.0]
 TTLS = [500.0, 5_000.0]
+RUN_INFOS = [b"", b"{}", b'{"by":"web-1:4711"}', b"\x00\xff" * 100]
 LIMITS = [None, None, None, 1, 3]
 PASSING = [0.000001, 100.0, 400.0, 500.0]
 
@@ -100,6 +101,7 @@ class StoreBesideTheLaw:
             hold=dice.random() < 0.3,
             replace=dice.random() < 0.5,
             max_attempts=dice.choice(LIMITS),
+            run_info=dice.choice(RUN_INFOS),
         )
         note(f"{ask}")
         before = self.store.get(self.key)
@@ -115,7 +117,12 @@ class StoreBesideTheLaw:
                 assert unread(after) == unread(before), "a mismatch changed the record"
 
     def renew(self, dice):
-        ask = RenewRequest(self.key, self.writer(dice), dice.choice([0.0, 0.0, *LEASES]))
+        ask = RenewRequest(
+            self.key,
+            self.writer(dice),
+            dice.choice([0.0, 0.0, *LEASES]),
+            dice.choice([None, *RUN_INFOS]),
+        )
         note(f"{ask}")
         self.agree_on_write(self.send(dice, ask), judge.renew(self.model, ask, self.clock()))
 

@@ -24,12 +24,6 @@ def cluster():
         yield servers
 
 
-@pytest.fixture(autouse=True)
-def _run_info_is_kept(request):
-    if "RunInfoContract" in request.function.__qualname__:
-        pytest.skip("Redis does not keep run_info yet")
-
-
 def emptied(client):
     with contextlib.closing(client):
         client.flushall()

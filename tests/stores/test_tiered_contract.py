@@ -41,12 +41,6 @@ def options(behind) -> dict[str, Any]:
     return {"behind": behind, "prefix": os.urandom(8).hex(), "front_timeout": PATIENT}
 
 
-@pytest.fixture(autouse=True)
-def _run_info_is_kept(request):
-    if "RunInfoContract" in request.function.__qualname__:
-        pytest.skip("Redis does not keep run_info yet")
-
-
 class TestTiered(StoreContract):
     @pytest.fixture
     def store(self, redis_url, options):
