@@ -10,6 +10,7 @@ from contract.reference_store import DictStore
 from contract.versioned_store import Table, VersionedStore
 from semel.core import judge
 from semel.core.records import (
+    AUDIT_SCOPE,
     Busy,
     Claimed,
     ClaimRequest,
@@ -18,6 +19,7 @@ from semel.core.records import (
     Identity,
     Mismatch,
     RenewRequest,
+    ScanRequest,
     State,
     StuckRequest,
 )
@@ -368,6 +370,36 @@ class PurgeTakesHeldRecords(BrokenListing):
             return gone
         stuck = self.lawful(StuckRequest(ask.abandoned_after))
         return gone + sum(self.lawful(ForgetRequest(record.identity)) for record in stuck)
+
+
+class TheAuditTrailIsListed(BrokenListing):
+    def on_scan(self, ask):
+        page = self.lawful(ask)
+        entries = self.lawful(replace(ask, scope=AUDIT_SCOPE)).records
+        return page if ask.scope else replace(page, records=(*page.records, *entries))
+
+
+class TheAuditTrailIsCounted(BrokenListing):
+    def on_counts(self, ask):
+        entries = self.lawful(ScanRequest(AUDIT_SCOPE)).records
+        counted = self.lawful(ask)
+        return replace(counted, succeeded=counted.succeeded + len(entries))
+
+
+class PurgeCountsTheAuditTrail(BrokenListing):
+    def on_purge(self, ask):
+        before = len(self._records)
+        self.lawful(ask)
+        return before - len(self._records)
+
+
+class PurgeLeavesTheAuditTrail(BrokenListing):
+    def on_purge(self, ask):
+        entries = [each for each in self._records if each.scope == AUDIT_SCOPE]
+        gone = self.lawful(ask)
+        for entry in entries:
+            self._records.place(replace(entry, expires_at=entry.expires_at + 3600))
+        return gone
 
 
 class AdoptInterrupts(BrokenListing):

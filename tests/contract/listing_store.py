@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from contract.reference_store import DictStore
 from semel.core.records import (
+    AUDIT_SCOPE,
     CountRequest,
     Counts,
     Page,
@@ -43,7 +44,7 @@ class ListingStore(DictStore):
             record
             for record in self._as_of_now()
             if record.remaining != 0  # it has not expired
-            and (ask.scope is None or record.scope == ask.scope)
+            and ask.covers(record.scope)
             and record.key.startswith(ask.prefix)
             and (ask.state is None or record.state is ask.state)
             and place(record) > after
@@ -63,8 +64,10 @@ class ListingStore(DictStore):
             return not record.hold and abandoned_for(record) >= ask.abandoned_after
 
         with self._lock:  # in a database: delete if it is still the record that was judged
-            gone = [each.identity for each in self._as_of_now() if may_go(each)][: ask.limit]
-            for identity in gone:
+            found = [each.identity for each in self._as_of_now() if may_go(each)]
+            entries = [each for each in found if each.scope == AUDIT_SCOPE]
+            gone = [each for each in found if each.scope != AUDIT_SCOPE][: ask.limit]
+            for identity in (*gone, *entries):
                 del self._records[identity]
         return len(gone)
 
@@ -72,7 +75,7 @@ class ListingStore(DictStore):
         tally = Counter(
             "abandoned" if record.abandoned else record.state.name.lower()
             for record in self._as_of_now()
-            if record.remaining != 0
+            if record.remaining != 0 and record.scope != AUDIT_SCOPE
         )
         return Counts(**{name: tally[name] for name in Counts.__struct_fields__})
 

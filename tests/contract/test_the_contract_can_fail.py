@@ -124,6 +124,16 @@ CAUGHT_BY = [
     ),
     (broken.PrefixIsAPattern, "test_a_prefix_is_taken_literally"),
     (broken.PurgeTakesHeldRecords, "test_purge_removes_abandoned_attempts_that_nobody_holds"),
+    (broken.TheAuditTrailIsListed, "test_the_audit_trail_is_listed_only_when_it_is_named"),
+    (broken.TheAuditTrailIsCounted, "test_the_audit_trail_is_not_counted"),
+    (
+        broken.PurgeCountsTheAuditTrail,
+        "test_purge_removes_entries_of_the_audit_trail_that_expired_and_does_not_count_them",
+    ),
+    (
+        broken.PurgeLeavesTheAuditTrail,
+        "test_purge_removes_entries_of_the_audit_trail_that_expired_and_does_not_count_them",
+    ),
     (broken.AdoptInterrupts, "test_a_live_attempt_is_not_given_away"),
     (broken.AdoptForgetsTheHold, "test_an_abandoned_attempt_is_given_to_a_resolver"),
     (broken.AdoptKeepsTheFence, "test_an_abandoned_attempt_is_given_to_a_resolver"),

@@ -4,6 +4,7 @@ import os
 import re
 import threading
 import uuid
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from semel.core.attempts import OwnerIds
 from semel.core.keys import KeyGenerator, KeyRules, derive_key, derived, new_key
-from semel.core.records import OWNER_BYTES, Identity
+from semel.core.records import AUDIT_SCOPE, OWNER_BYTES, Identity
 from semel.errors import ConfigError, InvalidKey
 
 RULES = KeyRules()
@@ -49,6 +50,21 @@ def test_whitespace_and_control_characters_are_named_by_position_not_shown(char)
     assert "position 6" in message
     assert "10 characters" in message
     assert "secret" not in message
+
+
+class Reserved(str, Enum):  # noqa: UP042 - a text enum of before StrEnum
+    TRAIL = AUDIT_SCOPE
+
+
+@pytest.mark.parametrize("scope", [AUDIT_SCOPE, Reserved.TRAIL])
+def test_the_scope_of_the_audit_trail_is_refused(scope):
+    with pytest.raises(InvalidKey, match=r"reserved for the audit trail.*`semel audit` lists them"):
+        RULES.check_scope(scope)
+
+
+@pytest.mark.parametrize("scope", [AUDIT_SCOPE + "s", "Semel.audit", "semel"])
+def test_a_scope_beside_that_of_the_audit_trail_is_fine(scope):
+    RULES.check_scope(scope)
 
 
 def test_an_empty_key_is_refused():

@@ -57,7 +57,8 @@ def replicas(server, names):
 
 
 @pytest.mark.parametrize(
-    ("purge", "index"), [("purge_expired", "_expiry"), ("purge_abandoned", "_lease")]
+    ("purge", "index"),
+    [("purge_expired", "_expiry"), ("purge_audit", "_expiry"), ("purge_abandoned", "_lease")],
 )
 def test_a_purge_follows_its_index_even_if_every_record_may_go(postgres_url, purge, index):
     store = PostgresStore(postgres_url)

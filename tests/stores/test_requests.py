@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from semel.core.records import (
+    AUDIT_SCOPE,
     AdoptRequest,
     Busy,
     Claimed,
@@ -23,7 +24,7 @@ from semel.core.records import (
     State,
     TouchRequest,
 )
-from semel.errors import StoreError, StoreFull
+from semel.errors import InvalidKey, StoreError, StoreFull
 from semel.stores.base import CountRequest, PurgeRequest, ScanRequest, StuckRequest
 from semel.stores.urls import open_async_store, open_store
 
@@ -142,3 +143,12 @@ def test_the_error_of_a_member_is_its_own(kind):
     with pytest.raises(StoreError):
         store.ask(claim("b"))
     store.close()
+
+
+# --- the audit trail -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ForgetRequest, lambda entry: TouchRequest(entry, 0.0)])
+def test_no_request_changes_or_removes_an_entry_of_the_audit_trail(kind):
+    with pytest.raises(InvalidKey, match="reserved for the audit trail"):
+        kind(Identity(AUDIT_SCOPE, "audit-1"))

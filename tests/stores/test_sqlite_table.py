@@ -257,10 +257,12 @@ def test_a_purge_finds_what_may_go_in_the_index_alone(path, clock):
     store = SQLiteStore(path, clock=clock, trace=sent.append)
     store.purge(limit=3, abandoned_after=5.0)
     store.close()
-    (delete,) = [sql for sql in sent if sql.startswith("DELETE")]
-    plan = str(query(path, f"EXPLAIN QUERY PLAN {delete}"))
-    assert "COVERING INDEX idempotent_record_expiry" in plan
-    assert "USING INTEGER PRIMARY KEY" in plan
+    deletes = [sql for sql in sent if sql.startswith("DELETE")]
+    assert len(deletes) == 2, "of records, and of entries of the audit trail"
+    for delete in deletes:
+        plan = str(query(path, f"EXPLAIN QUERY PLAN {delete}"))
+        assert "COVERING INDEX idempotent_record_expiry" in plan
+        assert "USING INTEGER PRIMARY KEY" in plan
 
 
 def test_a_finished_record_survives_closing_and_opening(path):

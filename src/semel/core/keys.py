@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from semel.core.fingerprint import fingerprint
-from semel.core.records import Identity
+from semel.core.records import Identity, reject_audit_scope
 from semel.errors import ConfigError, InvalidKey
 
 MAX_KEY_LENGTH = 255
@@ -73,6 +73,7 @@ class KeyRules:
     def check_scope(self, scope: object) -> None:
         """Raise `InvalidKey` unless `scope` may be used; the pattern is for keys alone."""
         _check("scope", scope, MAX_KEY_LENGTH)
+        reject_audit_scope(scope)
 
 
 def _check(what: str, text: object, max_length: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 from msgspec import Struct
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidKey
 
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
@@ -30,6 +30,20 @@ SUPERSEDED_LIMIT = 8
 
 RUN_INFO_BYTES = 200
 """The most that a running record says about its attempt (`semel.core.run_info`)."""
+
+AUDIT_SCOPE: Final = "semel.audit"
+"""The scope of the audit trail (`semel.repair.audit`). Its records are written by `put` alone, and
+kept until they expire. No call may use it, and listings and counts leave it out unless they name
+it."""
+
+
+def reject_audit_scope(scope: object) -> None:
+    """Raise `InvalidKey` for the scope of the audit trail."""
+    if scope == AUDIT_SCOPE:
+        raise InvalidKey(
+            f"the scope {AUDIT_SCOPE} is reserved for the audit trail, whose entries cannot be "
+            "used, changed or removed; `semel audit` lists them"
+        )
 
 
 class State(enum.IntEnum):
@@ -277,16 +291,23 @@ class PutRequest(Request[bool], frozen=True, gc=False):
 
 
 class TouchRequest(Request[bool], frozen=True, gc=False):
-    """Keep a finished record for `ttl` from now."""
+    """Keep a finished record for `ttl` from now; an entry of the audit trail cannot be touched."""
 
     identity: Identity
     ttl: float
 
+    def __post_init__(self) -> None:
+        reject_audit_scope(self.identity.scope)
+
 
 class ForgetRequest(Request[bool], frozen=True, gc=False):
-    """Remove a record, whatever its state."""
+    """Remove a record, whatever its state; an entry of the audit trail cannot be removed."""
 
     identity: Identity
+
+    def __post_init__(self) -> None:
+        # Here, since every way to remove a record, in every store, begins with this value.
+        reject_audit_scope(self.identity.scope)
 
 
 class AdoptRequest(Request["Record | None"], frozen=True, gc=False):
@@ -324,6 +345,7 @@ class ScanRequest(Request[Page], frozen=True, gc=False):
     """
 
     scope: str | None = None
+    """None = all but the audit trail."""
     prefix: str = ""
     """The beginning of the key."""
     state: State | None = None
@@ -331,6 +353,10 @@ class ScanRequest(Request[Page], frozen=True, gc=False):
     """The most records of a page."""
     cursor: str | None = None
     """That of the page before."""
+
+    def covers(self, scope: str) -> bool:
+        """Tell whether records of this scope are asked for."""
+        return scope != AUDIT_SCOPE if self.scope is None else scope == self.scope
 
 
 class StuckRequest(Request[list[Record]], frozen=True, gc=False):
@@ -343,6 +369,9 @@ class StuckRequest(Request[list[Record]], frozen=True, gc=False):
 class PurgeRequest(Request[int], frozen=True, gc=False):
     """Remove at most `limit` expired records; the answer says how many.
 
+    Expired entries of the audit trail go too, once no other record is left that has expired; they
+    are not counted.
+
     With `abandoned_after`, also abandoned records that nobody holds and whose lease ended that many
     seconds ago. Live and held PROCESSING records are never removed.
     """
@@ -352,7 +381,7 @@ class PurgeRequest(Request[int], frozen=True, gc=False):
 
 
 class CountRequest(Request[Counts], frozen=True, gc=False):
-    """Count the records by state."""
+    """Count the records by state, without the audit trail."""
 
 
 LISTINGS: Final[frozenset[type[Request[Any]]]] = frozenset(

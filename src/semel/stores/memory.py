@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from semel.core import judge
 from semel.core.records import (
+    AUDIT_SCOPE,
     PROCESSING,
     AdoptRequest,
     Claim,
@@ -213,7 +214,7 @@ class MemoryStore(Store):
                 (
                     record
                     for record in self._present()
-                    if (ask.scope is None or record.scope == ask.scope)
+                    if ask.covers(record.scope)
                     and record.key.startswith(ask.prefix)
                     and (ask.state is None or record.state is ask.state)
                     and (after is None or _place(record) > after)
@@ -235,15 +236,23 @@ class MemoryStore(Store):
             may_go = (
                 record.identity
                 for record in self._records
-                if judge.present(record, now) is None
-                or (
-                    ask.abandoned_after is not None
-                    and not record.hold
-                    and _left(replace(record, now=now)) >= ask.abandoned_after
+                if record.scope != AUDIT_SCOPE
+                and (
+                    judge.present(record, now) is None
+                    or (
+                        ask.abandoned_after is not None
+                        and not record.hold
+                        and _left(replace(record, now=now)) >= ask.abandoned_after
+                    )
                 )
             )
             gone = list(islice(may_go, ask.limit))
-            for identity in gone:
+            entries = (
+                record.identity
+                for record in self._records
+                if record.scope == AUDIT_SCOPE and judge.present(record, now) is None
+            )
+            for identity in [*gone, *entries]:
                 self._records.drop(identity)
         return len(gone)
 
@@ -252,6 +261,7 @@ class MemoryStore(Store):
             tally = Counter(
                 "abandoned" if record.abandoned else record.state.name.lower()
                 for record in self._present()
+                if record.scope != AUDIT_SCOPE
             )
         return Counts(**{name: tally[name] for name in Counts.__struct_fields__})
 

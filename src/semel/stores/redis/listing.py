@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from semel.core.records import GetRequest, Identity, Record, Request, State
+from semel.core.records import AUDIT_SCOPE, GetRequest, Identity, Record, Request, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import (
     CountRequest,
@@ -190,7 +190,9 @@ class Listing:
             while position != 0 or first:
                 first = False
                 position, keys = yield ScanStep(node, position, pattern, _COUNT_STEP)
-                identities = self._identities(keys)
+                identities = [
+                    identity for identity in self._identities(keys) if identity.scope != AUDIT_SCOPE
+                ]
                 states = yield [
                     Command(STATE, (self._keys.record(identity),), (), _as_is)
                     for identity in identities
@@ -225,7 +227,7 @@ _COUNTED = {
 def _matches(record: Record, ask: ScanRequest) -> bool:
     identity = record.identity
     return (
-        (ask.scope is None or identity.scope == ask.scope)
+        ask.covers(identity.scope)
         and identity.key.startswith(ask.prefix)
         and (ask.state is None or record.state is ask.state)
     )

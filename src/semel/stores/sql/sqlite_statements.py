@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from semel.core import judge
 from semel.core.records import (
+    AUDIT_SCOPE,
     Abandoned,
     Busy,
     Claim,
@@ -396,6 +397,7 @@ class SQLiteVerbs:
         for condition, value in (
             ("idem_key < ?", behind(ask.prefix)),
             ("biz_type = ?", ask.scope),
+            ("biz_type <> ?", AUDIT_SCOPE if ask.scope is None else None),
             ("status = ?", None if ask.state is None else int(ask.state)),
         ):
             if value is not None:
@@ -432,7 +434,8 @@ class SQLiteVerbs:
         """Delete along the indexes, in one small batch."""
         now, prefix, table = self._table.now(), self._table.prefix, self._table.quoted
         # By rowid, which each index holds: the record is looked up once, where it is deleted.
-        may_go = f"SELECT rowid FROM {table} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - a checked name
+        expired = f"SELECT rowid FROM {table} WHERE expire_at <= ? AND prefix = ?"  # noqa: S608 - a checked name
+        may_go = expired
         values: list[object] = [stamp(now), prefix]
         if ask.abandoned_after is not None:
             may_go += (
@@ -440,12 +443,19 @@ class SQLiteVerbs:
                 "WHERE status = 0 AND hold = 0 AND prefix = ? AND lease_until <= ?"
             )
             values.extend((prefix, stamp(now - ask.abandoned_after)))
-        reply = yield Statement(
-            f"DELETE FROM {table} WHERE rowid IN ({may_go} LIMIT ?)",  # noqa: S608 - a checked name
-            (*values, ask.limit),
-            writes=True,
-        )
-        return reply.changed
+        # The scope is compared outside: it is not in the indexes.
+        records = f"DELETE FROM {table} WHERE rowid IN ({may_go} LIMIT ?) AND biz_type <> ?"  # noqa: S608 - a checked name
+        entries = f"DELETE FROM {table} WHERE rowid IN ({expired} LIMIT ?) AND biz_type = ?"  # noqa: S608 - a checked name
+        removed = 0
+        while removed < ask.limit:
+            wanted = ask.limit - removed
+            reply = yield Statement(records, (*values, wanted, AUDIT_SCOPE), writes=True)
+            removed += reply.changed
+            if reply.changed < wanted:  # that was all, unless entries stand before the others
+                reply = yield Statement(entries, (*values[:2], ask.limit, AUDIT_SCOPE), writes=True)
+                if not reply.changed:
+                    break
+        return removed
 
     @_reads
     def counts(self, _: CountRequest) -> Verb[Counts]:
@@ -455,8 +465,9 @@ class SQLiteVerbs:
             "SELECT count(CASE WHEN status = 0 AND lease_until > ? THEN 1 END), "  # noqa: S608 - a checked name
             "count(CASE WHEN status = 0 AND lease_until <= ? THEN 1 END), "
             "count(CASE WHEN status = 1 THEN 1 END), count(CASE WHEN status = 2 THEN 1 END) "
-            f"FROM {self._table.quoted} WHERE prefix = ? AND (expire_at IS NULL OR expire_at > ?)",
-            (now, now, self._table.prefix, now),
+            f"FROM {self._table.quoted} WHERE prefix = ? AND (expire_at IS NULL OR expire_at > ?) "
+            "AND biz_type <> ?",
+            (now, now, self._table.prefix, now, AUDIT_SCOPE),
             writes=False,
         )
         return Counts(*reply.rows[0])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from semel.core.records import (
+    AUDIT_SCOPE,
     LISTINGS,
     Abandoned,
     AdoptRequest,
@@ -44,6 +45,8 @@ from semel.testing.contract.given import (
     succeed,
 )
 from semel.testing.driver import StoreDriver
+
+ENTRY = Identity(AUDIT_SCOPE, "audit-1")
 
 
 def scan_all(
@@ -210,6 +213,35 @@ class ScanContract(StoreUnderTest):
         assert scannable.purge() == 0
         assert isinstance(scannable.claim(ask(BERT)), Finished)
         assert record_of(scannable, OTHER).owner == ANNA
+
+    def test_the_audit_trail_is_listed_only_when_it_is_named(self, scannable: StoreDriver) -> None:
+        assert scannable.put(ENTRY, RESULT, LONG, owner=ANNA) is True
+        succeed(scannable)
+        assert scan_all(scannable) == [KEY]
+        assert scan_all(scannable, state=State.SUCCEEDED) == [KEY]
+        assert scan_all(scannable, prefix=ENTRY.key) == []
+        assert scan_all(scannable, scope=AUDIT_SCOPE) == [ENTRY]
+        assert scan_all(scannable, scope=AUDIT_SCOPE, prefix="audit-2") == []
+
+    def test_the_audit_trail_is_not_counted(self, scannable: StoreDriver) -> None:
+        scannable.put(ENTRY, RESULT, LONG, owner=ANNA)
+        succeed(scannable)
+        assert scannable.counts() == Counts(processing=0, abandoned=0, succeeded=1, failed=0)
+
+    def test_purge_removes_entries_of_the_audit_trail_that_expired_and_does_not_count_them(
+        self, scannable: StoreDriver, sleep: Sleep
+    ) -> None:
+        old = [Identity(AUDIT_SCOPE, f"audit-0{number}") for number in range(3)]
+        for identity in old:
+            scannable.put(identity, RESULT, SHORT, owner=ANNA)
+        scannable.put(ENTRY, RESULT, LONG, owner=ANNA)
+        for number in range(3):  # they expire after the entries, so an index has them behind
+            succeed(scannable, identity=Identity("old", str(number)), ttl=2 * SHORT)
+        sleep(3 * SHORT)
+        # A store whose records go by themselves may have fewer to remove, never more.
+        assert [scannable.purge(limit=2) for _ in range(3)] in ([2, 1, 0], [0, 0, 0])
+        assert [scannable.get(identity) for identity in old] == [None] * 3
+        assert record_of(scannable, ENTRY).outcome == RESULT
 
     def test_purge_leaves_abandoned_attempts_alone_unless_asked(
         self, scannable: StoreDriver, sleep: Sleep

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core import judge
 from semel.core.records import (
+    AUDIT_SCOPE,
     Claim,
     Claimed,
     ClaimRequest,
@@ -102,6 +103,7 @@ class MySQLVerbs(SwapVerbs):
             ("idem_key >= %s", ask.prefix),
             ("idem_key < %s", behind(ask.prefix)),
             ("biz_type = %s", ask.scope),
+            ("biz_type <> %s", AUDIT_SCOPE if ask.scope is None else None),
             ("status = %s", None if ask.state is None else int(ask.state)),
         ):
             if value is not None:
@@ -133,8 +135,9 @@ class MySQLVerbs(SwapVerbs):
     @operation
     def purge(self, ask: PurgeRequest) -> Verb[int]:
         """Remove what may go, a few rows at a time, each of them looked at again as it goes."""
+        expired = f"lease_until IS NULL AND expire_at <= {NOW} AND biz_type"
         removed = yield from self._remove(
-            f"lease_until IS NULL AND expire_at <= {NOW}", "expire_at", (), ask.limit
+            f"{expired} <> %s", "expire_at", (AUDIT_SCOPE,), ask.limit
         )
         if ask.abandoned_after is not None and removed < ask.limit:
             removed += yield from self._remove(
@@ -143,6 +146,9 @@ class MySQLVerbs(SwapVerbs):
                 (stamp(ask.abandoned_after),),
                 ask.limit - removed,
             )
+        if removed < ask.limit:
+            # Last: now the index of what has expired has these entries and no others.
+            yield from self._remove(f"{expired} = %s", "expire_at", (AUDIT_SCOPE,), ask.limit)
         return removed
 
     @operation
@@ -153,8 +159,8 @@ class MySQLVerbs(SwapVerbs):
             f"COUNT(CASE WHEN lease_until <= {NOW} THEN 1 END), "
             "COUNT(CASE WHEN status = 1 THEN 1 END), COUNT(CASE WHEN status = 2 THEN 1 END) "
             f"FROM {self._table.quoted} WHERE prefix = %s "
-            f"AND (expire_at IS NULL OR expire_at > {NOW})",
-            (self._table.prefix,),
+            f"AND (expire_at IS NULL OR expire_at > {NOW}) AND biz_type <> %s",
+            (self._table.prefix, AUDIT_SCOPE),
             writes=False,
         )
         return Counts(*reply.rows[0])
@@ -181,7 +187,7 @@ class MySQLVerbs(SwapVerbs):
             )
         return risks
 
-    def _remove(self, may_go: str, by: str, values: tuple[int, ...], limit: int) -> Verb[int]:
+    def _remove(self, may_go: str, by: str, values: tuple[object, ...], limit: int) -> Verb[int]:
         name = self._table.quoted
         found = yield Statement(
             f"SELECT digest FROM {name} {_DUE} "  # noqa: S608 - a checked name

@@ -22,6 +22,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from semel.core.records import (
+    AUDIT_SCOPE,
     Busy,
     Claim,
     ClaimRequest,
@@ -136,6 +137,8 @@ RUNNING = f"r.status::integer = {State.PROCESSING:d}"
 """For statements about one record, or some: the cast keeps them from the index of all running ones.
 While few run, the planner prefers it to the primary key; and a prepared plan is kept."""
 OWN = f"({RUNNING} AND r.owner = :owner)"
+NO_ENTRY = f"(r.biz_type <> '{AUDIT_SCOPE}')"
+"""Is no entry of the audit trail."""
 LIVE = f"(r.status = {State.PROCESSING:d} AND r.lease_until > {NOW})"
 
 
@@ -327,7 +330,10 @@ class Statements:
             writes=False,
         )
         self.purge_expired = Query(
-            _purge(table, f"r.expire_at <= {NOW}", by="expire_at"), writes=True
+            _purge(table, f"r.expire_at <= {NOW} AND {NO_ENTRY}", by="expire_at"), writes=True
+        )
+        self.purge_audit = Query(
+            _purge(table, f"r.expire_at <= {NOW} AND NOT {NO_ENTRY}", by="expire_at"), writes=True
         )
         self.purge_abandoned = Query(
             _purge(
@@ -343,7 +349,7 @@ class Statements:
             f"count(*) FILTER (WHERE r.status = {State.PROCESSING:d} AND NOT {LIVE}), "
             f"count(*) FILTER (WHERE r.status = {State.SUCCEEDED:d}), "
             f"count(*) FILTER (WHERE r.status = {State.FAILED:d}) "
-            f"FROM {table} AS r WHERE r.prefix = :prefix AND NOT {GONE}",
+            f"FROM {table} AS r WHERE r.prefix = :prefix AND NOT {GONE} AND {NO_ENTRY}",
             writes=False,
         )
 
@@ -433,7 +439,7 @@ def _page(table: str) -> str:
         SELECT {SEEN} FROM {table} AS r
         WHERE r.prefix = :prefix AND NOT {GONE} AND r.idem_key >= :start
             AND (:behind::text IS NULL OR r.idem_key < :behind)
-            AND (:scope::text IS NULL OR r.biz_type = :scope)
+            AND CASE WHEN :scope::text IS NULL THEN {NO_ENTRY} ELSE r.biz_type = :scope END
             AND (:state::smallint IS NULL OR r.status = :state)
             AND (:after_key::text IS NULL
                 OR (r.idem_key, r.biz_type) > (:after_key, :after_scope::text))
@@ -544,6 +550,9 @@ class PostgresVerbs(SwapVerbs):
                 prefix=self._table.prefix, limit=ask.limit - removed, since=-ask.abandoned_after
             )
             removed += reply.changed
+        if removed < ask.limit:
+            # Last: now the index of what has expired has these entries and no others.
+            yield self._table.statements.purge_audit(prefix=self._table.prefix, limit=ask.limit)
         return removed
 
     @operation
