@@ -1,4 +1,4 @@
-"""The audit trail: who decided what, when, on which record."""
+"""The log and the file of decisions: who decided what, when, on which record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_decisions_are_appended_to_a_file(memory_workshop, tmp_path):
     assert {each["by"] for each in entries} == {PLACE}
 
 
-def test_a_trail_that_cannot_be_written_undoes_nothing(memory_workshop, tmp_path, caplog):
+def test_a_file_that_cannot_be_written_undoes_nothing(memory_workshop, tmp_path, caplog):
     identity = memory_workshop.abandon("a")
     reconciler = memory_workshop.reconciler(
         {"orders": lambda _: Succeeded("found out")}, audit=AuditFile(tmp_path)
@@ -70,4 +70,4 @@ def test_a_trail_that_cannot_be_written_undoes_nothing(memory_workshop, tmp_path
     assert memory_workshop.run(reconciler).resolved == 1
     assert memory_workshop.record(identity).state is State.SUCCEEDED
     assert memory_workshop.engine.execute("a", never, scope="orders") == "found out"
-    assert "could not be written to the audit trail" in caplog.text
+    assert "could not be written to the audit log" in caplog.text

@@ -19,15 +19,17 @@ from semel.repair import (
     purge_async,
 )
 from semel.repair._sync import maintenance
-from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.memory import SWEEP, AsyncMemoryStore, MemoryStore
 from semel.testing import FakeClock, FaultyStore
 
 OWNER = b"\x00the owner\xff\x00"
 DONE = Encoded("json", b"1")
 
 
-def fill(store, count, ttl=0.01):
-    for number in range(count):
+def fill(store, count, ttl=0.01, purges=1):
+    """Put so many records that as many are left for purges: each begins with an entry of the audit
+    trail, a new record, for which a store in memory drops a few that are due."""
+    for number in range(count + purges * SWEEP):
         store.put(Identity("old", str(number)), DONE, ttl, owner=OWNER)
 
 
@@ -46,7 +48,7 @@ def test_purging_goes_on_in_batches_until_nothing_is_left():
 async def test_purging_awaited():
     clock = FakeClock()
     store = AsyncMemoryStore(clock=clock)
-    for number in range(5):
+    for number in range(5 + SWEEP):
         await store.put(Identity("old", str(number)), DONE, 0.01, owner=OWNER)
     clock.advance(1)
     assert await purge_async(store, batch=2, pause=0.001) == 5
@@ -55,7 +57,7 @@ async def test_purging_awaited():
 def test_purging_ends_when_its_time_is_up():
     clock = FakeClock()
     store = MemoryStore(clock=clock)
-    fill(store, 5)
+    fill(store, 5, purges=2)
     clock.advance(1)
     assert purge(store, batch=2, pause=1.0, max_seconds=0.5) == 2
     assert purge(store, batch=2, pause=0.001, max_seconds=60) == 3

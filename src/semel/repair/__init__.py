@@ -1,12 +1,15 @@
 """Repair and retention: what became of abandoned attempts, and space for new records.
 
 reconcile     finds what is stuck and asks its resolver     resolve       decides on one record
-maintenance   health and purging of a whole store           decisions     what is decided, and audit
+maintenance   health and purging of a whole store           audit         the audit trail; forget
+decisions     what is decided, and where it is logged
 """
 
+from semel.repair._sync.audit import AuditTrail, forget
 from semel.repair._sync.maintenance import health, purge
 from semel.repair._sync.reconcile import Reconciler
 from semel.repair._sync.resolve import settle
+from semel.repair.audit import AsyncAuditTrail, AuditEntry, forget_async
 from semel.repair.decisions import (
     AsyncResolver,
     Audit,
@@ -29,10 +32,13 @@ from semel.repair.reconcile import AsyncReconciler, Report
 from semel.repair.resolve import settle_async
 
 __all__ = [
+    "AsyncAuditTrail",
     "AsyncReconciler",
     "AsyncResolver",
     "Audit",
+    "AuditEntry",
     "AuditFile",
+    "AuditTrail",
     "Decision",
     "Failed",
     "GaveUp",
@@ -47,6 +53,8 @@ __all__ = [
     "Succeeded",
     "Unknown",
     "Unresolved",
+    "forget",
+    "forget_async",
     "health",
     "health_async",
     "log_audit",

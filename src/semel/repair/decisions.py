@@ -1,8 +1,9 @@
-"""What a resolver may find out, the decision that follows, and where it is written.
+"""What a resolver may find out, the decision that follows, and where it is logged.
 
 A resolver takes the record and looks where the effect would be: at the payment provider, in the
 business tables. It says "failed" only with proof that the effect did not happen and no longer can.
-Decisions are events; each one also goes into the audit trail.
+Decisions are events; each one is also logged, or appended to a file. The audit trail in the store,
+which has an entry before anything is decided, is in `audit`.
 
 Event
 └── Decision            who decided, when, on which record
@@ -114,10 +115,10 @@ class GaveUp(Decision, frozen=True, kw_only=True):
     tries: int
 
 
-# --- the audit trail -----------------------------------------------------------------------------
+# --- the log and the file -------------------------------------------------------------------------
 
 Audit: TypeAlias = Callable[[Decision], object]
-"""Writes one entry for each decision: who decided what. It never has the raw key."""
+"""Logs each decision: who decided what. It never has the raw key."""
 
 _TIMES: Final = {"at", "kept_until"}
 

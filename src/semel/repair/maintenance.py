@@ -24,6 +24,7 @@ from semel.core.records import LISTINGS, Counts, ScanRequest
 from semel.core.settings import Settings, load_settings
 from semel.engine.colours.tasks import sleep
 from semel.errors import ConfigError
+from semel.repair.audit import AsyncAuditTrail
 from semel.stores.urls import split_url, whole_number
 from semel.sync import Idempotency
 
@@ -74,6 +75,8 @@ async def purge_async(
     pause: Duration = PAUSE,
     abandoned_after: Duration | None = None,
     max_seconds: Duration | None = None,
+    name: str | None = None,
+    reason: str | None = None,
 ) -> int:
     """Remove expired records, `batch` at a time; returns how many were removed.
 
@@ -82,6 +85,9 @@ async def purge_async(
     removed. After each batch it rests for `pause`, or for as long as the batch took if that is
     longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
     after `max_seconds`.
+
+    `name` and `reason` are who purges, and why: the audit trail has an entry first, and without it
+    nothing is removed. Its entries of more than 400 days ago are removed too, and not counted.
 
     Examples:
         >>> await purge_async(idem)
@@ -92,6 +98,9 @@ async def purge_async(
         after = None if abandoned_after is None else seconds("abandoned_after", abandoned_after)
         least = seconds("pause", pause, zero=True)
         end = None if max_seconds is None else monotonic() + seconds("max_seconds", max_seconds)
+        trail = AsyncAuditTrail(store, name=name)
+        kinds = "expired" if after is None else f"expired, and abandoned for {after:g} s"
+        await trail.write("purge", details=kinds, reason=reason)
         removed = 0
         while True:
             began = monotonic()

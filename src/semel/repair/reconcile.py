@@ -78,8 +78,9 @@ class AsyncReconciler:
     `idempotency` is an engine, a store object or a URL (None: from the settings), and `resolvers`
     has a function for each scope. An attempt is looked at when it has been abandoned for
     `older_than` seconds. After an unknown outcome it is asked again, first after `backoff` seconds,
-    `max_tries` times in all. A resolver has `lease` seconds. `name` and `audit` say who decides,
-    and where that is written.
+    `max_tries` times in all. A resolver has `lease` seconds. `name` and `reason` say who decides,
+    and why: the audit trail in the store has an entry first, for each run that looks into records
+    and for each decision. `audit` is where decisions are written, too, instead of the log.
 
     Examples:
         >>> reconciler = AsyncReconciler(idem, {"payments": lambda record: Succeeded("ch_42")})
@@ -100,6 +101,7 @@ class AsyncReconciler:
         lease: Duration = LEASE,
         name: str | None = None,
         audit: Audit | None = None,
+        reason: str | None = None,
     ) -> None:
         self._every = seconds("every", every)
         self._background = AsyncBackground()
@@ -110,7 +112,7 @@ class AsyncReconciler:
             check_target(idempotency)
             engine = self._own = AsyncIdempotency(idempotency)
         self._reconciliation = AsyncReconciliation(
-            AsyncDecider(engine, name=name, lease=lease, audit=audit),
+            AsyncDecider(engine, name=name, lease=lease, audit=audit, reason=reason),
             resolvers,
             older_than=older_than,
             max_tries=max_tries,
@@ -193,7 +195,10 @@ class AsyncReconciliation:
         decisions = self._report_without_resolver(found)
         moved_on = 0
         due = [self._open_cases.open(record).identity for record in found if self._is_ready(record)]
-        for identity in dict.fromkeys([*again, *due]):
+        to_look_into = dict.fromkeys([*again, *due])
+        if to_look_into and not stopped():
+            await self._decider.enter_run(len(to_look_into))
+        for identity in to_look_into:
             if stopped():
                 break
             made = await self._tolerant(self._look_into, identity)
@@ -296,14 +301,19 @@ class AsyncReconciliation:
             await self._close_if_over(identity)
             return []
         resolution = await self._consult(record)
+        age = record.now - self._open_cases.open(record).abandoned_at + monotonic() - sent
         if isinstance(resolution, Unknown):
-            age = record.now - self._open_cases.open(record).abandoned_at + monotonic() - sent
             if not await self._decider.give_back(record, age):
                 await self._close_if_over(identity)
                 return []
             made = self._leave_open(record, resolution)
         else:
             self._warn_of_ttl(record, resolution)
+            try:
+                await self._decider.enter(record, resolution)
+            except StoreError:
+                await self._decider.give_back(record, age)  # else it would be ours for a lease
+                raise
             stored = await self._decider.write(record, resolution, may_omit=True)
             self._open_cases.close(identity)
             made = [self._decider.decision(record, resolution, stored=stored)]

@@ -18,6 +18,7 @@ from typing import Any
 
 from semel.core.policy import Duration, seconds
 from semel.engine.colours.threads import sleep
+from semel.repair._sync.audit import AuditTrail
 from semel.repair.maintenance import (
     Health,
     check_target,
@@ -60,6 +61,8 @@ def purge(
     pause: Duration = PAUSE,
     abandoned_after: Duration | None = None,
     max_seconds: Duration | None = None,
+    name: str | None = None,
+    reason: str | None = None,
 ) -> int:
     """Remove expired records, `batch` at a time; returns how many were removed.
 
@@ -68,6 +71,9 @@ def purge(
     removed. After each batch it rests for `pause`, or for as long as the batch took if that is
     longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
     after `max_seconds`.
+
+    `name` and `reason` are who purges, and why: the audit trail has an entry first, and without it
+    nothing is removed. Its entries of more than 400 days ago are removed too, and not counted.
 
     Examples:
         >>> purge(idem)
@@ -78,6 +84,9 @@ def purge(
         after = None if abandoned_after is None else seconds("abandoned_after", abandoned_after)
         least = seconds("pause", pause, zero=True)
         end = None if max_seconds is None else monotonic() + seconds("max_seconds", max_seconds)
+        trail = AuditTrail(store, name=name)
+        kinds = "expired" if after is None else f"expired, and abandoned for {after:g} s"
+        trail.write("purge", details=kinds, reason=reason)
         removed = 0
         while True:
             began = monotonic()

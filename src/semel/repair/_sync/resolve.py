@@ -9,8 +9,6 @@ or the old owner if it comes back, is rejected.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from typing import Any, assert_never
 
 from semel import events
@@ -18,6 +16,8 @@ from semel.core.codec import encode_failure, encode_result, omitted
 from semel.core.policy import Duration, seconds
 from semel.core.records import AdoptRequest, Identity, Record, ScanRequest
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
+from semel.repair._sync.audit import AuditTrail
+from semel.repair.audit import checked_text
 from semel.repair.decisions import (
     Audit,
     Decision,
@@ -48,14 +48,14 @@ class Decider:
         lease: Duration = LEASE,
         ttl: Duration | None = None,
         audit: Audit | None = None,
+        reason: str | None = None,
     ) -> None:
         store = engine.internals.store
         if {AdoptRequest, ScanRequest} & store.unsupported:
             raise ConfigError(f"{type(store).__name__} cannot list and adopt abandoned records")
-        if name is not None and (not isinstance(name, str) or not name.strip()):
-            raise ConfigError(f"name must tell who decides; got {name!r}")
         self._runs = engine.internals
-        self._name = name
+        self._trail = AuditTrail(engine, name=name)
+        self._reason = None if reason is None else checked_text("reason", reason)
         self._lease = seconds("lease", lease)
         self._ttl = None if ttl is None else seconds("ttl", ttl)
         self._audit = log_audit if audit is None else audit
@@ -150,13 +150,23 @@ class Decider:
         retryable = isinstance(resolution, Failed) and resolution.retryable
         return rules.failed_ttl if retryable else rules.ttl
 
+    # --- the audit trail: before anything is changed ---------------------------------------------
+
+    def enter(self, record: Record, resolution: Succeeded | Failed) -> None:
+        """Write into the audit trail what is about to be decided; if that fails, it must not be."""
+        self._trail.write(
+            "resolve", [record.identity], details=verdict_of(resolution), reason=self._reason
+        )
+
+    def enter_run(self, records: int) -> None:
+        """Write into the audit trail that so many records are about to be looked into."""
+        self._trail.write("reconcile", details=f"{records} records", reason=self._reason)
+
     # --- reports ---------------------------------------------------------------------------------
 
     def decision(self, record: Record, resolution: Succeeded | Failed, *, stored: bool) -> Decision:
         """Make the event that says what became of a record."""
-        verdict: Verdict = "succeeded"
-        if isinstance(resolution, Failed):
-            verdict = "retryable" if resolution.retryable else "failed"
+        verdict = verdict_of(resolution)
         if not stored:
             return self.made(Overtaken, record, verdict=verdict)
         kept_until = record.now + self._ttl_of(record, resolution)
@@ -164,27 +174,33 @@ class Decider:
 
     def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
         """Make a decision on a record, with who and when."""
-        process = f"{socket.gethostname()}:{os.getpid()}"
         return kind(
             identity=record.identity,
             number=record.number,
             fence=record.fence,
-            by=process if self._name is None else f"{self._name}@{process}",
+            by=self._trail.by,
             at=record.now,
             **details,
         )
 
     def report(self, decision: Decision) -> None:
-        """Notify the hooks and the audit trail; neither can undo what is stored."""
+        """Notify the hooks, and the log or the file; neither can undo what is stored."""
         self._runs.announce(decision)
         try:
             self._audit(decision)
         except Exception:
-            logger.exception("a decision could not be written to the audit trail: %s", decision)
+            logger.exception("a decision could not be written to the audit log: %s", decision)
 
     def store_failed(self, identity: Identity, error: Exception) -> None:
         """Report that a record could not be looked into."""
         self._runs.announce(events.StoreFailed(identity=identity, verb="adopt", error=str(error)))
+
+
+def verdict_of(resolution: Succeeded | Failed) -> Verdict:
+    """Name what is decided."""
+    if isinstance(resolution, Succeeded):
+        return "succeeded"
+    return "retryable" if resolution.retryable else "failed"
 
 
 def settle(
@@ -196,13 +212,16 @@ def settle(
     ttl: Duration | None = None,
     name: str | None = None,
     audit: Audit | None = None,
+    reason: str | None = None,
 ) -> Decision | None:
     """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
 
     `idempotency` is the engine, and `resolution` what was found out: `Succeeded(value)` or
-    `Failed(error)`. `name` and `audit` say who decides, and where that is written. The outcome is
-    kept for `ttl`, or as long as the engine's policy of the scope says; the decision says until
-    when. A held attempt whose policy the engine does not know needs `ttl`.
+    `Failed(error)`. `name` and `reason` say who decides, and why: the audit trail in the store has
+    an entry first, and without it nothing is decided. `audit` is where the decision is written,
+    too, instead of the log. The outcome is kept for `ttl`, or as long as the engine's policy of the
+    scope says; the decision says until when. A held attempt whose policy the engine does not know
+    needs `ttl`.
 
     Examples:
         >>> outcome = Succeeded("ch_42")
@@ -214,7 +233,7 @@ def settle(
         raise ConfigError(
             f"a person decides Succeeded(...) or Failed(...), not {type(resolution).__name__}"
         )
-    decider = Decider(idempotency, name=name, ttl=ttl, audit=audit)
+    decider = Decider(idempotency, name=name, ttl=ttl, audit=audit, reason=reason)
     identity = idempotency.internals.setup.identity(key, scope)
     try:
         return _decide_by_hand(decider, identity, resolution)
@@ -226,13 +245,16 @@ def _decide_by_hand(
     decider: Decider, identity: Identity, resolution: Succeeded | Failed
 ) -> Decision | None:
     found: Record | None = decider.store.get(identity)
-    if found is not None and found.abandoned and not decider.knows_ttl(found, resolution):
+    if found is None or not found.abandoned:
+        return None
+    if not decider.knows_ttl(found, resolution):
         raise ConfigError(
             "the attempt is held, and neither the settings nor the engine name its scope "
             f"{identity.scope!r}: its outcome might be forgotten too early, and its effect be "
             "repeated. Pass ttl (--ttl) with the value of the policy in the program, or name the "
             "scope in the settings"
         )
+    decider.enter(found, resolution)
     record = decider.adopt(identity)
     if record is None:
         return None

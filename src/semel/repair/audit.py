@@ -1,0 +1,250 @@
+"""The audit trail: who did what to which record, when and why. It is kept in the store itself.
+
+An entry is a record in the scope `semel.audit`, written by `put` before the action: if it cannot be
+written, the action is refused. So an entry says what somebody was about to do. It names a record by
+its digest, and never has its key or its result. Entries are kept for 400 days. No call can change
+or remove one, and listings and counts leave them out (`semel.core.records.AUDIT_SCOPE`).
+
+`settle`, reconcilers and `purge` write entries through this module; `forget` is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from copy import copy
+from heapq import nlargest
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from semel.aio import AsyncIdempotency
+from semel.core.keys import KeyGenerator
+from semel.core.policy import DAY, Duration, seconds
+from semel.core.records import (
+    AUDIT_SCOPE,
+    OWNER_BYTES,
+    Encoded,
+    Identity,
+    PutRequest,
+    Record,
+    ScanRequest,
+)
+from semel.errors import ConfigError, RecordUnreadable, StoreError
+from semel.stores.base import AsyncStore
+from semel.stores.urls import whole_number
+
+logger = logging.getLogger("semel.repair")
+
+KEPT: Final = 400 * DAY
+"""Seconds that an entry is kept: more than a year, so that audits of a year find all of it."""
+
+LONGEST_TEXT: Final = 500
+"""Characters of a name or of a reason."""
+
+PAGE: Final = 500
+"""Entries that are read at a time."""
+
+KEYS: Final = KeyGenerator("audit")
+"""Makes the keys of entries, which sort by time and end in a random part."""
+
+KEY_PREFIX: Final = "audit-"
+"""Before the time, so that SQL finds the entries in its index of keys."""
+
+CODEC: Final = "audit/1"
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """One action that somebody was about to take."""
+
+    at: float
+    """When, on the store's clock."""
+    by: str
+    """Who: a name, the host and the process."""
+    action: str
+    """`resolve`, `forget`, `purge`, `reconcile`, `view`, or what a program of yours has written."""
+    scope: str | None = None
+    key_digest: str | None = None
+    """Which record; None for an action on the whole store."""
+    details: str = ""
+    """What in particular, such as the outcome that was decided."""
+    reason: str | None = None
+    """Why, in the words of who did it."""
+
+
+class AsyncAuditTrail:
+    """The audit trail of the store of a `place`, which is an engine or a store.
+
+    `name` is who acts; the host and the process are added to it.
+
+    Examples:
+        >>> trail = AsyncAuditTrail(idem, name="anna")
+        >>> await trail.write("view", [Identity("payments", "order:42")], reason="ticket 7")
+        >>> [(entry.action, entry.reason) for entry in await trail.read()]
+        [('view', 'ticket 7')]
+    """
+
+    def __init__(self, place: AsyncIdempotency | AsyncStore, *, name: str | None = None) -> None:
+        self._place = place
+        self._name = name if name is None else checked_text("name", name)
+
+    @property
+    def by(self) -> str:
+        """Who acts: the name, the host and the process."""
+        process = f"{socket.gethostname()}:{os.getpid()}"  # not kept: a fork has another
+        return process if self._name is None else f"{self._name}@{process}"
+
+    async def write(
+        self,
+        action: str,
+        identities: Iterable[Identity] = (),
+        *,
+        details: str = "",
+        reason: str | None = None,
+    ) -> None:
+        """Write an entry for each record of these `identities`; of none, one for the whole store.
+
+        Call it before the `action`: if it raises, the action must not be taken. `details` says what
+        in particular is done, and `reason` why.
+        """
+        said = {"by": self.by, "action": checked_text("action", action)}
+        if details:
+            said["details"] = details
+        if reason is not None:
+            said["reason"] = checked_text("reason", reason)
+        about = [{"scope": each.scope, "key_digest": each.key_digest} for each in identities]
+        requests = [request_for(said | named) for named in about or [{}]]
+        try:
+            answers = await self._store.send(requests)
+        except StoreError as error:
+            answers = [error]
+        for answer in answers:
+            if answer is not True:
+                raise not_written(answer)
+
+    async def read(
+        self,
+        *,
+        scope: str | None = None,
+        key_digest: str | None = None,
+        since: Duration | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """Read the newest entries, at most `limit` of them, the newest first.
+
+        With `scope` or `key_digest` only those about such records; with `since` only those of the
+        last so many seconds.
+        """
+        store = self._store
+        if ScanRequest in store.unsupported:
+            raise ConfigError(f"{type(store).__name__} cannot list its records")
+        most = whole_number("limit", limit)
+        youngest = None if since is None else seconds("since", since)
+        found: dict[str, AuditEntry] = {}
+        cursor: str | None = None
+        while True:
+            page = await store.scan(scope=AUDIT_SCOPE, prefix=KEY_PREFIX, limit=PAGE, cursor=cursor)
+            for record in page.records:
+                entry = read_entry(record)
+                if (
+                    entry is not None
+                    and (scope is None or entry.scope == scope)
+                    and (key_digest is None or entry.key_digest == key_digest)
+                    and (youngest is None or record.now - record.created_at <= youngest)
+                ):
+                    found[record.key] = entry
+            found = dict(nlargest(most, found.items(), key=by_time))
+            cursor = page.cursor
+            if cursor is None:
+                return list(found.values())
+
+    @property
+    def _store(self) -> AsyncStore:
+        """The store of the place; an engine has another one after a fork."""
+        place = self._place
+        return place.internals.store if isinstance(place, AsyncIdempotency) else place
+
+
+async def forget_async(
+    idempotency: AsyncIdempotency,
+    key: str,
+    *,
+    scope: str = "default",
+    name: str | None = None,
+    reason: str | None = None,
+) -> bool:
+    """Remove the record of a `key` in a `scope`, as an operator: with an entry in the audit trail.
+
+    The next call runs again. False when there was none. `name` and `reason` are who removes it, and
+    why. A program that removes a record of its own calls `idempotency.forget`.
+
+    Examples:
+        >>> await forget_async(idem, "order:42", name="anna", reason="ticket 7")
+        False
+    """
+    trail = AsyncAuditTrail(idempotency, name=name)
+    identity = idempotency.internals.setup.identity(key, scope)
+    details = "unreadable"
+    try:
+        record = await idempotency.peek(key, scope=scope)
+    except RecordUnreadable:
+        pass  # to forget it is the way out
+    else:
+        if record is None:
+            return False
+        details = "abandoned" if record.abandoned else record.state.name.lower()
+    await trail.write("forget", [identity], details=details, reason=reason)
+    return await idempotency.forget(key, scope=scope)
+
+
+# --- entries -------------------------------------------------------------------------------------
+
+
+def checked_text(what: str, text: str) -> str:
+    """Return a text that fits on one line of a listing."""
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{what} must be a text that is not empty; got {text!r}")
+    if len(text) > LONGEST_TEXT:
+        raise ConfigError(f"{what} has {len(text)} characters, at most {LONGEST_TEXT} are allowed")
+    if not text.isprintable():
+        raise ConfigError(f"{what} must be one line of printable characters; got {text!r}")
+    return text
+
+
+def request_for(said: dict[str, str]) -> PutRequest:
+    """Make the request that writes an entry."""
+    identity = Identity(AUDIT_SCOPE, KEYS.new())
+    outcome = Encoded(CODEC, msgspec.json.encode(said))
+    return PutRequest(identity, os.urandom(OWNER_BYTES), outcome, KEPT)
+
+
+def not_written(answer: bool | StoreError) -> StoreError:
+    """Make the error of an action that is refused because its entry is missing."""
+    cause = answer if isinstance(answer, StoreError) else StoreError("its key is taken")
+    refused = copy(cause)  # of the same class: it says whether to try again
+    refused.args = (
+        f"the entry in the audit trail could not be written, so nothing was done: {cause.text}",
+    )
+    refused.__cause__ = cause
+    return refused
+
+
+def read_entry(record: Record) -> AuditEntry | None:
+    """Read an entry; None, and a warning, for one that cannot be read."""
+    outcome = record.outcome
+    if outcome is not None and outcome.codec == CODEC:
+        with suppress(msgspec.MsgspecError):
+            said = msgspec.json.decode(outcome.data, type=dict[str, str])
+            return msgspec.convert({**said, "at": record.created_at}, AuditEntry)
+    logger.warning("an entry of the audit trail cannot be read, and is left out: %s", record.key)
+    return None
+
+
+def by_time(item: tuple[str, AuditEntry]) -> tuple[float, str]:
+    """Order entries, which come with their keys; those of one moment by their keys."""
+    key, entry = item
+    return entry.at, key
