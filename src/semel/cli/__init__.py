@@ -3,6 +3,7 @@
     reading      list, show, stuck, counts     deciding   forget, resolve
     upkeep       purge, reconcile, migrate     doctor     are settings and store in order?
     formatting   records as columns and JSON   store      the engine and store behind the settings
+    audit        who did what
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
 2 the command or the settings are wrong; 130 and 141 Ctrl-C or a closed pipe ended it. The reference
@@ -20,7 +21,7 @@ from importlib.resources import files
 from typing import Final
 
 from semel import __version__
-from semel.cli import deciding, doctor, reading, upkeep
+from semel.cli import audit, deciding, doctor, reading, upkeep
 from semel.cli.formatting import STATES
 from semel.core.keys import KeyGenerator
 from semel.core.settings import parse_duration
@@ -130,20 +131,31 @@ def _reading(command: _Command) -> None:
     made.add_argument("--state", choices=list(STATES))
     made.add_argument("--limit", type=_whole, default=100, metavar="N")
     _json(made, result=True)
+    _who(made)
     made = command("show", reading.show, "show one record")
     _identity(made)
     _json(made, result=True)
+    _who(made)
     made = command("stuck", reading.stuck, "list abandoned attempts; exit code 1 if there are any")
     made.add_argument("--older-than", type=_duration, default=300.0, metavar="5m")
     made.add_argument("--limit", type=_whole, default=100, metavar="N")
     made.set_defaults(result=False)  # what is stuck has none
     _json(made)
     _json(command("counts", reading.counts, "count the records by state"))
+    made = command("audit", audit.list_entries, "list who did what to the records, newest first")
+    made.add_argument("--scope")
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--key", help="the key of a record; with --scope")
+    which.add_argument("--key-digest", metavar="DIGEST", help="the key_digest of a record")
+    made.add_argument("--since", type=_positive, metavar="7d", help="how far back; else 400 days")
+    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    _json(made)
 
 
 def _deciding(command: _Command) -> None:
     made = command("forget", deciding.forget, "remove a record: the next call runs again")
     _identity(made)
+    _who(made)
     made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
     _identity(made)
     outcome = made.add_mutually_exclusive_group(required=True)
@@ -158,7 +170,7 @@ def _deciding(command: _Command) -> None:
         metavar="3d",
         help="keep the outcome for this time; else as in settings",
     )
-    made.add_argument("--by", type=_text, metavar="NAME", help="who decides; else the user's name")
+    _who(made)
     _audit(made)
 
 
@@ -168,12 +180,14 @@ def _upkeep(command: _Command) -> None:
     made.add_argument("--batch", type=_whole, default=BATCH, metavar="N")
     made.add_argument("--pause", type=_duration, default=PAUSE, metavar="10ms")
     made.add_argument("--every", type=_positive, metavar="1h", help="do not end; do it again")
+    _who(made)
     made = command("reconcile", upkeep.reconcile, "let resolvers look into what is stuck")
     made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")
     made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
     made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
     made.add_argument("--full", action="store_true", help="read every record, trust no index")
     made.add_argument("--name", type=_text, help="who decides, in the audit trail")
+    _reason(made)
     made.add_argument("--every", type=_positive, metavar="1m", help="do not end; do it again")
     _audit(made)
     made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
@@ -194,6 +208,17 @@ def _json(made: argparse.ArgumentParser, *, result: bool = False) -> None:
     made.add_argument("--json", action="store_true", help="write for programs")
     if result:
         made.add_argument("--result", action="store_true", help="show what is stored, too")
+
+
+def _who(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--by", type=_text, metavar="NAME", help="who, in the audit trail; else the user's name"
+    )
+    _reason(made)
+
+
+def _reason(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--reason", type=_text, metavar="TEXT", help="why, in the audit trail")
 
 
 def _audit(made: argparse.ArgumentParser) -> None:

@@ -5,13 +5,14 @@ Each takes the parsed options and returns the exit code.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import sys
 from argparse import Namespace
 
 import msgspec
 
+from semel import repair
+from semel.cli.audit import user
 from semel.cli.formatting import duration, moment, state_of
 from semel.cli.store import NO_RECORD, key_of, open_engine
 from semel.core.records import Record, State
@@ -24,7 +25,9 @@ def forget(options: Namespace) -> int:
     with open_engine(options) as engine:
         key = key_of(engine, options)
         record = None if key is None else engine.peek(key, scope=options.scope)
-        if key is None or not engine.forget(key, scope=options.scope):
+        if key is None or not repair.forget(
+            engine, key, scope=options.scope, name=user(options), reason=options.reason
+        ):
             print(NO_RECORD, file=sys.stderr)
             return 1
     print("forgotten: the next call runs again")
@@ -47,8 +50,9 @@ def resolve(options: Namespace) -> int:
             resolution,
             scope=options.scope,
             ttl=options.ttl,
-            name=getpass.getuser() if options.by is None else options.by,
+            name=user(options),
             audit=audit_of(options),
+            reason=options.reason,
         )
         record = engine.peek(key, scope=options.scope)
     if decision is None:

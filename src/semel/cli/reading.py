@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from semel.cli.audit import enter_view
 from semel.cli.formatting import (
     COLUMNS,
     STATES,
@@ -34,6 +35,7 @@ def list_records(options: Namespace) -> int:
     """List records by scope, beginning of the key and state, as the column shows it."""
     with open_engine(options) as engine:
         records = list(islice(_listed(engine, options), options.limit + 1))
+        enter_view(engine, records[: options.limit], options)
         _print(engine, records[: options.limit], options)
         if len(records) > options.limit:
             print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
@@ -66,6 +68,7 @@ def show(options: Namespace) -> int:
         if record is None:
             print(NO_RECORD, file=sys.stderr)
             return 1
+        enter_view(engine, [record], options)
         _print_fields(_shown(engine, record, options), options)
     return 0
 

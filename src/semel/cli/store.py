@@ -112,16 +112,22 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
     """Return the key that a command names; None = no record of the scope has this digest."""
     if not options.digest:
         return str(options.key)
-    wanted = options.key.lower()
-    if _DIGEST.fullmatch(wanted) is None:
-        raise ConfigError(
-            "--digest takes a whole key_digest, which is 32 hexadecimal digits; leave out --digest "
-            "to give the key itself"
-        )
+    wanted = checked_digest(options.key, "--digest", "leave out --digest")
     for record in read_records(engine, PAGE, scope=options.scope):
         if record.identity.key_digest == wanted:
             return str(record.key)
     return None
+
+
+def checked_digest(text: str, option: str, instead: str) -> str:
+    """Return the key_digest that an `option` was given; `instead` says how to give the key."""
+    digest = text.lower()
+    if _DIGEST.fullmatch(digest) is None:
+        raise ConfigError(
+            f"{option} takes a whole key_digest, which is 32 hexadecimal digits; {instead} to give "
+            "the key itself"
+        )
+    return digest
 
 
 def read_records(engine: Idempotency, limit: int, **filters: Any) -> Iterator[Record]:

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from semel.cli.audit import user
 from semel.cli.deciding import audit_of
 from semel.cli.store import open_deciding_store, open_engine
 from semel.errors import ConfigError, StoreError
@@ -34,6 +35,8 @@ def purge_records(options: Namespace) -> int:
                 batch=options.batch,
                 pause=options.pause,
                 abandoned_after=options.abandoned_after,
+                name=user(options),
+                reason=options.reason,
             )
             print(f"removed {removed} records", flush=True)
             return 0
@@ -46,7 +49,7 @@ def reconcile(options: Namespace) -> int:
     resolvers = _imported(options.resolvers)
     with open_engine(options) as engine:
         reconciliation = Reconciliation(
-            Decider(engine, name=options.name, audit=audit_of(options)),
+            Decider(engine, name=options.name, audit=audit_of(options), reason=options.reason),
             resolvers,
             older_than=options.older_than,
             max_tries=options.max_tries,
