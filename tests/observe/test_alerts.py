@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
-from semel import events
-from servers.prometheus import promtool
+from observe.test_prometheus import served
+from semel import Idempotency, events, open_store
+from semel.core.records import ClaimRequest, Identity
+from semel.observe.prometheus import StuckCollector, prometheus_hook
+from servers.prometheus import PATIENCE, prometheus_server, promtool
+from servers.redis import wait_until
 
 SHIPPED = Path(str(files("semel.observe")))
 RULES = SHIPPED / "alerts.yml"
@@ -21,11 +27,11 @@ DASHBOARD = SHIPPED / "dashboard.json"
 EXAMPLES = Path(__file__).with_name("alerts.test.yml")
 ROOT = Path(__file__).resolve().parents[2]
 
-METRIC = re.compile(r"(?<![\w:.])(?:semel|job\w*:semel)_[\w:]+")
-SELECTED = re.compile(r"([a-z_]\w*)\s*(?:=~|!~|!=|=)\s*\"")
-GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
+METRIC = re.compile(r"\b(?:job\w*:)?semel_\w+(?::\w+)?")
+SELECTOR = re.compile(rf"({METRIC.pattern})(?:\{{([^}}]*)\}})?")
+MATCHER = re.compile(r'(\w+)\s*(=~|=)\s*"([^"]*)"')
+GROUPING = re.compile(r"\bby\s*\(([^)]*)\)")
 SHOWN = re.compile(r"\{\{\s*(?:\$labels\.)?([a-z]\w*)\s*\}\}")
-EVENT = re.compile(r'\bevent\s*(?:=~|=)\s*"([^"]*)"')
 
 OF_TARGETS = {"job", "instance"}
 """Labels that Prometheus adds to everything that it scrapes."""
@@ -167,12 +173,113 @@ def test_the_dashboard_names_only_alerts_that_exist():
 # --- what they are made of -----------------------------------------------------------------------
 
 
-def test_every_event_in_rules_and_dashboard_is_one_that_is_announced():
-    expressions = [rule["expr"] for rule in rules()] + queries()
-    named = {name for expr in expressions for one in EVENT.findall(expr) for name in one.split("|")}
-    assert {"LostLease", "Mismatched", "Ran", "Replayed", "StoreFailed"} <= named
-    announced = {name for name, kind in vars(events).items() if isinstance(kind, type)}
-    assert named <= announced
+class Shop:
+    """A process that exports everything, with what every alert and every panel asks for."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.hook = prometheus_hook(self.registry)
+        self.store = open_store("memory://")
+        self.idem = Idempotency(self.store, hooks=[self.hook])
+        self.registry.register(StuckCollector(self.store))
+        for _ in range(2):
+            self.idem.execute("order:1", lambda: "paid", scope="orders.pay")
+        self.abandon("order:2", age=1000.0, hold=True)
+        self.abandon("order:3", age=10.0, hold=False)
+
+    def abandon(self, key: str, *, age: float, hold: bool) -> None:
+        """Leave an attempt behind whose lease ended this long ago."""
+        identity, owner = Identity("orders.pay", key), key.encode().rjust(12)
+        self.store.claim(ClaimRequest(identity, owner, None, 60.0, 600.0, hold))
+        assert self.store.renew(identity, owner, -age)
+
+    def exported(self) -> dict[str, dict[str, set[str]]]:
+        """Every value of every label, by metric."""
+        found: dict[str, dict[str, set[str]]] = {}
+        text = generate_latest(self.registry).decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = found.setdefault(sample.name, {})
+                for name, value in sample.labels.items():
+                    labels.setdefault(name, set()).add(value)
+        return found
+
+
+@pytest.fixture
+def shop():
+    made = Shop()
+    yield made
+    made.idem.close()
+    made.store.close()
+
+
+def recorded() -> dict[str, dict[str, set[str]]]:
+    """The labels of what the rules record, as its name tells them."""
+    names = [rule["record"] for rule in rules() if "record" in rule]
+    return {name: {label: set() for label in name.partition(":")[0].split("_")} for name in names}
+
+
+def test_rules_and_dashboard_use_only_metrics_labels_and_values_that_are_exported(shop):
+    exported = shop.exported()
+    known = exported | recorded()
+    used = set()
+    for expr in [rule["expr"] for rule in rules()] + queries():
+        labels = set()
+        for metric, matchers in SELECTOR.findall(expr):
+            assert metric in known, expr
+            used.add(metric)
+            labels |= set(known[metric])
+            for label, operator, value in MATCHER.findall(matchers):
+                if label not in OF_TARGETS and value != ".*":
+                    assert label in known[metric], expr
+                    values = value.split("|") if operator == "=~" else [value]
+                    kind = exported["semel_events_total"] if metric in recorded() else known[metric]
+                    assert set(values) <= kind[label], expr
+        for grouping in GROUPING.findall(expr):
+            assert set(grouping.replace(" ", "").split(",")) <= labels | OF_TARGETS, expr
+    assert {"semel_events_total", "semel_stuck", "semel_stuck_oldest_seconds"} < used
+    # A metric that nobody looks at would be missed by nobody, either.
+    parts = ("_bucket", "_count", "_sum", "_created")
+    assert used >= {name for name in exported if not name.endswith(parts)}
+
+
+def test_texts_name_only_labels_that_their_expressions_have(shop):
+    labels = {label for known in shop.exported().values() for label in known} | OF_TARGETS
+    for alert in alerts().values():
+        shown = set(SHOWN.findall(str(alert["annotations"])))
+        grouped = {name for one in GROUPING.findall(alert["expr"]) for name in one.split(", ")}
+        parts = METRIC.findall(alert["expr"])
+        of_parts = {label for one in parts for label in recorded().get(one, ())}
+        assert shown <= grouped | of_parts, alert["alert"]
+    for panel in panels():
+        for target in panel["targets"]:
+            assert set(SHOWN.findall(target["legendFormat"])) <= labels, panel["title"]
+
+
+def test_prometheus_finds_data_for_every_panel_and_fires_what_it_should(shop, tmp_path):
+    def announce(kind, times=1):
+        for _ in range(times):
+            shop.hook(kind(identity=Identity("orders.pay", "order:1")))
+
+    with (
+        served(shop.registry) as url,
+        prometheus_server(tmp_path, url.removeprefix("http://"), RULES) as server,
+    ):
+        wait_until(lambda: server.query("semel_store_up") != [], "a first scrape", PATIENCE)
+        announce(events.LostLease)
+        announce(events.Mismatched, 6)
+        announce(events.RanUnprotected)
+        for expr in queries():
+            wait_until(lambda expr=expr: server.query(expr) != [], expr, PATIENCE)
+        expected = {
+            "SemelStuck",
+            "SemelUnreconciled",
+            "SemelLostLease",
+            "SemelPayloadConflicts",
+            "SemelRanUnprotected",
+        }
+        wait_until(lambda: server.alerts() >= expected, "the alerts", PATIENCE)
+        assert server.alerts() == expected
 
 
 # --- how users get them --------------------------------------------------------------------------
