@@ -48,8 +48,13 @@ def main() -> int:
         sys.stdout.buffer.write(msgspec.json.encode(_measure(options.child, _effort(options))))
         return 0
     names = options.only.split(",") if options.only else _groups()
-    groups = [_in_a_process(name) for name in names]
-    text = report.write(groups, _machine())
+    before: list[Group] = []
+    groups: list[Group] = []
+    for name in names:
+        if options.twice:
+            before.append(_in_a_process(name))
+        groups.append(_in_a_process(name))
+    text = report.write(groups, _machine(), before)
     if options.only or options.smoke:
         print(text, end="")
     else:
@@ -63,6 +68,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--only", help=f"some of: {', '.join(GROUPS)}; prints, writes nothing")
     parser.add_argument("--smoke", action="store_true", help="tiny counts: does it run at all?")
+    parser.add_argument("--twice", action="store_true", help="each group twice: what is steady?")
     parser.add_argument("--big", action="store_true", help="grow the tables to 10,000,000 records")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -30,13 +30,18 @@ A floor does not do the whole job: it only moves the same bytes.
 """
 
 
-def write(groups: Sequence[Group], machine: str) -> str:
-    """The whole report."""
+STEADY = 0.15
+"""Two runs in a row differ by less than this."""
+
+
+def write(groups: Sequence[Group], machine: str, before: Sequence[Group] = ()) -> str:
+    """The whole report; with the checks of a run before, to show what is steady."""
     sections = [section for group in groups for section in group.sections]
+    earlier = {check.what: check for group in before for check in _checks(group.sections)}
     return "\n".join(
         (
             HEAD.format(machine=machine),
-            *_must_show(sections),
+            *_must_show(sections, earlier),
             *_alternatives(sections),
             *_absent(sections),
             "## All figures\n",
@@ -50,24 +55,48 @@ def write(groups: Sequence[Group], machine: str) -> str:
 # --- what must show ----------------------------------------------------------------------
 
 
-def _must_show(sections: Sequence[Section]) -> Iterator[str]:
-    checks = sorted(
-        (check for section in sections for check in section.checks), key=lambda check: check.line
-    )
+def _checks(sections: Sequence[Section]) -> list[Check]:
+    found = (check for section in sections for check in section.checks)
+    return sorted(found, key=lambda check: check.line)
+
+
+def _must_show(sections: Sequence[Section], earlier: Mapping[str, Check]) -> Iterator[str]:
+    checks = _checks(sections)
     failed = sum(check.verdict == "NO" for check in checks)
     yield "## It must show\n"
     yield f"{len(checks) - failed} of {len(checks)} show.\n"
-    yield "| line | what | measured | must be | shows |"
-    yield "|---|---|---|---|---|"
-    yield from (f"| {_check(check)} |" for check in checks)
+    if earlier:
+        steady = sum(_is_steady(check, earlier.get(check.what)) for check in checks)
+        yield (
+            f"All was measured twice in a row: {steady} of {len(checks)} differ by less than "
+            f"{STEADY:.0%} from the first time.\n"
+        )
+        yield "| line | what | measured | the first time | must be | shows |"
+        yield "|---|---|---|---|---|---|"
+    else:
+        yield "| line | what | measured | must be | shows |"
+        yield "|---|---|---|---|---|"
+    yield from (f"| {_check(check, earlier)} |" for check in checks)
     yield ""
 
 
-def _check(check: Check) -> str:
-    measured = "-" if check.measured is None else figure(check.measured)
+def _is_steady(check: Check, before: Check | None) -> bool:
+    if before is None or before.measured is None or check.measured is None:
+        return False
+    return abs(check.measured - before.measured) <= STEADY * abs(before.measured)
+
+
+def _check(check: Check, earlier: Mapping[str, Check]) -> str:
     bound = "at least" if check.at_least else "at most"
     limit = f"{bound} {check.limit:g} {check.unit}".rstrip()
-    return " | ".join((str(check.line or "-"), check.what, measured, limit, check.verdict))
+    measured = [_measured(check)]
+    if earlier:
+        measured.append(_measured(earlier.get(check.what)))
+    return " | ".join((str(check.line or "-"), check.what, *measured, limit, check.verdict))
+
+
+def _measured(check: Check | None) -> str:
+    return "-" if check is None or check.measured is None else figure(check.measured)
 
 
 def _alternatives(sections: Sequence[Section]) -> Iterator[str]:
