@@ -1,6 +1,7 @@
 """Many threads on one SQL server, beside what teams write by hand with as many connections.
 
-Nine rounds of half a second each: a crowd needs a while to get into step.
+Many rounds of half a second each: a crowd needs a while to get into step, and 16 threads find one
+step or another by chance.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from benchmarks import backends
 
 ROOT = Path(__file__).resolve().parents[1]
-CALLERS = {"threads": (1, 16), "tasks": (1, 64), "fastapi": (16,)}
+CALLERS = {"threads": (1, 8, 16), "tasks": (1, 64), "fastapi": (16,)}
 ALLOWED = 0.95
 """A median below this is called slower."""
 

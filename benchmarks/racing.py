@@ -34,7 +34,7 @@ from benchmarks.measuring import (
 
 MOST_CALLS = 32768
 WARM_UP = -1
-CROWD_ROUNDS = 9
+CROWD_ROUNDS = 21
 LONGEST = 60.0
 """Seconds that a race may take; then it ends, after `FEWEST` rounds at least."""
 FEWEST = 5
