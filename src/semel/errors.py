@@ -221,7 +221,7 @@ class OutcomeUnknown(IdempotencyError):
     """Nobody knows whether an attempt took effect: it raised, or its process stopped.
 
     Its record is held until somebody finds out; the message has the command that decides. `ttl` is
-    that of the policy in seconds, if it is known: the command line knows no policy of a program.
+    that of the policy in seconds, if it is known.
     """
 
     code = "outcome_unknown"

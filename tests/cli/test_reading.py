@@ -83,7 +83,7 @@ def test_list_reads_page_by_page(filled, monkeypatch):
 
 def test_results_are_shown_only_when_asked_for(filled):
     said = filled.on_store("list", "--result")
-    assert "'charge': 'ch_1'" in said.out
+    assert '{"charge":"ch_1"}' in said.out
     assert "ValueError: declined" in said.out
 
 

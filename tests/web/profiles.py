@@ -64,6 +64,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "fail-open": {"policy": Policy(store_error="open")},
     "guard": {"policy": Policy(duplicate="reject", message=MESSAGE)},
     "hold": {"policy": Policy(abandoned="hold", lease=LEASE)},
+    "payment": {"policy": Policy.payment()},
     "final": {"policy": Policy(failure="final")},
     "tenant": {"tenant": user},
     "separate-routes": {"separate_routes": True},

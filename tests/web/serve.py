@@ -93,6 +93,27 @@ STACKS = {
     ),
 }
 
+FORMS = {
+    "starlette": Stack("starlette", _on_uvicorn, asynchronous=True, decorator=True),
+    "starlette-session": Stack(
+        "starlette", _on_uvicorn, asynchronous=True, make="in_session", decorator=True
+    ),
+    "fastapi-middleware": Stack("fastapi", _on_uvicorn, asynchronous=True, make="in_middleware"),
+    "fastapi-session": Stack(
+        "fastapi", _on_uvicorn, asynchronous=True, make="in_session", decorator=True
+    ),
+    "django-view": Stack(
+        "django", _on_waitress, asynchronous=False, make="of_view", repeats_lines=False
+    ),
+    "django-async-view": Stack(
+        "django", _on_uvicorn, asynchronous=True, make="of_async_view", repeats_lines=False
+    ),
+    "django-atomic": Stack(
+        "django", _on_waitress, asynchronous=False, make="of_atomic_view", repeats_lines=False
+    ),
+}
+"""Other forms of the same integrations, for rules in which they have a part of their own."""
+
 FRAMEWORKS = [name for name in STACKS if name != "asgi-hypercorn"]
 """Each framework once, for rules that no server has a part in."""
 MIDDLEWARES = [name for name, stack in STACKS.items() if not stack.decorator]
@@ -100,12 +121,12 @@ MIDDLEWARES = [name for name, stack in STACKS.items() if not stack.decorator]
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("stack", choices=STACKS)
+    parser.add_argument("stack", choices=STACKS | FORMS)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     told = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    stack, folder = STACKS[told.stack], Folder(told.folder)
+    stack, folder = (STACKS | FORMS)[told.stack], Folder(told.folder)
     make = getattr(importlib.import_module(f"web.stacks.{stack.module}"), stack.make)
     if stack.asynchronous:
         from web.stacks.asgi import ByHost

@@ -3,7 +3,7 @@
     reading      list, show, stuck, counts     deciding   forget, resolve
     upkeep       purge, reconcile, migrate     doctor     are settings and store in order?
     formatting   records as columns and JSON   store      the engine and store behind the settings
-    audit        who did what
+    results      results given and shown       audit      who did what
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
 2 the command or the settings are wrong; 130 and 141 Ctrl-C or a closed pipe ended it. The reference
@@ -161,14 +161,37 @@ def _deciding(command: _Command) -> None:
     outcome = made.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--succeeded", metavar="JSON", help="it happened, with this result")
     outcome.add_argument(
+        "--status",
+        type=_whole,
+        metavar="CODE",
+        help="it happened: the HTTP status that retries of a request get, such as 201",
+    )
+    outcome.add_argument(
+        "--message",
+        metavar="@FILE",
+        help="it happened: the serialized message that retries of a gRPC call get; @- reads stdin",
+    )
+    outcome.add_argument(
         "--failed", type=_text, metavar="TEXT", help="it did not happen, for this reason"
     )
     made.add_argument("--retryable", action="store_true", help="... and it may run again")
     made.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="with --status: a header of the answer; may be repeated",
+    )
+    made.add_argument(
+        "--body",
+        metavar="TEXT|@FILE",
+        help="with --status: the body of the answer, or the file that has it; @- reads stdin",
+    )
+    made.add_argument(
         "--ttl",
         type=_positive,
         metavar="3d",
-        help="keep the outcome for this time; else as in settings",
+        help="keep the outcome for this time; else as long as the policy of the attempt says",
     )
     _who(made)
     _audit(made)

@@ -9,15 +9,23 @@ import logging
 import sys
 from argparse import Namespace
 
-import msgspec
-
 from semel import repair
 from semel.cli.audit import user
 from semel.cli.formatting import duration, moment, state_of
+from semel.cli.results import resolution_of
 from semel.cli.store import NO_RECORD, key_of, open_engine
 from semel.core.records import Record, State
-from semel.errors import ConfigError
-from semel.repair import Audit, AuditFile, Failed, Resolved, Succeeded, log_audit, settle
+from semel.repair import (
+    Audit,
+    AuditFile,
+    Failed,
+    GrpcAnswer,
+    HttpAnswer,
+    Resolved,
+    Succeeded,
+    log_audit,
+    settle,
+)
 
 
 def forget(options: Namespace) -> int:
@@ -38,7 +46,7 @@ def forget(options: Namespace) -> int:
 
 def resolve(options: Namespace) -> int:
     """Write the outcome of an abandoned attempt, as a person found it out."""
-    resolution = _resolution(options)
+    resolution = resolution_of(options)
     with open_engine(options) as engine:
         key = key_of(engine, options)
         if key is None:
@@ -67,6 +75,8 @@ def resolve(options: Namespace) -> int:
     if not (isinstance(resolution, Failed) and resolution.retryable):
         again = "a call after that runs again"
     print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
+    if isinstance(resolution, Succeeded) and _lacks_type(resolution.value):
+        print("the answer has a body and no Content-Type: see --header", file=sys.stderr)
     return 0
 
 
@@ -78,24 +88,28 @@ def audit_of(options: Namespace) -> Audit:
     return log_audit
 
 
-def _resolution(options: Namespace) -> Succeeded | Failed:
-    if options.failed is not None:
-        return Failed(options.failed, options.retryable)
-    if options.retryable:
-        raise ConfigError("--retryable goes with --failed")
-    try:
-        return Succeeded(msgspec.json.decode(options.succeeded))
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise ConfigError(
-            f"--succeeded takes the result as JSON: {error}; "
-            """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
-        ) from error
-
-
 def _named(resolution: Succeeded | Failed) -> str:
     if isinstance(resolution, Succeeded):
-        return "succeeded"
+        return f"succeeded{_given(resolution.value)}"
     return "retryable: the next call runs" if resolution.retryable else "failed"
+
+
+def _given(value: object) -> str:
+    match value:
+        case HttpAnswer(status=status, body=bytes(body)):
+            return f": retries get HTTP {status} and {len(body)} bytes"
+        case GrpcAnswer(message=bytes(message)):
+            return f": retries get a message of {len(message)} bytes"
+        case _:
+            return ""
+
+
+def _lacks_type(value: object) -> bool:
+    return (
+        isinstance(value, HttpAnswer)
+        and bool(value.body)
+        and all(name.lower() != "content-type" for name, _ in value.lines)
+    )
 
 
 def _why_not(record: Record | None) -> str:

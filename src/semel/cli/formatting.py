@@ -8,11 +8,8 @@ from typing import Any
 
 import msgspec
 
-from semel.core.codec import decode_failure
 from semel.core.policy import DAY, HOUR, MINUTE
-from semel.core.records import FAILURE, Record, State
-from semel.errors import ResultUnavailable
-from semel.sync import Idempotency
+from semel.core.records import Record, State
 
 STATES: dict[str, State] = {
     "processing": State.PROCESSING,
@@ -74,18 +71,6 @@ def fields(record: Record) -> dict[str, Any]:
         "codec": None if outcome is None else outcome.codec,
         "size": None if outcome is None else len(outcome.data),
     }
-
-
-def outcome_of(engine: Idempotency, record: Record) -> object:
-    """Read what is stored as result or error."""
-    if record.outcome is None:
-        return None
-    if record.outcome.codec == FAILURE:
-        return ": ".join(decode_failure(record.outcome))
-    try:
-        return engine.internals.setup.read(record.outcome, record.identity, None)
-    except ResultUnavailable as error:
-        return error.text
 
 
 def moment(at: float | None) -> str | None:

@@ -21,10 +21,10 @@ from semel.cli.formatting import (
     columns,
     duration,
     fields,
-    outcome_of,
     row,
     state_of,
 )
+from semel.cli.results import result_data, result_summary, result_text
 from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_records
 from semel.core.records import Record
 from semel.repair.maintenance import store_of
@@ -36,7 +36,7 @@ def list_records(options: Namespace) -> int:
     with open_engine(options) as engine:
         records = list(islice(_listed(engine, options), options.limit + 1))
         enter_view(engine, records[: options.limit], options)
-        _print(engine, records[: options.limit], options)
+        _print(records[: options.limit], options)
         if len(records) > options.limit:
             print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
     return 0
@@ -54,7 +54,7 @@ def stuck(options: Namespace) -> int:
     with open_engine(options) as engine:
         found = store_of(engine).stuck(older_than=options.older_than, limit=options.limit)
         if found or options.json:
-            _print(engine, found, options)
+            _print(found, options)
         else:
             print(f"nothing is stuck (--older-than {duration(options.older_than)})")
     return 1 if found else 0
@@ -69,7 +69,12 @@ def show(options: Namespace) -> int:
             print(NO_RECORD, file=sys.stderr)
             return 1
         enter_view(engine, [record], options)
-        _print_fields(_shown(engine, record, options), options)
+    if options.json:
+        print(as_json(_shown(record, options)))
+        return 0
+    _print_fields(fields(record), options)
+    if options.result:
+        print(f"\n{result_text(record)}")
     return 0
 
 
@@ -80,22 +85,22 @@ def counts(options: Namespace) -> int:
     return 0
 
 
-def _print(engine: Idempotency, records: Sequence[Record], options: Namespace) -> None:
+def _print(records: Sequence[Record], options: Namespace) -> None:
     if options.json:
-        print(as_json([_shown(engine, record, options) for record in records]))
+        print(as_json([_shown(record, options) for record in records]))
         return
     heads, rows = list(COLUMNS), [list(row(record)) for record in records]
     if options.result:
         heads.append("RESULT")
         for line, record in zip(rows, records, strict=True):
-            line.append(repr(outcome_of(engine, record)))
+            line.append(result_summary(record))
     print(columns(heads, rows))
 
 
-def _shown(engine: Idempotency, record: Record, options: Namespace) -> dict[str, Any]:
+def _shown(record: Record, options: Namespace) -> dict[str, Any]:
     shown = fields(record)
     if options.result:
-        shown["result"] = outcome_of(engine, record)
+        shown["result"] = result_data(record)
     return shown
 
 

@@ -2,7 +2,7 @@
 
 reconcile     finds what is stuck and asks its resolver     resolve       decides on one record
 maintenance   health and purging of a whole store           audit         the audit trail; forget
-decisions     what is decided, and where it is logged
+decisions     what is decided, and where it is logged       results       written, and shown
 """
 
 from semel.repair._sync.audit import AuditTrail, forget
@@ -30,6 +30,16 @@ from semel.repair.decisions import (
 from semel.repair.maintenance import Health, health_async, purge_async
 from semel.repair.reconcile import AsyncReconciler, Report
 from semel.repair.resolve import settle_async
+from semel.repair.results import (
+    GrpcAnswer,
+    HttpAnswer,
+    NotKept,
+    PlainValue,
+    ReadableResult,
+    StoredFailure,
+    Unreadable,
+    read_result,
+)
 
 __all__ = [
     "AsyncAuditTrail",
@@ -42,16 +52,23 @@ __all__ = [
     "Decision",
     "Failed",
     "GaveUp",
+    "GrpcAnswer",
     "Health",
+    "HttpAnswer",
+    "NotKept",
     "Overtaken",
+    "PlainValue",
+    "ReadableResult",
     "Reconciler",
     "Report",
     "Resolution",
     "Resolved",
     "Resolver",
     "ResolverFailed",
+    "StoredFailure",
     "Succeeded",
     "Unknown",
+    "Unreadable",
     "Unresolved",
     "forget",
     "forget_async",
@@ -60,6 +77,7 @@ __all__ = [
     "log_audit",
     "purge",
     "purge_async",
+    "read_result",
     "settle",
     "settle_async",
 ]

@@ -33,7 +33,10 @@ from semel.events import Event
 
 
 class Succeeded(Struct, frozen=True):
-    """It happened; duplicates get this value from now on."""
+    """It happened; duplicates get this value from now on.
+
+    It is the result of a function, an `HttpAnswer` or a `GrpcAnswer`, as the record needs it.
+    """
 
     value: object = None
 

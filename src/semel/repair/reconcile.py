@@ -328,9 +328,19 @@ class AsyncReconciliation:
         except Exception as error:
             logger.exception("the resolver of %s failed", record.scope)
             return Unanswered(type(error).__name__)
-        if isinstance(answer, Succeeded | Failed | Unknown):
+        if isinstance(answer, Unknown):
             return answer
+        if isinstance(answer, Succeeded | Failed):
+            return self._checked(record, answer)
         return Unanswered(f"the resolver gave {type(answer).__name__}, which is no resolution")
+
+    def _checked(self, record: Record, resolution: Succeeded | Failed) -> Resolution:
+        """Return the resolution, or that it is none for this record, which a person has to see."""
+        try:
+            self._decider.outcome(record, resolution, may_omit=True)
+        except ConfigError as error:
+            return Unanswered(error.text)
+        return resolution
 
     def _leave_open(self, record: Record, unknown: Unknown) -> list[Decision]:
         tries, last = self._open_cases.tried(record, monotonic())

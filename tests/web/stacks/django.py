@@ -9,13 +9,14 @@ from typing import Any
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseForbidden, StreamingHttpResponse
 from django.urls import re_path
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from semel import AsyncIdempotency, Idempotency
-from semel.adapters.django import IdempotencyMiddleware
+from semel.adapters.django import IdempotencyMiddleware, Idempotent
 from web.handlers import CORS_ORIGIN, Asked, Business, Reply
 
 _END = object()
@@ -51,6 +52,32 @@ def async_application(
 ) -> ASGIHandler:
     _prepare(async_view, business, engine, options)
     return ASGIHandler()
+
+
+def of_view(business: Business, engine: Idempotency, options: Mapping[str, Any]) -> WSGIHandler:
+    """The decorator of a view, without the middleware; for one profile in a process."""
+    _prepare(Idempotent(engine, **options)(view), business, engine, options)
+    settings.MIDDLEWARE = [f"{__name__}.Around"]
+    return WSGIHandler()
+
+
+def of_async_view(
+    business: Business, engine: AsyncIdempotency, options: Mapping[str, Any]
+) -> ASGIHandler:
+    _prepare(Idempotent(engine, **options)(async_view), business, engine, options)
+    settings.MIDDLEWARE = [f"{__name__}.Around"]
+    return ASGIHandler()
+
+
+def of_atomic_view(
+    business: Business, engine: Idempotency, options: Mapping[str, Any]
+) -> WSGIHandler:
+    """The record is committed with the rows that the view wrote."""
+    name = engine.internals.setup.opening["url"].removeprefix("sqlite:///")
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": name}
+    known = connections.configure_settings({"default": {}, "shop": database})
+    connections.databases["shop"] = known["shop"]
+    return of_view(business, engine, {**options, "atomic": "shop"})
 
 
 def _prepare(

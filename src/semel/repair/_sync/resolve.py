@@ -4,15 +4,19 @@
 Stuck records are found by `reconcile`, which decides through this module; `settle` is for a person
 who decides by hand. The resolver that decides first becomes the record's owner; another resolver,
 or the old owner if it comes back, is rejected.
+
+A running record says how long its policy keeps an outcome, and which codec writes it (`run_info`).
+Both count for more than the policies of the engine that decides, which may be another program's.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any, assert_never
+from typing import Any
 
 from semel import events
-from semel.core.codec import encode_failure, encode_result, omitted
+from semel.core import run_info
+from semel.core.codec import StoredResult, encode_failure, omitted
 from semel.core.policy import Duration, seconds
 from semel.core.records import AdoptRequest, Identity, Record, ScanRequest
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
@@ -29,6 +33,7 @@ from semel.repair.decisions import (
     Verdict,
     log_audit,
 )
+from semel.repair.results import encode_for
 from semel.sync import Idempotency
 
 logger = logging.getLogger("semel.repair")
@@ -81,10 +86,11 @@ class Decider:
         """Tell whether it is known how long the outcome of an attempt has to be kept.
 
         The policy of a held attempt may be written in a program that this engine knows nothing of,
-        and forgotten too early its effect happens twice. Known are a ttl that was given, and the
-        policies of an engine that names the scope, or that itself holds every attempt.
+        and forgotten too early its effect happens twice. Known are a ttl that was given, that of
+        the record, and the policies of an engine that names the scope, or that itself holds every
+        attempt.
         """
-        if self._ttl is not None or not record.hold:
+        if self._ttl is not None or not record.hold or run_info.read(record.run_info) is not None:
             return True
         if isinstance(resolution, Failed) and resolution.retryable:
             return True  # it may run again anyway
@@ -93,62 +99,84 @@ class Decider:
             engine_policy is not None and engine_policy.abandoned == "hold"
         )
 
+    def outcome(
+        self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
+    ) -> StoredResult[object]:
+        """Encode the outcome of an attempt as its record's codec reads it.
+
+        A result that cannot be written so is a ConfigError. With `may_omit`, a value that can never
+        be stored is left out.
+        """
+        if isinstance(resolution, Failed):
+            return StoredResult(encode_failure(ResolvedFailure(resolution.error)), None)
+        setup, info = self._runs.setup, run_info.read(record.run_info)
+        result = encode_for(
+            resolution.value,
+            "" if info is None else info.codec,
+            setup.rules(record.scope),
+            setup.codecs,
+            record.identity,
+        )
+        if result.problem is not None and not may_omit:
+            raise ConfigError(f"the result cannot be stored: {result.problem}")
+        return result
+
     def write(
         self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
     ) -> bool:
         """Write the outcome of an adopted attempt; False = somebody else owns it by now.
 
-        With `may_omit`, a success whose value the store can never take is written without it.
+        With `may_omit`, a success whose value can never be stored is written without it.
         """
-        stored: bool
         try:
-            stored = self._write(record, resolution)
+            outcome = self.outcome(record, resolution, may_omit=may_omit)
+            return self._write(record, resolution, outcome)
         except ValueRejected as rejected:
-            if not (may_omit and isinstance(resolution, Succeeded)):
-                self.give_back(record, 0.0)  # else it would be ours until the lease ends
-                raise
-            self._omitted(record, f"the store refused it: {rejected}")
-            stored = self.store.complete(
-                record.identity,
-                record.owner,
-                omitted("the store refused it"),
-                self._ttl_of(record, resolution),
-            )
-        return stored
+            if may_omit and isinstance(resolution, Succeeded):
+                reason = "the store refused it"
+                without: StoredResult[object] = StoredResult(
+                    omitted(reason), None, f"{reason}: {rejected}"
+                )
+                return self._write(record, resolution, without)
+            self.give_back(record, 0.0)  # else it would be ours until the lease ends
+            raise
+        except ConfigError:
+            self.give_back(record, 0.0)
+            raise
 
-    def _write(self, record: Record, resolution: Succeeded | Failed) -> Any:
-        rules = self._runs.setup.rules(record.scope)
+    def _write(
+        self, record: Record, resolution: Succeeded | Failed, outcome: StoredResult[object]
+    ) -> bool:
         store, identity, owner = self.store, record.identity, record.owner
         ttl = self._ttl_of(record, resolution)
-        match resolution:
-            case Succeeded(value):
-                kept = encode_result(value, rules.codec, identity, None, rules.max_result_bytes)
-                if kept.problem is not None:
-                    self._omitted(record, kept.problem)
-                return store.complete(identity, owner, kept.encoded, ttl)
-            case Failed(error, retryable):
-                return store.fail(
-                    identity,
-                    owner,
-                    encode_failure(ResolvedFailure(error)),
-                    retryable=retryable,
-                    keep_fingerprint=True,
-                    ttl=ttl,
+        if outcome.problem is not None:
+            self._runs.announce(
+                events.ResultOmitted(
+                    identity=identity, number=record.number, reason=outcome.problem
                 )
-            case _:
-                assert_never(resolution)
-
-    def _omitted(self, record: Record, reason: str) -> None:
-        self._runs.announce(
-            events.ResultOmitted(identity=record.identity, number=record.number, reason=reason)
-        )
+            )
+        stored: bool
+        if isinstance(resolution, Succeeded):
+            stored = store.complete(identity, owner, outcome.encoded, ttl)
+        else:
+            stored = store.fail(
+                identity,
+                owner,
+                outcome.encoded,
+                retryable=resolution.retryable,
+                keep_fingerprint=True,
+                ttl=ttl,
+            )
+        return stored
 
     def _ttl_of(self, record: Record, resolution: Succeeded | Failed) -> float:
         if self._ttl is not None:
             return self._ttl
         rules = self._runs.setup.rules(record.scope)
-        retryable = isinstance(resolution, Failed) and resolution.retryable
-        return rules.failed_ttl if retryable else rules.ttl
+        if isinstance(resolution, Failed) and resolution.retryable:
+            return rules.failed_ttl
+        info = run_info.read(record.run_info)
+        return rules.ttl if info is None else info.ttl
 
     # --- the audit trail: before anything is changed ---------------------------------------------
 
@@ -216,12 +244,14 @@ def settle(
 ) -> Decision | None:
     """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
 
-    `idempotency` is the engine, and `resolution` what was found out: `Succeeded(value)` or
-    `Failed(error)`. `name` and `reason` say who decides, and why: the audit trail in the store has
-    an entry first, and without it nothing is decided. `audit` is where the decision is written,
-    too, instead of the log. The outcome is kept for `ttl`, or as long as the engine's policy of the
-    scope says; the decision says until when. A held attempt whose policy the engine does not know
-    needs `ttl`.
+    `idempotency` is the engine, and `resolution` what was found out: `Failed(error)`, or
+    `Succeeded(value)` with the result of a function, an `HttpAnswer` or a `GrpcAnswer`. A result
+    that the codec of the record does not read is a ConfigError, and nothing is changed.
+    `name` and `reason` say who decides, and why: the audit trail in the store has an entry first,
+    and without it nothing is decided. `audit` is where the decision is written, too, instead of the
+    log. The outcome is kept for `ttl`, or as long as the policy of the attempt says, one that may
+    run again for the engine's `failed_ttl`; the decision says until when. A held attempt whose
+    policy is not known needs `ttl`.
 
     Examples:
         >>> outcome = Succeeded("ch_42")
@@ -247,12 +277,13 @@ def _decide_by_hand(
     found: Record | None = decider.store.get(identity)
     if found is None or not found.abandoned:
         return None
+    decider.outcome(found, resolution)  # what cannot be written is rejected here
     if not decider.knows_ttl(found, resolution):
         raise ConfigError(
-            "the attempt is held, and neither the settings nor the engine name its scope "
-            f"{identity.scope!r}: its outcome might be forgotten too early, and its effect be "
-            "repeated. Pass ttl (--ttl) with the value of the policy in the program, or name the "
-            "scope in the settings"
+            "the attempt is held, and neither its record, nor the settings, nor the engine say how "
+            f"long outcomes of its scope {identity.scope!r} are kept: it might be forgotten too "
+            "early, and its effect be repeated. Pass ttl (--ttl) with the value of the policy in "
+            "the program, or name the scope in the settings"
         )
     decider.enter(found, resolution)
     record = decider.adopt(identity)

@@ -1,0 +1,202 @@
+"""Results on the command line: how options give one, and how a stored one is shown.
+
+What is shown has no character that a terminal would act upon: results come from clients.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from semel.cli.formatting import as_json
+from semel.core.records import Record
+from semel.errors import ConfigError
+from semel.repair import (
+    Failed,
+    GrpcAnswer,
+    HttpAnswer,
+    NotKept,
+    PlainValue,
+    ReadableResult,
+    StoredFailure,
+    Succeeded,
+    Unreadable,
+    read_result,
+)
+
+HEAD = 32
+"""Bytes of binary data that are shown."""
+SUMMARY = 100
+"""Characters of a result in a list."""
+SHOWN = 10_000
+"""Characters of a body that are shown."""
+
+_CHARSET: Final = re.compile(r"""charset=["']?([\w.:-]+)""", re.IGNORECASE)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Characters that no text has."""
+
+# --- from options --------------------------------------------------------------------------------
+
+
+def resolution_of(options: Namespace) -> Succeeded | Failed:
+    """Return what a person says became of an attempt."""
+    if options.retryable and options.failed is None:
+        raise ConfigError("--retryable goes with --failed")
+    if options.status is None and (options.header or options.body is not None):
+        raise ConfigError("--header and --body go with --status")
+    if options.failed is not None:
+        return Failed(options.failed, options.retryable)
+    if options.status is not None:
+        headers = tuple(map(_header, options.header))
+        body = "" if options.body is None else options.body
+        # As the shell gave it: a text in another encoding than ours stays the same bytes.
+        content = _content("--body", body) if body.startswith("@") else os.fsencode(body)
+        return Succeeded(HttpAnswer(options.status, headers, content))
+    if options.message is not None:
+        return Succeeded(GrpcAnswer(_content("--message", options.message)))
+    try:
+        return Succeeded(msgspec.json.decode(options.succeeded))
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(
+            f"--succeeded takes the result as JSON: {error}; "
+            """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
+        ) from error
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon:
+        raise ConfigError(f"--header takes a whole line, such as 'Location: /o/7'; got {line!r}")
+    return name.strip(), value.strip()
+
+
+def _content(option: str, given: str) -> bytes:
+    """Read the bytes that `@FILE` names; `@-` is the standard input."""
+    if not given.startswith("@"):
+        raise ConfigError(
+            f"{option} takes the bytes of the serialized message from a file, as in {option} "
+            f"@FILE, or from the standard input: {option} @-"
+        )
+    try:
+        return sys.stdin.buffer.read() if given == "@-" else Path(given[1:]).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: {given[1:]} cannot be read: {error.strerror}") from error
+
+
+# --- to show -------------------------------------------------------------------------------------
+
+
+def result_text(record: Record) -> str:
+    """Show what is stored as result or error, all of it, for a person."""
+    if record.outcome is None:
+        return "no result: the operation has not ended"
+    result = read_result(record.outcome)
+    if isinstance(result, PlainValue):
+        return printable(as_json(result.value))
+    return printable("\n".join([_summary(result), *_details(result)]))
+
+
+def result_summary(record: Record) -> str:
+    """Show what is stored as result or error in one line of a list."""
+    if record.outcome is None:
+        return "-"
+    line = printable(" ".join(_summary(read_result(record.outcome)).splitlines()))
+    return line if len(line) <= SUMMARY else f"{line[:SUMMARY]}..."
+
+
+def result_data(record: Record) -> object:
+    """Return what is stored as result or error as plain data, for programs."""
+    if record.outcome is None:
+        return None
+    result = read_result(record.outcome)
+    match result:
+        case PlainValue():
+            return result.value
+        case HttpAnswer():
+            text = _text_of(result)
+            body = text if text is not None or result.body is None else _binary(result.body)
+            return {"status": result.status, "headers": result.lines, "body": body}
+        case GrpcAnswer():
+            message = None if result.message is None else _binary(result.message)
+            return {"code": result.code, "details": result.details, "message": message}
+        case Unreadable():
+            return {"codec": result.codec, **_binary(result.data)}
+        case _:
+            return _summary(result)
+
+
+def printable(text: str) -> str:
+    """Escape what is neither a character to be seen nor a line break or tab."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text
+    )
+
+
+def _summary(result: ReadableResult) -> str:
+    match result:
+        case HttpAnswer():
+            return f"HTTP {result.status}, {_size(result.body)}"
+        case GrpcAnswer(code="OK"):
+            return f"gRPC OK, {_size(result.message)}"
+        case GrpcAnswer():
+            return f"gRPC {result.code}: {result.details}"
+        case PlainValue():
+            return msgspec.json.encode(result.value, enc_hook=str).decode()
+        case NotKept():
+            return f"no result is available: {result.reason}"
+        case StoredFailure():
+            return f"{result.type_name}: {result.message}"
+        case Unreadable():
+            return f"{_size(result.data)} of codec {result.codec}, which cannot be read here"
+        case _:
+            assert_never(result)
+
+
+def _details(result: ReadableResult) -> list[str]:
+    match result:
+        case HttpAnswer():
+            lines = [f"{name}: {value}" for name, value in result.lines]
+            text = _text_of(result)
+            if text is None:
+                return [*lines, *_head(result.body)]
+            more = f"... ({len(text)} characters; --json shows all)" if len(text) > SHOWN else ""
+            return [*lines, "", f"{text[:SHOWN]}{more}"]
+        case GrpcAnswer():
+            return _head(result.message)
+        case Unreadable():
+            return _head(result.data)
+        case _:
+            return []
+
+
+def _text_of(answer: HttpAnswer) -> str | None:
+    """Decode the body of an answer; None if it is no text."""
+    if answer.body is None:
+        return None
+    kinds = (value for name, value in answer.lines if name.lower() == "content-type")
+    charset = _CHARSET.search(next(kinds, ""))
+    try:
+        text = answer.body.decode("utf-8" if charset is None else charset[1])
+    except (LookupError, UnicodeDecodeError):
+        return None
+    return None if _CONTROL.search(text) else text
+
+
+def _size(data: bytes | None) -> str:
+    return "too large to be kept" if data is None else f"{len(data)} bytes"
+
+
+def _head(data: bytes | None) -> list[str]:
+    if not data:
+        return []
+    return ["", f"{data[:HEAD].hex(' ')}{' ...' if len(data) > HEAD else ''}"]
+
+
+def _binary(data: bytes) -> dict[str, object]:
+    return {"size": len(data), "hex": data.hex()}

@@ -1,0 +1,518 @@
+"""Results of every kind: written as their record's codec reads them, and shown whatever is stored."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass, field
+from decimal import Decimal
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pydantic
+import pytest
+
+from engines.facade import World, never
+from repair.conftest import Repairs
+from semel import ConfigError, Policy, ResultUnavailable, register_type
+from semel.core.codec import MsgpackCodec, codec_named, encode_failure, encode_result, omitted
+from semel.core.codec_types import FORMATS, READERS
+from semel.core.encryption import EncryptedCodec
+from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.core.run_info import build
+from semel.core.stored_answers import (
+    StoredAnswer,
+    StoredMessage,
+    pack_answer,
+    pack_message,
+    unpack_answer,
+    unpack_message,
+)
+from semel.events import ResultOmitted
+from semel.repair import (
+    Failed,
+    GrpcAnswer,
+    HttpAnswer,
+    NotKept,
+    PlainValue,
+    Resolved,
+    ResolverFailed,
+    StoredFailure,
+    Succeeded,
+    Unreadable,
+    read_result,
+    settle,
+    settle_async,
+)
+from semel.repair.results import _SHOWN
+
+DAYS = 3 * 86400
+CREATED = HttpAnswer(201, {"Location": "/o/7", "Content-Type": "text/plain"}, b"made")
+IDENTITY = Identity("orders", "a")
+
+
+class Program(Repairs):
+    """An engine that decides on attempts of programs whose policies it does not know."""
+
+    def left(self, codec: str, key: str = "a") -> Identity:
+        """Leave a held attempt behind, whose record says what its policy is."""
+        identity = Identity("orders", key)
+        info = build("web-1:4711", DAYS, codec)
+        self.store(
+            "claim",
+            ClaimRequest(
+                identity, b"\0the owner\0\0", None, 600.0, 600.0, hold=True, run_info=info
+            ),
+        )
+        self.store("renew", identity, b"\0the owner\0\0", 0.0)
+        return identity
+
+    def decide(self, resolution, **options):
+        function = settle if self.world.name == "threads" else settle_async
+        return self.do(function, self.engine.engine, "a", resolution, scope="orders", **options)
+
+
+@pytest.fixture
+def operator(kind):
+    """An operator's engine, which no policy is told to."""
+    with World(kind, "memory://") as world:
+        program = Program(world)
+        program.engine = world.engine()
+        yield program
+
+
+def engine_with(kind, **options):
+    world = World(kind, "memory://")
+    program = Program(world)
+    program.engine = world.engine(**options)
+    return world, program
+
+
+# --- written as the record's codec reads them -------------------------------------------------
+
+
+def test_an_http_request_gets_an_answer(operator):
+    identity = operator.left("http/1")
+    decision = operator.decide(Succeeded(CREATED))
+    assert isinstance(decision, Resolved)
+    stored = operator.record(identity)
+    assert stored.outcome.codec == "http/1"
+    assert unpack_answer(stored.outcome.data) == StoredAnswer(
+        201, ((b"location", b"/o/7"), (b"content-type", b"text/plain")), b"made"
+    )
+    assert stored.remaining == pytest.approx(DAYS, abs=60)
+    assert decision.kept_until - decision.at == DAYS
+
+
+def test_lines_of_one_name_stay_in_their_order(operator):
+    identity = operator.left("http/1")
+    lines = [("Link", "</a>"), ("X-Between", " yes "), ("LINK", "</b>"), ("X-Empty", "")]
+    operator.decide(Succeeded(HttpAnswer(204, lines)))
+    assert unpack_answer(operator.record(identity).outcome.data).headers == (
+        (b"link", b"</a>"),
+        (b"x-between", b"yes"),
+        (b"link", b"</b>"),
+        (b"x-empty", b""),
+    )
+
+
+def test_a_grpc_call_gets_a_message(operator):
+    identity = operator.left("grpc/1")
+    operator.decide(Succeeded(GrpcAnswer(b"\x08\x07")))
+    stored = operator.record(identity)
+    assert stored.outcome.codec == "grpc/1"
+    assert unpack_message(stored.outcome.data) == StoredMessage(0, message=b"\x08\x07")
+    assert stored.remaining == pytest.approx(DAYS, abs=60)
+
+
+@pytest.mark.parametrize("codec", ["json/1", "msgpack/1"])
+def test_a_function_gets_a_value_in_the_format_of_its_record(operator, codec):
+    identity = operator.left(codec)
+    operator.decide(Succeeded({"total": Decimal("9.90")}))
+    assert operator.record(identity).outcome.codec == codec
+    assert operator.engine.execute("a", never, scope="orders") == {"total": Decimal("9.90")}
+
+
+@pytest.mark.parametrize("given", [Succeeded(CREATED), Succeeded(GrpcAnswer(b""))], ids=repr)
+def test_an_answer_says_by_itself_what_it_is_where_the_record_does_not(operator, given):
+    """As of a record that an older version left."""
+    identity = operator.abandon("a")
+    operator.decide(given, ttl=60)
+    expected = "http/1" if given.value is CREATED else "grpc/1"
+    assert operator.record(identity).outcome.codec == expected
+
+
+def test_a_final_failure_is_kept_like_a_success_and_a_retryable_one_for_its_own_time(kind):
+    world, program = engine_with(kind, policy=Policy(ttl=7200, failed_ttl=600))
+    with world:
+        identity = program.left("http/1")
+        program.decide(Failed("not at the bank", retryable=False))
+        assert program.record(identity).remaining == pytest.approx(DAYS, abs=60)
+        program.store("forget", identity)
+        program.left("http/1")
+        program.decide(Failed("not at the bank", retryable=True))
+        assert program.record(identity).remaining == pytest.approx(600, abs=60)
+        program.store("forget", identity)
+        program.left("http/1")
+        program.decide(Failed("not at the bank", retryable=False), ttl=60)
+        assert program.record(identity).remaining <= 60
+
+
+# --- rejected before anything is stored -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "of", "instead"),
+    [
+        ("http/1", {"charge": "ch_1"}, "an HTTP request", "--status, --header and --body"),
+        ("http/1", GrpcAnswer(b""), "an HTTP request", "Succeeded(HttpAnswer("),
+        ("grpc/1", "ch_1", "a gRPC call", "--message @FILE"),
+        ("grpc/1", CREATED, "a gRPC call", "Succeeded(GrpcAnswer("),
+        ("json/1", CREATED, "a call of a function", "--succeeded JSON"),
+        ("msgpack/1", GrpcAnswer(b""), "a call of a function", "Succeeded(value)"),
+    ],
+)
+def test_a_kind_that_the_codec_does_not_read_names_the_right_one(
+    operator, codec, value, of, instead
+):
+    identity = operator.left(codec)
+    before = operator.record(identity)
+    with pytest.raises(ConfigError, match=f"the record of {of}") as rejected:
+        operator.decide(Succeeded(value))
+    assert codec in str(rejected.value)
+    assert instead in str(rejected.value)
+    assert (rejected.value.scope, rejected.value.key_digest) == ("orders", identity.key_digest)
+    after = operator.record(identity)
+    assert (after.owner, after.fence) == (before.owner, before.fence)
+
+
+def encrypting():
+    return EncryptedCodec(keys={"1": b"0123456789abcdef"}, primary="1")
+
+
+@pytest.mark.parametrize("value", ["ch_42", CREATED, GrpcAnswer(b"")], ids=repr)
+def test_a_codec_that_is_not_known_is_named(operator, value):
+    identity = operator.left(encrypting().name)
+    before = operator.record(identity)
+    with pytest.raises(ConfigError, match=r"'aesgcm/1\+json/1', which is not known here"):
+        operator.decide(Succeeded(value))
+    assert operator.record(identity).owner == before.owner
+    assert isinstance(operator.decide(Failed("never sent", retryable=False)), Resolved)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codecs": [encrypting()]},
+        {"policy": Policy(codec=encrypting())},
+        {"scopes": {"orders": Policy(codec=encrypting())}},
+    ],
+    ids=["codecs", "policy", "scopes"],
+)
+def test_an_engine_that_has_the_codec_writes_with_it(kind, options):
+    world, program = engine_with(kind, **options)
+    with world:
+        identity = program.left(encrypting().name)
+        program.decide(Succeeded(CREATED))
+        stored = program.record(identity).outcome
+        assert stored.codec == "aesgcm/1+json/1"
+        packed = encrypting().decode(stored.data, identity.encoded)
+        assert unpack_answer(packed).body == b"made"
+
+
+def test_the_codec_of_the_scope_is_used_where_the_record_names_none(kind):
+    world, program = engine_with(kind, policy=Policy(codec=encrypting()))
+    with world:
+        for number, value in enumerate(("ch_42", CREATED)):
+            identity = program.abandon("a")
+            program.decide(Succeeded(value), ttl=60)
+            assert program.record(identity).outcome.codec == "aesgcm/1+json/1", number
+            program.store("forget", identity)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (HttpAnswer(99), "200 to 599; got 99"),
+        (HttpAnswer(600), "200 to 599"),
+        (HttpAnswer(True), "200 to 599"),
+        (HttpAnswer("201"), "200 to 599"),
+        (HttpAnswer(401), "status 401 is never stored"),
+        (HttpAnswer(429), "status 429 is never stored"),
+        (HttpAnswer(204, (), b"text"), "status 204 has no body"),
+        (HttpAnswer(200, (), "text"), "body must be bytes, not str"),
+        (HttpAnswer(200, (), None), "body must be bytes, not NoneType"),
+        (HttpAnswer(200, None), "pairs of texts"),
+        (HttpAnswer(200, "Location"), "pairs of texts"),
+        (HttpAnswer(200, {"X-A": 5}), "pairs of texts"),
+        (HttpAnswer(200, [("X-A", "1", "2")]), "pairs of texts"),
+        (HttpAnswer(200, {"X A": "1"}), "'X A' is not the name of a header"),
+        (HttpAnswer(200, {"": "1"}), "'' is not the name of a header"),
+        (HttpAnswer(200, {"X-A": "1\r\nSet-Cookie: a=b"}), "X-A must be one line"),
+        (HttpAnswer(200, {"X-A": "\N{SNOWMAN}"}), "X-A must be one line"),
+        (HttpAnswer(200, {"Set-Cookie": "a=b"}), "set-cookie is never stored"),
+        (HttpAnswer(200, {"Content-Length": "5"}), "content-length is never stored"),
+        (HttpAnswer(200, {"X-Auth-Token": "t"}), "x-auth-token is never stored"),
+        (HttpAnswer(200, {"Idempotent-Replayed": "true"}), "idempotent-replayed is never"),
+        (GrpcAnswer("text"), "message must be bytes, not str"),
+        (GrpcAnswer(None), "message must be bytes, not NoneType"),
+        (GrpcAnswer(b"", "NOT_FOUND"), "only a message with code OK"),
+        (GrpcAnswer(b"", details="why"), "only a message with code OK"),
+    ],
+    ids=repr,
+)
+def test_an_answer_that_no_client_could_use_is_rejected(operator, answer, reason):
+    identity = operator.left("http/1" if isinstance(answer, HttpAnswer) else "grpc/1")
+    before = operator.record(identity)
+    with pytest.raises(ConfigError, match=reason):
+        operator.decide(Succeeded(answer))
+    assert operator.record(identity).owner == before.owner
+
+
+def test_a_value_that_cannot_be_stored_is_rejected(operator):
+    identity = operator.left("json/1")
+    before = operator.record(identity)
+    with pytest.raises(ConfigError, match="cannot be stored"):
+        operator.decide(Succeeded(object()))
+    assert operator.record(identity).owner == before.owner
+    assert operator.told(ResultOmitted) == []
+
+
+def test_an_answer_may_be_larger_than_a_result(kind):
+    world, program = engine_with(kind, policy=Policy(max_result_bytes=100))
+    with world:
+        identity = program.left("http/1")
+        program.decide(Succeeded(HttpAnswer(200, (), b"x" * 1000)))
+        assert len(program.record(identity).outcome.data) > 1000
+
+
+def test_a_record_that_changes_meanwhile_is_given_back(operator):
+    """Between looking and adopting, another attempt of another kind was abandoned."""
+    identity = operator.left("json/1")
+
+    def change():
+        operator.store("forget", identity)
+        operator.left("http/1")
+
+    operator.engine.store.before["adopt"] = change
+    with pytest.raises(ConfigError, match="an HTTP request"):
+        operator.decide(Succeeded("ch_42"))
+    after = operator.record(identity)
+    assert after.abandoned
+    assert after.outcome is None
+
+
+# --- by a reconciler --------------------------------------------------------------------------
+
+
+def test_a_resolver_may_give_an_answer(operator):
+    identity = operator.left("http/1")
+    report = operator.run(operator.reconciler({"orders": lambda _: Succeeded(CREATED)}))
+    assert report.resolved == 1
+    stored = operator.record(identity)
+    assert unpack_answer(stored.outcome.data).body == b"made"
+    assert stored.remaining == pytest.approx(DAYS, abs=60)
+
+
+@pytest.mark.parametrize("codec", ["http/1", "aesgcm/1+json/1"])
+def test_a_resolver_that_gives_another_kind_resolves_nothing(operator, codec):
+    """Written as something that no retry can read, the result would be lost for good."""
+    identity = operator.left(codec)
+    report = operator.run(operator.reconciler({"orders": lambda _: Succeeded("ch_42")}))
+    (decision,) = report.decisions
+    assert isinstance(decision, ResolverFailed)
+    assert codec in decision.reason
+    assert operator.record(identity).abandoned
+
+
+def test_a_reconciler_keeps_a_value_that_cannot_be_stored_as_a_success(operator):
+    operator.left("json/1")
+    report = operator.run(operator.reconciler({"orders": lambda _: Succeeded(object())}))
+    assert report.resolved == 1
+    assert len(operator.told(ResultOmitted)) == 1
+    with pytest.raises(ResultUnavailable):
+        operator.engine.execute("a", never, scope="orders")
+
+
+# --- shown ------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Flag(enum.Flag):
+    A = 1
+    B = 2
+
+
+class Item(msgspec.Struct):
+    price: Decimal
+
+
+@dataclass
+class Receipt:
+    number: str
+    items: list[Item] = field(default_factory=list)
+
+
+class Order(pydantic.BaseModel, extra="allow"):
+    id: int
+    _secret: str = "s"
+
+
+Point = namedtuple("Point", "x y")  # noqa: PYI024 - a tuple with names, as some write it
+
+
+class Money:
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+register_type(Money, name="repair.Money", encode=lambda money: money.cents, decode=Money)
+
+ZONED = dt.datetime(2026, 1, 2, 3, 4, tzinfo=ZoneInfo("Europe/Berlin"))
+
+VALUES = [
+    (None, None),
+    ("text", "text"),
+    ([1, 2.5, True], [1, 2.5, True]),
+    ({"a": {"b": 1}}, {"a": {"b": 1}}),
+    (2**100, 2**100),
+    (float("inf"), "inf"),
+    (1 + 2j, "(1+2j)"),
+    (b"\x00\xff", b"\x00\xff"),
+    (bytearray(b"\x01"), b"\x01"),
+    (Decimal("9.90"), "9.90"),
+    (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+    (dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC), "2026-01-02T03:04:00+00:00"),
+    (ZONED, "2026-01-02T03:04:00 Europe/Berlin"),
+    (dt.time(2, 30, fold=1), "02:30:00"),
+    (dt.time(3, 4), "03:04:00"),
+    (dt.date(2026, 1, 2), "2026-01-02"),
+    (dt.timedelta(days=1, seconds=2), "1 day, 0:00:02"),
+    ((1, (2,)), [1, [2]]),
+    ({5}, [5]),
+    (frozenset({5}), [5]),
+    (deque([1], 3), [1]),
+    ({1: "a", (2,): "b"}, [[1, "a"], [[2], "b"]]),
+    ({"$": "mine", "v": 1}, {"$": "mine", "v": 1}),
+    (OrderedDict(a=1), {"a": 1}),
+    (defaultdict(list, a=[1]), {"a": [1]}),
+    (msgspec.UNSET, "UNSET"),
+    (Colour.RED, {"$": f"{__name__}.Colour", "value": "RED"}),
+    (Flag.A | Flag.B, {"$": f"{__name__}.Flag", "value": 3}),
+    (
+        Receipt("r-1", [Item(Decimal("1.5"))]),
+        {
+            "$": f"{__name__}.Receipt",
+            "number": "r-1",
+            "items": [{"$": f"{__name__}.Item", "price": "1.5"}],
+        },
+    ),
+    (Point(1, 2), {"$": f"{__name__}.Point", "x": 1, "y": 2}),
+    (
+        Order(id=7, note="n"),
+        {"$": f"{__name__}.Order", "id": 7, "note": "n", "_secret": "s"},
+    ),
+    (Money(5), {"$": "repair.Money", "value": 5}),
+]
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize(("value", "shown"), VALUES, ids=lambda value: repr(value)[:40])
+def test_a_value_is_shown_as_a_plain_tree(codec, value, shown):
+    stored = encode_result(value, codec_named(codec), IDENTITY, None, 10_000)
+    assert stored.problem is None
+    assert read_result(stored.encoded) == PlainValue(shown)
+
+
+def test_every_tag_of_a_built_in_type_is_shown():
+    assert set(_SHOWN) == {form.tag for form in FORMATS}
+    assert set(_SHOWN) < set(READERS)
+
+
+def test_other_outcomes_are_told_in_words():
+    assert read_result(omitted("it is too large")) == NotKept("it is too large")
+    assert read_result(encode_failure(ValueError("no"))) == StoredFailure("ValueError", "no")
+    assert read_result(Encoded("http/1", pack_answer(StoredAnswer(200, (), None)))) == HttpAnswer(
+        200, (), None
+    )
+    answer = StoredAnswer(201, ((b"Location", b"/o/7"), (b"X-Name", "é".encode("latin-1"))), b"x")
+    assert read_result(Encoded("http/1", pack_answer(answer))) == HttpAnswer(
+        201, (("Location", "/o/7"), ("X-Name", "é")), b"x"
+    )
+    error = StoredMessage(5, "no such order", None, b"\x08\x05")
+    assert read_result(Encoded("grpc/1", pack_message(error))) == GrpcAnswer(
+        None, "NOT_FOUND", "no such order"
+    )
+
+
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        ("aesgcm/1+json/1", b"\x00"),
+        ("json/1", b"{"),
+        ("json/1", b"\xff"),
+        ("json/1", _nested(100_000)),
+        ("json/1", b'{"$": "deque", "v": 3}'),
+        ("json/1", b'{"$": "uuid"}'),
+        ("json/1", b'{"$": []}'),
+        ("json/1", b'{"$": "dataclass", "t": 5, "v": {}}'),
+        ("msgpack/1", b"\xc1"),
+        ("http/1", b""),
+        ("http/1", pickle.dumps({"status": 200})),
+        ("grpc/1", b"\x90"),
+        ("failure", b"{}"),
+    ],
+)
+def test_what_cannot_be_read_is_shown_as_bytes(codec, data):
+    assert read_result(Encoded(codec, data)) == Unreadable(codec, data)
+
+
+def test_a_tag_of_another_version_and_keys_that_are_no_texts_are_shown_as_they_are():
+    assert read_result(Encoded("json/1", b'{"$": "new", "v": [1]}')).value == {"$": "new", "v": [1]}
+    packed = msgspec.msgpack.encode({5: {None: b"\x00"}})
+    assert read_result(Encoded(MsgpackCodec.name, packed)).value == {"5": {"None": b"\x00"}}
+
+
+def test_nothing_is_imported_to_show_or_to_write():
+    """Neither the classes of a result, nor a framework."""
+    script = """
+        import sys
+        from semel.core.records import Encoded
+        from semel.repair import GrpcAnswer, HttpAnswer, Succeeded, read_result
+        before = set(sys.modules)
+        stored = b'{"$": "dataclass", "t": "antigravity:Receipt", "v": {"number": "r-1"}}'
+        print(read_result(Encoded("json/1", stored)).value)
+        zone = b'{"$": "datetime", "v": ["2026-01-02T03:04:00", 0, "Europe/Berlin"]}'
+        print(read_result(Encoded("json/1", zone)).value)
+        read_result(Encoded("http/1", b"\\x94\\x01\\xcc\\xc8\\x90\\xc4\\x01x"))
+        read_result(Encoded("grpc/1", b"\\x95\\x01\\x00\\xa0\\xc4\\x01x\\xc0"))
+        print(set(sys.modules) - before)
+        print({"grpc", "starlette", "flask", "django", "google.protobuf"} & set(sys.modules))
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    assert told.stdout.splitlines() == [
+        "{'$': 'antigravity.Receipt', 'number': 'r-1'}",
+        "2026-01-02T03:04:00 Europe/Berlin",
+        "set()",
+        "set()",
+    ]
