@@ -178,22 +178,59 @@ def connected(driver, url):
 # --- who does not ask is not measured ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", [Idempotency, AsyncIdempotency])
-async def test_without_a_hook_nothing_is_measured(engine, caplog, sqlite_url):
+@pytest.fixture(params=KINDS)
+def silent(request, sqlite_url, caplog):
+    """An engine without hooks, on a store that can be made to fail; its log is read."""
     caplog.set_level(logging.DEBUG, "semel")
-    idem = engine(sqlite_url)
-    for _ in range(2):
-        await finished(idem.execute("k", paid_later if engine is AsyncIdempotency else lambda: 1))
-    await finished(idem.close())
+    world = World(request.param, sqlite_url)
+    store = world.kind.steered(world._store())
+    engine = world.kind.engine(store)
+    with world:
+        yield world.kind, store, engine
+        world.kind.finish(engine.close)
+
+
+def logged(caplog, *kinds):
+    """What is measured in the log, by the names of the events."""
     told = [record.semel for record in caplog.records if hasattr(record, "semel")]
-    assert [each["event"] for each in told] == ["Ran", "Replayed"]
-    assert [each["store_seconds"] for each in told] == [None, None]
+    return [(each["event"], each["store_seconds"]) for each in told if each["event"] in kinds]
+
+
+def test_without_a_hook_nothing_is_measured(silent, caplog):
+    kind, _, engine = silent
+    for _ in range(2):
+        kind.call(engine.execute, "k", lambda: 1)
+    assert logged(caplog, "Ran", "Replayed") == [("Ran", None), ("Replayed", None)]
     assert "store_seconds" not in caplog.text
 
 
-async def paid_later() -> int:
-    return 1
+def test_without_a_hook_a_save_that_failed_at_first_is_not_measured_either(silent, caplog):
+    kind, store, engine = silent
+    store.inject("complete", Refuse(), times=2)
+    kind.call(engine.execute, "k", lambda: 1)
+    assert store.fired("complete") == 2
+    assert logged(caplog, "Ran") == [("Ran", None)]
 
 
-async def finished(given):
-    return await given if asyncio.iscoroutine(given) else given
+def test_without_a_hook_no_attempt_in_a_transaction_is_measured(sqlite_url, caplog):
+    caplog.set_level(logging.DEBUG, "semel")
+    with Idempotency(sqlite_url) as idem:
+        idem.peek("any")
+        with contextlib.closing(connected(sqlite3, sqlite_url)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            with idem.transaction(connection, "k"):
+                pass
+            connection.commit()
+    assert logged(caplog, "RanInTransaction") == [("RanInTransaction", None)]
+
+
+async def test_without_a_hook_no_attempt_in_a_transaction_of_a_task_is_measured(sqlite_url, caplog):
+    caplog.set_level(logging.DEBUG, "semel")
+    async with AsyncIdempotency(sqlite_url) as idem:
+        await idem.peek("any")
+        async with connected(aiosqlite, sqlite_url) as connection:
+            await connection.execute("BEGIN IMMEDIATE")
+            async with idem.transaction(connection, "k"):
+                pass
+            await connection.commit()
+    assert logged(caplog, "RanInTransaction") == [("RanInTransaction", None)]
