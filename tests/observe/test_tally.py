@@ -12,11 +12,12 @@ import pytest
 
 from engines.facade import KINDS, PATIENCE, Effect, World, never, wait_until
 from observe.counting import CALLS, CALLS_OF_A_CHILD, FORKS, THREADS
-from semel import Idempotency, events
+from semel import Idempotency, Policy, events
 from semel.core.records import Identity
 from semel.errors import PayloadMismatch
 from semel.observe import Histogram, Tally
 from semel.observe.tally import EVENT_NAMES, MOST_SCOPES, OTHER, RUN_BUCKETS, STORE_BUCKETS
+from semel.repair import Succeeded, settle
 
 HERE = Path(__file__).parent
 
@@ -138,6 +139,15 @@ def test_after_a_hundred_scopes_all_further_ones_are_counted_together():
     assert totals.result_bytes[OTHER] == 300
     tally(event_of("tenant-0", events.Parked, error="OSError"))
     assert counted(tally, "tenant-0") == {"Ran": 2, "Parked": 1}
+
+
+def test_decisions_about_stuck_records_are_counted(sqlite_url):
+    tally = Tally()
+    with Idempotency(sqlite_url, hooks=[tally]) as idem:
+        with pytest.raises(TimeoutError):
+            idem.execute("k", Effect(raising=TimeoutError()), policy=Policy(abandoned="hold"))
+        settle(idem, "k", Succeeded("paid"), ttl=3600)
+    assert counted(tally, "default") == {"Parked": 1, "Resolved": 1}
 
 
 def test_an_event_of_your_own_is_counted_by_its_name():

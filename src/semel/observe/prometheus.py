@@ -27,7 +27,7 @@ from msgspec import Struct
 from semel.aio import AsyncIdempotency
 from semel.core.optional import Needed, inside
 from semel.core.policy import Duration, seconds
-from semel.core.records import Record, StuckRequest
+from semel.core.records import AUDIT_SCOPE, Record, StuckRequest
 from semel.errors import ConfigError, IdempotencyError
 from semel.events import Event, Hook, Ran, Replayed
 from semel.observe.tally import (
@@ -67,8 +67,6 @@ So many, because old ones that any call may take over must not hide a young one 
 
 SHOWN_FOR: Final = 4
 """For how many times `every` an answer is shown; then it says nothing about the store of now."""
-
-AUDIT_SCOPE: Final = "semel.audit"
 
 # What each metric is called, and what it says of itself.
 _EVENTS = "semel_events", "Outcomes of idempotent operations."
