@@ -176,6 +176,26 @@ def test_a_program_may_write_entries_of_its_own(actions):
     }
 
 
+def test_the_name_of_the_process_is_the_one_of_the_environment(on_memory, monkeypatch):
+    monkeypatch.setenv("SEMEL_NAME", "worker-3")
+    on_memory.write("view", name="anna")
+    on_memory.write("view")
+    assert [entry.by for entry in on_memory.read()] == ["worker-3", "anna@worker-3"]
+
+
+def test_a_decision_that_comes_too_late_has_an_entry_all_the_same(actions):
+    """It says what somebody was about to do; the record says what was done."""
+    identity = actions.repairs.abandon("a")
+
+    def overtake():
+        actions.repairs.store("adopt", identity, bytes(12), 60.0)
+
+    actions.repairs.engine.store.before["adopt"] = overtake
+    assert actions.settle("a") is None
+    assert [entry.action for entry in actions.read()] == ["resolve"]
+    assert actions.repairs.record(identity).owner == bytes(12)
+
+
 def test_an_entry_has_neither_key_nor_result(on_memory):
     on_memory.repairs.abandon("a-secret-key")
     on_memory.settle("a-secret-key", Succeeded("a secret result"))

@@ -15,6 +15,7 @@ from redis.crc import key_slot
 from engines.facade import until
 from semel.core.records import Busy, Claimed, Encoded, Finished, GetRequest, Identity, State
 from semel.errors import StoreError, StoreUnavailable
+from semel.repair import AuditTrail
 from semel.stores.redis import (
     AsyncRedisStore,
     RedisStore,
@@ -120,6 +121,20 @@ def test_a_batch_reaches_every_node_and_each_member_has_its_own_answer(cluster):
         assert all(isinstance(answer, Claimed) for answer in store.send(asks))
         assert store.send([finish(request) for request in asks[:100]]) == [True] * 100
         assert store.counts().succeeded == store.counts().processing == 100
+        used = [server for server in cluster.servers if server.client().dbsize() > 0]
+        assert len(used) == 3
+
+
+def test_the_audit_trail_is_spread_over_the_nodes_and_read_as_one(cluster):
+    with opened(cluster.url) as store:
+        seen = [Identity("orders", str(number)) for number in range(50)]
+        trail = AuditTrail(store, name="anna")
+        trail.write("view", seen)
+        entries = trail.read(limit=60)
+        assert {entry.key_digest for entry in entries} == {each.key_digest for each in seen}
+        assert len(entries) == 50
+        assert store.scan().records == ()
+        assert store.counts().succeeded == 0
         used = [server for server in cluster.servers if server.client().dbsize() > 0]
         assert len(used) == 3
 

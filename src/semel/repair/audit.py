@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
@@ -34,6 +33,7 @@ from semel.core.records import (
     Record,
     ScanRequest,
 )
+from semel.core.run_info import process_name
 from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.stores.base import AsyncStore
 from semel.stores.urls import whole_number
@@ -64,7 +64,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     at: float
     """When, on the store's clock."""
     by: str
-    """Who: a name, the host and the process."""
+    """Who: a name, if one was given, and the host and the process, or `SEMEL_NAME`."""
     action: str
     """`resolve`, `forget`, `purge`, `reconcile`, `view`, or what a program of yours has written."""
     scope: str | None = None
@@ -79,7 +79,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 class AsyncAuditTrail:
     """The audit trail of the store of a `place`, which is an engine or a store.
 
-    `name` is who acts; the host and the process are added to it.
+    `name` is who acts; the host and the process are added to it, or `SEMEL_NAME`.
 
     Examples:
         >>> trail = AsyncAuditTrail(idem, name="anna")
@@ -94,8 +94,8 @@ class AsyncAuditTrail:
 
     @property
     def by(self) -> str:
-        """Who acts: the name, the host and the process."""
-        process = f"{socket.gethostname()}:{os.getpid()}"  # not kept: a fork has another
+        """Who acts: the name, and the process as `process_name` tells it."""
+        process = process_name()  # not kept: a fork has another
         return process if self._name is None else f"{self._name}@{process}"
 
     async def write(

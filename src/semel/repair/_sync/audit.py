@@ -11,8 +11,6 @@ or remove one, and listings and counts leave them out (`semel.core.records.AUDIT
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable
 from heapq import nlargest
 
@@ -22,6 +20,7 @@ from semel.core.records import (
     Identity,
     ScanRequest,
 )
+from semel.core.run_info import process_name
 from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.repair.audit import (
     KEY_PREFIX,
@@ -41,7 +40,7 @@ from semel.sync import Idempotency
 class AuditTrail:
     """The audit trail of the store of a `place`, which is an engine or a store.
 
-    `name` is who acts; the host and the process are added to it.
+    `name` is who acts; the host and the process are added to it, or `SEMEL_NAME`.
 
     Examples:
         >>> trail = AuditTrail(idem, name="anna")
@@ -56,8 +55,8 @@ class AuditTrail:
 
     @property
     def by(self) -> str:
-        """Who acts: the name, the host and the process."""
-        process = f"{socket.gethostname()}:{os.getpid()}"  # not kept: a fork has another
+        """Who acts: the name, and the process as `process_name` tells it."""
+        process = process_name()  # not kept: a fork has another
         return process if self._name is None else f"{self._name}@{process}"
 
     def write(
