@@ -71,10 +71,12 @@ class Terminal:
         with Idempotency(self.url) as engine, pytest.raises(ValueError, match="declined"):
             engine.execute(key, declined, scope="orders", policy=policy)
 
-    def abandon(self, key: str, *, scope: str = "orders", hold: bool = True) -> None:
+    def abandon(
+        self, key: str, *, scope: str = "orders", hold: bool = True, ago: float = 0.0
+    ) -> None:
         self.run(key, scope=scope, hold=hold)
         with closing(open_store(self.url)) as store:
-            store.renew(Identity(scope, key), OWNER, 0.0)
+            store.renew(Identity(scope, key), OWNER, -ago)
 
     def run(self, key: str, *, scope: str = "orders", hold: bool = False) -> None:
         with closing(open_store(self.url)) as store:

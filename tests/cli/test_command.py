@@ -25,7 +25,7 @@ def test_without_a_command_it_tells_how_to_use_it(semel_sqlite):
 def test_help_names_every_command_and_the_exit_codes(semel_sqlite):
     said = semel_sqlite("--help")
     assert said.code == 0
-    for name in ("list", "show", "stuck", "forget", "resolve", "purge", "reconcile", "migrate"):
+    for name in ("list", "find", "show", "stuck", "watch", "forget", "resolve", "purge", "migrate"):
         assert name in said.out
     assert "exit codes" in said.out
 
@@ -42,6 +42,12 @@ def test_the_version_is_told(semel_sqlite):
         ("list", "--state", "abroad"),
         ("stuck", "--older-than", "yesterday"),
         ("stuck", "--older-than=-5m"),
+        ("list", "--age", "long"),
+        ("watch", "--every", "0"),
+        ("watch", "--count", "0"),
+        ("find",),
+        ("find", ""),
+        ("find", "urn:semel:key:28ba"),
         ("show", "orders"),
         ("resolve", "orders", "a"),
         ("resolve", "orders", "a", "--failed", "x", "--succeeded", "1"),
@@ -90,7 +96,9 @@ def test_settings_come_from_the_environment_a_file_or_the_options(semel_sqlite, 
 COMMANDS = [
     ("list",),
     ("show", "orders", "a"),
+    ("find", "a"),
     ("stuck",),
+    ("watch", "--count", "1"),
     ("counts",),
     ("forget", "orders", "a"),
     ("resolve", "orders", "a", "--failed", "no"),

@@ -25,11 +25,26 @@ def test_forget_removes_a_record(semel):
     assert semel.on_store("forget", "orders", "order:1").code == 1
 
 
+def test_somebody_else_may_forget_it_first(semel_sqlite, monkeypatch):
+    def forgotten_meanwhile(engine, key, scope):
+        found = engine.peek(key, scope=scope)
+        engine.forget(key, scope=scope)
+        return found
+
+    semel_sqlite.succeed("order:1")
+    monkeypatch.setattr("semel.cli.deciding._peek", forgotten_meanwhile)
+    said = semel_sqlite.on_store("forget", "orders", "order:1")
+    assert (said.code, said.out) == (1, "")
+    assert "no such record" in said.err
+
+
 def test_forget_warns_where_it_may_have_happened(semel):
     semel.abandon("order:1")
-    said = semel.on_store("forget", "orders", "order:1")
-    assert said.code == 0
-    assert "may have happened" in said.err
+    semel.abandon("order:2", hold=False)
+    for words in (("order:1", "--yes"), ("order:2",)):
+        said = semel.on_store("forget", "orders", *words)
+        assert said.code == 0
+        assert "may have happened" in said.err
 
 
 def test_resolve_as_succeeded(semel, tmp_path):
@@ -201,7 +216,7 @@ def test_a_record_is_shown_and_removed_by_its_digest(semel, held):
     words = ("--digest", held.scope, held.key_digest)
     shown = semel.on_store("show", *words, "--json").data
     assert (shown["key"], shown["key_digest"]) == ("order:9", held.key_digest)
-    assert semel.on_store("forget", *words).code == 0
+    assert semel.on_store("forget", *words, "--yes").code == 0
     assert semel.get("order:9", scope="payments") is None
 
 

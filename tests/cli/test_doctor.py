@@ -9,14 +9,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from semel.core.records import ClaimRequest, Identity
 from semel.errors import StoreError
-from semel.stores.memory import MemoryStore
 from semel.stores.redis import RedisStore
 from semel.stores.redis.replies import diagnose
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.stores.urls import open_store
-from semel.testing import FakeClock
 from servers.mariadb import mariadb_server
 from servers.postgres import postgres_server
 
@@ -113,26 +110,18 @@ def test_disabled_settings_are_warned_about(semel_sqlite):
     assert findings(said)[:3] == [("ok", "settings"), ("warning", "settings"), ("ok", "store")]
 
 
-def test_what_has_been_stuck_for_long_is_warned_about(semel_sqlite, monkeypatch):
-    semel_sqlite.abandon("order:1")
-    monkeypatch.setattr("semel.cli.doctor.health", aged(semel_sqlite.url))
+@pytest.mark.parametrize(
+    ("ago", "level", "oldest"), [(120.0, "ok", "2m"), (600.0, "warning", "10m")]
+)
+def test_doctor_and_stuck_agree(semel_sqlite, ago, level, oldest):
+    semel_sqlite.abandon("order:1", ago=ago)
+    semel_sqlite.abandon("order:2", hold=False)
     said = semel_sqlite.on_store("doctor")
-    assert said.code == 1
-    assert "has been stuck for" in said.out
-
-
-def aged(url):
-    """What health says when ten minutes have passed."""
-    from semel.repair import health
-
-    def look(store):
-        clock = FakeClock()
-        old = MemoryStore(clock=clock)
-        old.claim(ClaimRequest(Identity("orders", "a"), bytes(12), None, 1.0, 60.0, hold=True))
-        clock.advance(600)
-        return health(old)
-
-    return look
+    told = f"{level} stuck 2 stuck, 1 of them held, the oldest for {oldest}0s: see semel stuck"
+    assert said.lines[-1] == told.split()
+    listed = semel_sqlite.on_store("stuck")
+    assert [line[1] for line in listed.lines[1:]] == ["order:1", "order:2"], "as doctor said"
+    assert said.code == listed.code == (1 if level == "warning" else 0)
 
 
 def test_a_clock_that_is_off_is_said(semel_sqlite, monkeypatch):

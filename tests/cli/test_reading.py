@@ -1,4 +1,4 @@
-"""list, show, stuck and counts: what an operator sees."""
+"""list, show and counts: what an operator sees."""
 
 from __future__ import annotations
 
@@ -122,16 +122,19 @@ def test_show_of_nothing_is_said(semel):
     assert "no such record" in said.err
 
 
-def test_stuck_is_found_by_the_exit_code(semel):
-    nothing = semel.on_store("stuck")
-    assert (nothing.code, nothing.out) == (0, "nothing is stuck (--older-than 5m0s)\n")
-    assert semel.on_store("stuck", "--json").data == []
-    semel.abandon("order:1")
-    assert semel.on_store("stuck").code == 0, "not for five minutes yet"
-    said = semel.on_store("stuck", "--older-than", "0s")
-    assert said.code == 1
-    assert keys(said) == ["order:1"]
-    assert semel.on_store("stuck", "--older-than", "0", "--json").data[0]["held"] is True
+def test_list_by_age(filled, monkeypatch):
+    assert len(keys(filled.on_store("list", "--age", "0"))) == 7
+    assert keys(filled.on_store("list", "--age", "1h")) == []
+    old = {"order:2": 7200.0, "order:5": 3600.0}
+    monkeypatch.setattr("semel.cli.reading.age", lambda record: old.get(record.key, 1.0))
+    assert sorted(keys(filled.on_store("list", "--age", "1h"))) == ["order:2", "order:5"]
+    assert keys(filled.on_store("list", "--age", "1h", "--state", "abandoned")) == ["order:5"]
+
+
+def test_a_text_that_a_terminal_would_obey_is_shown(semel_sqlite):
+    table = formatting.columns(("KEY",), [("\x1b[31mred",), ("größe",)])
+    assert table.splitlines()[1:] == ["\\x1b[31mred", "größe"]
+    assert formatting.pairs({"key": "\x07"}) == "key  \\x07"
 
 
 def test_counts_are_counted(filled):

@@ -19,7 +19,9 @@ from stores.mysql_given import database_of
 LOOKING = [
     ("list",),
     ("show", "orders", "order:1"),
+    ("find", "order:1"),
     ("stuck",),
+    ("watch", "--count", "1"),
     ("counts",),
     ("forget", "orders", "order:1"),
     ("resolve", "orders", "order:1", "--succeeded", "1", "--ttl", "3d"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semel.errors import InvalidKey
 from semel.http import KeyMissing, parse_key
-from semel.http.requests import check_key, key_of_lines, line_pattern, stored_key
+from semel.http.requests import StoredKeys, check_key, key_of_lines, line_pattern, stored_key
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 
@@ -134,6 +134,31 @@ def test_different_callers_routes_and_keys_never_meet(one, other):
         assert 0 < len(text) <= 255
         assert text.isprintable()
         assert " " not in text
+
+
+PARTS = st.tuples(PRINTABLE, st.none() | st.text(min_size=1), st.none() | st.text(min_size=1))
+
+
+@given(PARTS, PARTS)
+def test_a_stored_key_is_found_by_whatever_is_known_of_it(one, other):
+    key, tenant, route = one
+    stored = stored_key(key, tenant, route)
+    assert StoredKeys(key, tenant, route).match(stored)
+    if not stored.startswith("%~"):
+        for known in ((key,), (key, tenant), (key, None, route)):
+            assert StoredKeys(*known).match(stored)
+        assert StoredKeys(other[0]).match(stored) == (other[0] == key)
+        if other[1] is not None:
+            assert StoredKeys(key, other[1]).match(stored) == (other[1] == tenant)
+        if other[2] is not None:
+            assert StoredKeys(key, None, other[2]).match(stored) == (other[2] == route)
+
+
+def test_a_digest_is_found_only_with_all_that_it_was_made_of():
+    stored = stored_key("k" * 255, "ann", "POST /pay")
+    assert StoredKeys("k" * 255, "ann", "POST /pay").match(stored)
+    for known in ((), ("ann",), ("bob", "POST /pay"), (None, "POST /pay")):
+        assert not StoredKeys("k" * 255, *known).match(stored)
 
 
 def test_a_separator_inside_a_name_does_not_move_a_key_to_somebody_else():

@@ -51,7 +51,18 @@ async def test_purging_awaited():
     for number in range(5 + SWEEP):
         await store.put(Identity("old", str(number)), DONE, 0.01, owner=OWNER)
     clock.advance(1)
-    assert await purge_async(store, batch=2, pause=0.001) == 5
+    told: list[int] = []
+    assert await purge_async(store, batch=2, pause=0.001, progress=told.append) == 5
+    assert told == [2, 4, 5]
+
+
+def test_progress_is_told_after_each_batch():
+    clock, told = FakeClock(), list[int]()
+    store = MemoryStore(clock=clock)
+    fill(store, 4)
+    clock.advance(1)
+    assert purge(store, batch=2, pause=0, progress=told.append) == 4
+    assert told == [2, 4, 4], "the last batch was empty"
 
 
 def test_purging_ends_when_its_time_is_up():

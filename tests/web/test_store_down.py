@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel.core.records import Identity
 from servers.proxy import proxy_to
 from web.serve import STACKS
 from web.workers import eventually
@@ -61,6 +62,8 @@ def test_8_without_its_store_a_request_with_a_key_does_not_run(everywhere, down,
     down()
     for name, answer in answers(everywhere("/pay")).items():
         assert (answer.status, answer.code) == (503, "store_error"), name
+        digest = Identity("http", f"{key}-{name}").key_digest
+        assert answer.json["instance"] == f"urn:semel:key:{digest}"
         assert int(answer.header("retry-after")) >= 1
         assert b"127.0.0.1" not in answer.body
     assert sum(runs(folder, key)) == 0

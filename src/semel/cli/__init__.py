@@ -1,9 +1,11 @@
 """The command `semel`: look at records, resolve what is stuck, keep the store in order.
 
-    reading      list, show, stuck, counts     deciding   forget, resolve
+    reading      list, show, counts            finding    find: the records of a client's key
+    stuck        stuck, watch                  deciding   forget, resolve
     upkeep       purge, reconcile, migrate     doctor     are settings and store in order?
-    formatting   records as columns and JSON   store      the engine and store behind the settings
     results      results given and shown       audit      who did what
+    formatting   records as columns and JSON   terminal   colour, progress, questions
+    store        the engine and store behind the settings
 
 Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
 2 the command or the settings are wrong; 130 and 141 Ctrl-C or a closed pipe ended it. The reference
@@ -21,12 +23,13 @@ from importlib.resources import files
 from typing import Final
 
 from semel import __version__
-from semel.cli import audit, deciding, doctor, reading, upkeep
+from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
 from semel.cli.formatting import STATES
+from semel.cli.terminal import LogLines
 from semel.core.keys import KeyGenerator
 from semel.core.settings import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
-from semel.repair.maintenance import BATCH, PAUSE
+from semel.repair.maintenance import ALERT_AFTER, BATCH, PAUSE
 
 OK, FOUND, USAGE = 0, 1, 2
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -64,7 +67,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     if sys.stdout is None:
         # Before anything is done, of which nobody would see the report.
         return _complain("the standard output is closed; to drop it, write >/dev/null", USAGE)
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[LogLines()]
+    )
     try:
         code: int = options.run(options)
     except (ConfigError, InvalidKey) as error:
@@ -129,18 +134,36 @@ def _reading(command: _Command) -> None:
     made.add_argument("--scope")
     made.add_argument("--prefix", default="", help="the beginning of the key")
     made.add_argument("--state", choices=list(STATES))
-    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    made.add_argument(
+        "--age", type=_duration, default=0.0, metavar="1h", help="created at least so long ago"
+    )
+    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
     _json(made, result=True)
     _who(made)
+    made = command("find", finding.find, "find the records of a key; exit code 1 if there are none")
+    made.add_argument(
+        "text",
+        metavar="TEXT",
+        help="a whole key, a client's key below any tenant or route, a key digest, or the instance "
+        "of a problem",
+    )
+    made.add_argument("--scope")
+    made.add_argument("--tenant", help="whose key it is")
+    made.add_argument("--route", metavar="'POST /pay'", help="of which route or gRPC method")
+    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
+    made.set_defaults(result=False)  # semel show has it
+    _json(made)
     made = command("show", reading.show, "show one record")
     _identity(made)
     _json(made, result=True)
     _who(made)
-    made = command("stuck", reading.stuck, "list abandoned attempts; exit code 1 if there are any")
-    made.add_argument("--older-than", type=_duration, default=300.0, metavar="5m")
-    made.add_argument("--limit", type=_whole, default=100, metavar="N")
-    made.set_defaults(result=False)  # what is stuck has none
+    made = command("stuck", stuck.stuck, "list abandoned attempts")
+    _stuck(made)
     _json(made)
+    made = command("watch", stuck.watch, "list abandoned attempts again and again")
+    _stuck(made)
+    made.add_argument("--every", type=_positive, default=2.0, metavar="2s")
+    made.add_argument("--count", type=_whole, metavar="N", help="end after so many; else by Ctrl-C")
     _json(command("counts", reading.counts, "count the records by state"))
     made = command("audit", audit.list_entries, "list who did what to the records, newest first")
     made.add_argument("--scope")
@@ -148,13 +171,14 @@ def _reading(command: _Command) -> None:
     which.add_argument("--key", help="the key of a record; with --scope")
     which.add_argument("--key-digest", metavar="DIGEST", help="the key_digest of a record")
     made.add_argument("--since", type=_positive, metavar="7d", help="how far back; else 400 days")
-    made.add_argument("--limit", type=_whole, default=100, metavar="N")
+    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
     _json(made)
 
 
 def _deciding(command: _Command) -> None:
     made = command("forget", deciding.forget, "remove a record: the next call runs again")
     _identity(made)
+    made.add_argument("--yes", action="store_true", help="also if it is running or held")
     _who(made)
     made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
     _identity(made)
@@ -215,6 +239,17 @@ def _upkeep(command: _Command) -> None:
     _audit(made)
     made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
     made.add_argument("--print", action="store_true", help="show the SQL, and run nothing")
+
+
+def _stuck(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--older-than",
+        type=_duration,
+        default=ALERT_AFTER,
+        metavar="5m",
+        help="exit code 1 if one has been stuck for so long",
+    )
+    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
 
 
 def _identity(made: argparse.ArgumentParser) -> None:

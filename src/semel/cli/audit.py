@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from semel.cli.formatting import as_json, columns, moment
 from semel.cli.store import checked_digest, open_engine
+from semel.cli.terminal import coloured
 from semel.core.records import Identity, Record
 from semel.errors import ConfigError
 from semel.repair import AuditEntry, AuditTrail
@@ -51,7 +52,7 @@ def list_entries(options: Namespace) -> int:
     if options.json:
         print(as_json([asdict(entry) | {"at": moment(entry.at)} for entry in entries]))
     elif entries:
-        print(columns(HEADS, map(_row, entries)))
+        print(columns(HEADS, map(_row, entries), colour=coloured(sys.stdout)))
     else:
         print("the audit trail has no such entries")
     if len(found) > options.limit:

@@ -11,10 +11,13 @@ from argparse import Namespace
 
 from semel import repair
 from semel.cli.audit import user
-from semel.cli.formatting import duration, moment, state_of
+from semel.cli.formatting import duration, moment, printable, state_of, stuck_for
 from semel.cli.results import resolution_of
 from semel.cli.store import NO_RECORD, key_of, open_engine
+from semel.cli.terminal import can_ask, confirmed
+from semel.core import run_info
 from semel.core.records import Record, State
+from semel.errors import ConfigError, RecordUnreadable
 from semel.repair import (
     Audit,
     AuditFile,
@@ -26,22 +29,83 @@ from semel.repair import (
     log_audit,
     settle,
 )
+from semel.sync import Idempotency
 
 
 def forget(options: Namespace) -> int:
     """Remove a record: the next call runs again."""
     with open_engine(options) as engine:
         key = key_of(engine, options)
-        record = None if key is None else engine.peek(key, scope=options.scope)
-        if key is None or not repair.forget(
+        found = None if key is None else _peek(engine, key, options.scope)
+        if key is None or found is None:
+            print(NO_RECORD, file=sys.stderr)
+            return 1
+        if not options.yes and _may_run(found):
+            if not _confirmed(found, f"{options.scope} {printable(key)}"):
+                print("nothing was forgotten", file=sys.stderr)
+                return 1
+            if not _same(found, _peek(engine, key, options.scope)):
+                print("nothing was forgotten: it has changed meanwhile", file=sys.stderr)
+                return 1
+        if not repair.forget(
             engine, key, scope=options.scope, name=user(options), reason=options.reason
         ):
             print(NO_RECORD, file=sys.stderr)
             return 1
     print("forgotten: the next call runs again")
-    if record is not None and record.state is State.PROCESSING:
-        print(f"it was {state_of(record)}: it may have happened already", file=sys.stderr)
+    if isinstance(found, RecordUnreadable) or found.state is State.PROCESSING:
+        was = "unreadable" if isinstance(found, RecordUnreadable) else state_of(found)
+        print(f"it was {was}: it may have happened already", file=sys.stderr)
     return 0
+
+
+def _peek(engine: Idempotency, key: str, scope: str) -> Record | RecordUnreadable | None:
+    """Read a record; one that cannot be read can still be forgotten."""
+    try:
+        return engine.peek(key, scope=scope)
+    except RecordUnreadable as error:
+        return error
+
+
+def _may_run(found: Record | RecordUnreadable) -> bool:
+    """Tell whether an attempt runs or waits for a decision, as far as is known.
+
+    One that is abandoned and not held is run again by the next call anyway.
+    """
+    return isinstance(found, RecordUnreadable) or (
+        found.state is State.PROCESSING and (found.hold or not found.abandoned)
+    )
+
+
+def _confirmed(found: Record | RecordUnreadable, name: str) -> bool:
+    danger = (
+        f"{name} {_standing(found)}. If it is forgotten, the next call runs, and what has happened "
+        "already happens twice"
+    )
+    if not can_ask():
+        raise ConfigError(f"{danger}. Find out what happened and use resolve, or confirm by --yes")
+    return confirmed(f"{danger}. Forget it?")
+
+
+def _standing(found: Record | RecordUnreadable) -> str:
+    if isinstance(found, RecordUnreadable):
+        return "cannot be read: it may be running or held"
+    info = run_info.read(found.run_info)
+    by = "" if info is None else f" by {info.by}"
+    if found.abandoned:
+        return f"is held: it was abandoned{by} {duration(stuck_for(found))} ago"
+    return f"is running{by}, with a lease for another {duration(-stuck_for(found))}"
+
+
+def _same(before: Record | RecordUnreadable, now: Record | RecordUnreadable | None) -> bool:
+    """Tell whether a record is still what the question was about."""
+    if isinstance(before, Record) and isinstance(now, Record):
+        return (before.owner, before.state, before.abandoned) == (
+            now.owner,
+            now.state,
+            now.abandoned,
+        )
+    return type(before) is type(now)
 
 
 def resolve(options: Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from semel.cli.formatting import as_json, columns, duration
 from semel.cli.store import open_deciding_store, open_engine, read_settings
+from semel.cli.stuck import abandoned
+from semel.cli.terminal import coloured
 from semel.core.attempts import OwnerIds
 from semel.core.codec import omitted
 from semel.core.keys import new_key
-from semel.core.records import Identity, ScanRequest
+from semel.core.records import Identity, StuckRequest
 from semel.core.settings import Settings
 from semel.errors import ConfigError, StoreError, StoreRefused
-from semel.repair import health
 from semel.stores.base import Store
 from semel.sync import Idempotency
 
@@ -47,7 +49,7 @@ def doctor(options: Namespace) -> int:
     if options.json:
         print(as_json([finding._asdict() for finding in findings]))
     else:
-        print(columns(("RESULT", "ABOUT", ""), findings))
+        print(columns(("RESULT", "ABOUT", ""), findings, colour=coloured(sys.stdout)))
     return 0 if all(finding.level in {"ok", "skipped"} for finding in findings) else 1
 
 
@@ -78,14 +80,10 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
             yield from _written_and_read(deciding, identity)
             yield from _diagnosed(deciding)
         yield _front(store, identity, _scheme(behind))
-    if ScanRequest not in store.unsupported:
-        looked = health(store)
-        age = (
-            "nothing is stuck"
-            if looked.oldest is None
-            else (f"the oldest has been stuck for {duration(looked.oldest)}: see semel stuck")
-        )
-        yield Finding("warning" if looked.alert else "ok", "stuck", age)
+    if StuckRequest not in store.unsupported:
+        found = abandoned(store)
+        text = f"{found.text}: see semel stuck" if found.records else found.text
+        yield Finding("warning" if found.counts() else "ok", "stuck", text)
 
 
 def _diagnosed(store: Store) -> Iterator[Finding]:

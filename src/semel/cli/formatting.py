@@ -1,13 +1,17 @@
-"""Records as people and as programs read them."""
+"""Records as people and as programs read them.
+
+A table is plain text; on a terminal, `coloured` says which cells stand out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from semel.core import run_info
 from semel.core.policy import DAY, HOUR, MINUTE
 from semel.core.records import Record, State
 
@@ -21,6 +25,24 @@ STATES: dict[str, State] = {
 """The states as an operator sees them, see `state_of`, and what is stored for each."""
 
 COLUMNS: tuple[str, ...] = ("SCOPE", "KEY", "STATE", "ATTEMPT", "HELD", "AGE", "LEFT")
+STUCK: tuple[str, ...] = ("SCOPE", "KEY", "ATTEMPT", "HELD", "STUCK", "BY", "WHY")
+
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
+_COLOURS: dict[str, dict[str, str]] = {
+    "STATE": {
+        "processing": _CYAN,
+        "abandoned": _RED,
+        "succeeded": _GREEN,
+        "failed": _RED,
+        "retryable": _YELLOW,
+    },
+    "HELD": {"yes": _RED},
+    "RESULT": {"ok": _GREEN, "skipped": _DIM, "warning": _YELLOW, "problem": _RED},
+}
+"""By the head of a column: the words that stand out in it."""
+
+
+_HELD: dict[bool | None, str] = {True: "yes", False: "no", None: "-"}
 
 
 def state_of(record: Record) -> str:
@@ -37,6 +59,11 @@ def held(record: Record) -> bool | None:
     return record.hold if record.state is State.PROCESSING else None
 
 
+def age(record: Record) -> float:
+    """Return the seconds since the record was created."""
+    return record.now - record.created_at
+
+
 def row(record: Record) -> tuple[str, ...]:
     """Return a record as one line of `COLUMNS`."""
     ends = record.expires_at if record.lease_until is None else record.lease_until
@@ -45,15 +72,34 @@ def row(record: Record) -> tuple[str, ...]:
         record.key,
         state_of(record),
         str(record.number),
-        {True: "yes", False: "no", None: "-"}[held(record)],
-        duration(record.now - record.created_at),
+        _HELD[held(record)],
+        duration(age(record)),
         "-" if ends is None else duration(ends - record.now),
+    )
+
+
+def stuck_for(record: Record) -> float:
+    """Return the seconds since the lease of an attempt ended; 0 for one that has ended itself."""
+    return 0.0 if record.lease_until is None else record.now - record.lease_until
+
+
+def stuck_row(record: Record) -> tuple[str, ...]:
+    """Return an abandoned attempt as one line of `STUCK`."""
+    info = run_info.read(record.run_info)
+    return (
+        record.scope,
+        record.key,
+        str(record.number),
+        _HELD[held(record)],
+        duration(stuck_for(record)),
+        "-" if info is None else info.by,
+        "-" if info is None else info.why or "lease ended",
     )
 
 
 def fields(record: Record) -> dict[str, Any]:
     """Return a record as plain values, without its outcome."""
-    outcome = record.outcome
+    outcome, info = record.outcome, run_info.read(record.run_info)
     return {
         "scope": record.scope,
         "key": record.key,
@@ -62,6 +108,8 @@ def fields(record: Record) -> dict[str, Any]:
         "attempt": record.number,
         "fence": record.fence,
         "held": held(record),
+        "by": None if info is None else info.by,
+        "why": None if info is None else info.why,
         "owner": record.owner.hex(),
         "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
         "created_at": moment(record.created_at),
@@ -89,15 +137,43 @@ def duration(seconds: float) -> str:
     return f"{sign}{int(left // size)}{large}{int(left % size // part)}{small}"
 
 
-def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def columns(heads: Sequence[str], rows: Iterable[Sequence[str]], *, colour: bool = False) -> str:
     """Align rows below their heads."""
-    table = [heads, *rows]
+    table = [[printable(cell) for cell in line] for line in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in table
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
+    if colour:
+        lines[0] = painted(lines[0], _BOLD)
+        words = [_COLOURS.get(head, {}) for head in heads]
+        lines[1:] = [
+            "  ".join(
+                painted(cell, colours.get(cell)) + " " * (width - len(cell))
+                for cell, colours, width in zip(line, words, widths, strict=True)
+            ).rstrip()
+            for line in table[1:]
+        ]
+    return "\n".join(lines)
+
+
+def pairs(named: Mapping[str, object], *, colour: bool = False) -> str:
+    """Write fields one below the other."""
+    width = max(map(len, named))
+    lines = []
+    for name, value in named.items():
+        text = "-" if value is None else printable(str(value))
+        colours = _COLOURS.get(name.upper(), {}) if colour else {}
+        lines.append(f"{name.ljust(width)}  {painted(text, colours.get(text))}")
+    return "\n".join(lines)
+
+
+def painted(text: str, colour: str | None) -> str:
+    """Write a text in a colour, if it has one."""
+    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey instead of show: a stored text may come from anywhere."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def as_json(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Commands that change nothing: list, show, stuck, counts.
+"""Commands that show what is stored: list, show, counts.
 
 Each takes the parsed options and returns the exit code.
 """
@@ -17,15 +17,17 @@ from semel.cli.audit import enter_view
 from semel.cli.formatting import (
     COLUMNS,
     STATES,
+    age,
     as_json,
     columns,
-    duration,
     fields,
+    pairs,
     row,
     state_of,
 )
 from semel.cli.results import result_data, result_summary, result_text
-from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_records
+from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_pages
+from semel.cli.terminal import Progress, coloured
 from semel.core.records import Record
 from semel.repair.maintenance import store_of
 from semel.sync import Idempotency
@@ -34,30 +36,25 @@ from semel.sync import Idempotency
 def list_records(options: Namespace) -> int:
     """List records by scope, beginning of the key and state, as the column shows it."""
     with open_engine(options) as engine:
-        records = list(islice(_listed(engine, options), options.limit + 1))
+        with Progress() as progress:
+            records = list(islice(_listed(engine, options, progress), options.limit + 1))
         enter_view(engine, records[: options.limit], options)
-        _print(records[: options.limit], options)
+        print_records(records[: options.limit], options)
         if len(records) > options.limit:
             print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
     return 0
 
 
-def _listed(engine: Idempotency, options: Namespace) -> Iterator[Record]:
+def _listed(engine: Idempotency, options: Namespace, progress: Progress) -> Iterator[Record]:
     limit = min(PAGE, options.limit + 1)
     stored = None if options.state is None else STATES[options.state]
-    found = read_records(engine, limit, scope=options.scope, prefix=options.prefix, state=stored)
-    return (record for record in found if options.state in {None, state_of(record)})
-
-
-def stuck(options: Namespace) -> int:
-    """List abandoned attempts; the exit code says whether there are any."""
-    with open_engine(options) as engine:
-        found = store_of(engine).stuck(older_than=options.older_than, limit=options.limit)
-        if found or options.json:
-            _print(found, options)
-        else:
-            print(f"nothing is stuck (--older-than {duration(options.older_than)})")
-    return 1 if found else 0
+    read = 0
+    for page in read_pages(engine, limit, scope=options.scope, prefix=options.prefix, state=stored):
+        for record in page:
+            if options.state in {None, state_of(record)} and age(record) >= options.age:
+                yield record
+        read += len(page)
+        progress.show(f"{read:,} records read")
 
 
 def show(options: Namespace) -> int:
@@ -85,7 +82,8 @@ def counts(options: Namespace) -> int:
     return 0
 
 
-def _print(records: Sequence[Record], options: Namespace) -> None:
+def print_records(records: Sequence[Record], options: Namespace) -> None:
+    """Print a table of records, or what programs read."""
     if options.json:
         print(as_json([_shown(record, options) for record in records]))
         return
@@ -94,7 +92,7 @@ def _print(records: Sequence[Record], options: Namespace) -> None:
         heads.append("RESULT")
         for line, record in zip(rows, records, strict=True):
             line.append(result_summary(record))
-    print(columns(heads, rows))
+    print(columns(heads, rows, colour=coloured(sys.stdout)))
 
 
 def _shown(record: Record, options: Namespace) -> dict[str, Any]:
@@ -105,9 +103,4 @@ def _shown(record: Record, options: Namespace) -> dict[str, Any]:
 
 
 def _print_fields(shown: dict[str, Any], options: Namespace) -> None:
-    """Print fields one below the other."""
-    if options.json:
-        print(as_json(shown))
-        return
-    first, *rest = ((name, "-" if value is None else str(value)) for name, value in shown.items())
-    print(columns(first, rest))
+    print(as_json(shown) if options.json else pairs(shown, colour=coloured(sys.stdout)))

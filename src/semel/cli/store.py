@@ -15,9 +15,11 @@ from typing import Any
 
 from msgspec import UNSET
 
+from semel.cli.terminal import Progress
 from semel.core.records import Record
 from semel.core.settings import Settings, load_settings
 from semel.errors import ConfigError
+from semel.http.problems import INSTANCE
 from semel.repair.maintenance import reject_empty_stores, reject_memory, store_of
 from semel.stores.base import Creating, Store
 from semel.stores.urls import open_store
@@ -113,16 +115,21 @@ def key_of(engine: Idempotency, options: Namespace) -> str | None:
     if not options.digest:
         return str(options.key)
     wanted = checked_digest(options.key, "--digest", "leave out --digest")
-    for record in read_records(engine, PAGE, scope=options.scope):
-        if record.identity.key_digest == wanted:
-            return str(record.key)
+    read = 0
+    with Progress() as progress:
+        for page in read_pages(engine, PAGE, scope=options.scope):
+            for record in page:
+                if record.identity.key_digest == wanted:
+                    return str(record.key)
+            read += len(page)
+            progress.show(f"{read:,} records read")
     return None
 
 
 def checked_digest(text: str, option: str, instead: str) -> str:
     """Return the key_digest that an `option` was given; `instead` says how to give the key."""
-    digest = text.lower()
-    if _DIGEST.fullmatch(digest) is None:
+    digest = digest_of(text)
+    if digest is None:
         raise ConfigError(
             f"{option} takes a whole key_digest, which is 32 hexadecimal digits; {instead} to give "
             "the key itself"
@@ -130,12 +137,21 @@ def checked_digest(text: str, option: str, instead: str) -> str:
     return digest
 
 
-def read_records(engine: Idempotency, limit: int, **filters: Any) -> Iterator[Record]:
-    """Read the records that these filters let through, `limit` at a time."""
+def digest_of(text: str) -> str | None:
+    """Return the key digest that a text is, or that is in the `instance` of a problem."""
+    digest = text.lower().removeprefix(INSTANCE)
+    return None if _DIGEST.fullmatch(digest) is None else digest
+
+
+def read_pages(engine: Idempotency, limit: int, **filters: Any) -> Iterator[tuple[Record, ...]]:
+    """Read the records that these filters let through, at most `limit` at a time.
+
+    A page may be empty: a store that has to look far for the next record shows a sign of life.
+    """
     store, cursor = store_of(engine), None
     while True:
         page = store.scan(limit=limit, cursor=cursor, **filters)
-        yield from page.records
+        yield page.records
         cursor = page.cursor
         if cursor is None:
             return

@@ -18,6 +18,7 @@ from typing import Any
 from semel.cli.audit import user
 from semel.cli.deciding import audit_of
 from semel.cli.store import open_deciding_store, open_engine
+from semel.cli.terminal import Progress
 from semel.errors import ConfigError, StoreError
 from semel.repair import GaveUp, Report, Unresolved, purge
 from semel.repair._sync.reconcile import Reconciliation
@@ -30,14 +31,16 @@ def purge_records(options: Namespace) -> int:
     with open_engine(options) as engine:
 
         def once(_: Callable[[], bool]) -> int:
-            removed = purge(
-                engine,
-                batch=options.batch,
-                pause=options.pause,
-                abandoned_after=options.abandoned_after,
-                name=user(options),
-                reason=options.reason,
-            )
+            with Progress() as progress:
+                removed = purge(
+                    engine,
+                    batch=options.batch,
+                    pause=options.pause,
+                    abandoned_after=options.abandoned_after,
+                    name=user(options),
+                    reason=options.reason,
+                    progress=lambda so_far: progress.show(f"{so_far:,} records removed"),
+                )
             print(f"removed {removed} records", flush=True)
             return 0
 
@@ -56,7 +59,11 @@ def reconcile(options: Namespace) -> int:
         )
 
         def once(stopped: Callable[[], bool]) -> int:
-            return _reported(reconciliation.run(full=options.full, stopped=stopped))
+            with Progress() as progress:
+                report = reconciliation.run(
+                    full=options.full, stopped=stopped, progress=progress.show
+                )
+            return _reported(report)
 
         return _repeated(once, options.every)
 

@@ -95,6 +95,8 @@ _RAW: Final = re.compile(r"[!#-+\--~]+")
 """Printable ASCII without the space, the quote and the comma: those belong to other forms."""
 _PRINTABLE: Final = re.compile(r"[ -~]+")
 _ESCAPED: Final = re.compile(r"\\(.)")
+KEY_DIGEST: Final = "%~"
+"""The beginning of a stored key that is a digest; escaping never writes it."""
 _UNCHANGED: Final = re.compile(r"[!-$&-.0-~]{1,255}")
 """A key that is stored unchanged: without the space, `%` and `/`, which `stored_key` uses."""
 
@@ -217,11 +219,43 @@ def stored_key(key: str, tenant: str | None = None, route: str | None = None) ->
     parts = [] if tenant is None else [_escaped(tenant)]
     if route is not None:
         parts.append(f"@{_escaped(route)}")
-    parts.append(quote(key, safe="!\"#$&'()*+,:;<=>?@[\\]^`{|}~"))
+    parts.append(_escaped_key(key))
     text = "/".join(parts)
     if len(text) <= MAX_KEY_LENGTH:
         return text
-    return f"%~{hashlib.sha256(text.encode()).hexdigest()}"
+    return f"{KEY_DIGEST}{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+class StoredKeys:
+    """Finds the stored keys of a client's key: of one tenant and route, or of any not named.
+
+    A key that is stored as a digest is found only with all that it was made of.
+
+    >>> found = StoredKeys("k", tenant="ann")
+    >>> [found.match(stored) for stored in ("ann/k", "ann/@POST%20%2Fpay/k", "bob/k", "k")]
+    [True, True, False, False]
+    """
+
+    def __init__(self, key: str, tenant: str | None = None, route: str | None = None) -> None:
+        self.whole = stored_key(key, tenant, route)
+        self._key = _escaped_key(key)
+        self._tenant = None if tenant is None else _escaped(tenant)
+        self._route = None if route is None else f"@{_escaped(route)}"
+
+    def match(self, stored: str) -> bool:
+        """Tell whether a stored key is one of them."""
+        before, _, key = stored.rpartition("/")
+        if key != self._key:
+            return stored == self.whole
+        tenant, _, last = before.rpartition("/")
+        route = last if last.startswith("@") else None
+        if route is None:
+            tenant = before  # of a key that no integration wrote, all that stands before its end
+        return self._tenant in {None, tenant} and self._route in {None, route}
+
+
+def _escaped_key(key: str) -> str:
+    return quote(key, safe="!\"#$&'()*+,:;<=>?@[\\]^`{|}~")
 
 
 def _escaped(text: str) -> str:

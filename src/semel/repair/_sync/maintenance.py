@@ -11,7 +11,7 @@ or not it was removed; purging only frees the space. Redis and Valkey do that by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -63,6 +63,7 @@ def purge(
     max_seconds: Duration | None = None,
     name: str | None = None,
     reason: str | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> int:
     """Remove expired records, `batch` at a time; returns how many were removed.
 
@@ -70,7 +71,7 @@ def purge(
     also attempts abandoned that long ago which nobody holds. Live and held records are never
     removed. After each batch it rests for `pause`, or for as long as the batch took if that is
     longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
-    after `max_seconds`.
+    after `max_seconds`. `progress` is called after each batch, with how many were removed so far.
 
     `name` and `reason` are who purges, and why: the audit trail has an entry first, and without it
     nothing is removed. Its entries of more than 400 days ago are removed too, and not counted.
@@ -93,6 +94,8 @@ def purge(
             gone: int = store.purge(limit=limit, abandoned_after=after)
             took = monotonic() - began
             removed += gone
+            if progress is not None:
+                progress(removed)
             # A store that answers slowly is busy: it is left alone for at least half of the time.
             rest = 0.0 if least == 0 else max(least, took)
             # A batch that is not full was the last one: what expires meanwhile waits for the next.

@@ -168,13 +168,21 @@ class Reconciliation:
             whole_number("max_tries", max_tries), seconds("backoff", backoff)
         )
 
-    def run(self, *, full: bool, stopped: Callable[[], bool]) -> Report:
+    def run(
+        self,
+        *,
+        full: bool,
+        stopped: Callable[[], bool],
+        progress: Callable[[str], object] | None = None,
+    ) -> Report:
         """Look into what is stuck, and into what was left open before.
 
-        Once `stopped`, the record that is being looked into is the last one.
+        Once `stopped`, the record that is being looked into is the last one. `progress` is called
+        with a text that says how far it is.
         """
+        show = _ignore if progress is None else progress
         again = self._open_cases.due(monotonic())
-        found = self._scan(stopped) if full else self._list()
+        found = self._scan(stopped, show) if full else self._list()
         errors = self._close_what_was_decided(found, stopped)
         decisions = self._report_without_resolver(found)
         moved_on = 0
@@ -182,9 +190,10 @@ class Reconciliation:
         to_look_into = dict.fromkeys([*again, *due])
         if to_look_into and not stopped():
             self._decider.enter_run(len(to_look_into))
-        for identity in to_look_into:
+        for number, identity in enumerate(to_look_into, start=1):
             if stopped():
                 break
+            show(f"looking into {number:,} of {len(to_look_into):,} stuck records")
             made = self._tolerant(self._look_into, identity)
             if made is None:
                 errors += 1
@@ -220,13 +229,15 @@ class Reconciliation:
                 return found
             limit *= 2
 
-    def _scan(self, stopped: Callable[[], bool]) -> list[Record]:
+    def _scan(self, stopped: Callable[[], bool], show: Callable[[str], object]) -> list[Record]:
         """Read every running record: an index of a store is a hint, and hints get lost."""
         found: list[Record] = []
-        cursor = None
+        cursor, read = None, 0
         while True:
             page = self._decider.store.scan(state=State.PROCESSING, limit=PAGE, cursor=cursor)
             found += [record for record in page.records if self._is_stuck(record)]
+            read += len(page.records)
+            show(f"{read:,} running records read, {len(found):,} of them stuck")
             cursor = page.cursor
             if cursor is None or stopped():
                 return found
@@ -339,3 +350,7 @@ class Reconciliation:
                 "keeps them longer, their effects can be repeated",
                 record.scope,
             )
+
+
+def _ignore(_: str) -> None:
+    """Show no progress."""

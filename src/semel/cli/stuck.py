@@ -1,0 +1,119 @@
+"""The commands stuck and watch: which attempts are abandoned, for how long, by whom, and why.
+
+Both list every abandoned attempt, as long as there are not too many. How long one must have been
+stuck to count (`--older-than`) decides about the exit code alone, and `doctor` warns by the same
+rule.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from semel.cli.formatting import STUCK, as_json, columns, duration, fields, stuck_for, stuck_row
+from semel.cli.store import open_engine
+from semel.cli.terminal import Screen, coloured
+from semel.core.records import Record
+from semel.errors import StoreError
+from semel.repair.maintenance import ALERT_AFTER, store_of
+
+LIMIT = 100
+"""Records that are listed, unless more are asked for."""
+
+
+class Abandoned(Struct, frozen=True):
+    """The abandoned attempts of a store, the oldest first."""
+
+    records: list[Record]
+    more: bool
+    """There are more than were asked for."""
+
+    def counts(self, older_than: float = ALERT_AFTER) -> bool:
+        """Tell whether one has been stuck for so long that somebody has to look at it."""
+        return any(stuck_for(record) >= older_than for record in self.records)
+
+    @property
+    def text(self) -> str:
+        """How many there are, and since when."""
+        if not self.records:
+            return "nothing is stuck"
+        held = sum(record.hold for record in self.records)
+        more, least = ("more than ", "at least ") if self.more else ("", "")
+        return (
+            f"{more}{len(self.records)} stuck, {least}{held} of them held, the oldest for "
+            f"{duration(max(map(stuck_for, self.records)))}"
+        )
+
+
+def abandoned(store: Any, limit: int = LIMIT) -> Abandoned:
+    """Ask a store what is abandoned."""
+    found = store.stuck(limit=limit + 1)
+    return Abandoned(found[:limit], len(found) > limit)
+
+
+def stuck(options: Namespace) -> int:
+    """List abandoned attempts; the exit code says whether one has been stuck for too long."""
+    with open_engine(options) as engine:
+        found = abandoned(store_of(engine), options.limit)
+    if options.json:
+        print(as_json([_fields(record) for record in found.records]))
+    else:
+        print(_table(found))
+    if found.more:
+        print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+    return 1 if found.counts(options.older_than) else 0
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    return {**fields(record), "stuck_seconds": round(stuck_for(record), 3)}
+
+
+def _table(found: Abandoned) -> str:
+    if not found.records:
+        return found.text
+    return columns(STUCK, map(stuck_row, found.records), colour=coloured(sys.stdout))
+
+
+def watch(options: Namespace) -> int:
+    """Show what is stuck, and show it again, until Ctrl-C or as often as was asked for."""
+    with open_engine(options) as engine, _interrupted_by_sigterm():
+        store, left = store_of(engine), options.count
+        try:
+            with Screen() as screen:
+                while True:
+                    code, lines = _look(store, options)
+                    screen.draw([time.strftime("%Y-%m-%d %H:%M:%S %Z"), *lines])
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return code
+                    time.sleep(options.every)
+        except KeyboardInterrupt:  # the way to end it
+            return 0
+
+
+def _look(store: Any, options: Namespace) -> tuple[int, list[str]]:
+    try:
+        found = abandoned(store, options.limit)
+    except StoreError as error:  # which may be what the operator is waiting for the end of
+        return 1, [f"the store does not answer: {error}; trying again"]
+    lines = [found.text]
+    if found.records:
+        lines += ["", *_table(found).splitlines()]
+    return int(found.counts(options.older_than)), lines
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end it as Ctrl-C does: the terminal has to be put in order."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,152 @@
+"""find: from what a client or a log line has to the record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from semel.cli.finding import Wanted
+from semel.core.records import Encoded, Identity
+from semel.errors import ConfigError, PayloadMismatch, about
+from semel.http import problem_response
+from semel.http.requests import stored_key
+from semel.stores.urls import open_store
+
+CLIENTS = "9f1c6f1e-7d0b-4a53-8c80-6f4c2a1f0d11"
+LONG = "k" * 255
+PAY, GRPC = "POST /pay", "/shop.Payments/Pay"
+
+STORED = {
+    "own": ("orders", "order:1"),
+    "plain": ("http", CLIENTS),
+    "ann's": ("http", stored_key(CLIENTS, "ann")),
+    "ann's, by route": ("http", stored_key(CLIENTS, "ann", PAY)),
+    "by route": ("http", stored_key(CLIENTS, None, PAY)),
+    "by method": ("grpc", stored_key(CLIENTS, "a/b", GRPC)),
+    "spaced": ("http", stored_key("my key/1%", "ann")),
+    "long": ("http", stored_key(LONG, "ann")),
+    "long, by route": ("http", stored_key(LONG, "ann", PAY)),
+    "other": ("http", stored_key(f"x{CLIENTS}", "ann")),
+    "other, too": ("orders", f"{CLIENTS}:item"),
+}
+
+
+@pytest.fixture
+def filled(semel):
+    store = open_store(semel.url)
+    for scope, key in STORED.values():
+        store.put(Identity(scope, key), Encoded("json/1", b'"ch_1"'), 600.0, owner=bytes(12))
+    store.close()
+    return semel
+
+
+def found(said):
+    names = {stored: name for name, stored in STORED.items()}
+    return {names[record["scope"], record["key"]] for record in said.data}
+
+
+OF_CLIENTS = {"plain", "ann's", "ann's, by route", "by route", "by method"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("order:1",), {"own"}),
+        ((f"ann/{CLIENTS}",), {"ann's"}),
+        ((CLIENTS,), OF_CLIENTS),
+        ((f'"{CLIENTS}"',), OF_CLIENTS),
+        ((f'"{CLIENTS}";v=1',), OF_CLIENTS),
+        ((CLIENTS, "--scope", "grpc"), {"by method"}),
+        ((CLIENTS, "--tenant", "ann"), {"ann's", "ann's, by route"}),
+        ((CLIENTS, "--tenant", "a/b"), {"by method"}),
+        ((CLIENTS, "--tenant", "bob"), set()),
+        ((CLIENTS, "--route", PAY), {"ann's, by route", "by route"}),
+        ((CLIENTS, "--tenant", "ann", "--route", PAY), {"ann's, by route"}),
+        ((CLIENTS, "--route", GRPC), {"by method"}),
+        (("my key/1%",), {"spaced"}),
+        (("ann/my%20key%2F1%25",), {"spaced"}),
+        ((LONG,), set()),
+        ((LONG, "--tenant", "ann"), {"long"}),
+        ((LONG, "--tenant", "ann", "--route", PAY), {"long, by route"}),
+        ((STORED["long"][1],), {"long"}),
+        (("order",), set()),
+    ],
+)
+def test_a_key_is_found_as_its_client_has_it(filled, words, expected):
+    said = filled.on_store("find", *words, "--json")
+    assert found(said) == expected
+    assert said.code == (0 if expected else 1)
+
+
+@pytest.mark.parametrize("name", ["ann's, by route", "long"])
+def test_a_digest_leads_to_its_record(filled, name):
+    identity = Identity(*STORED[name])
+    error = about(PayloadMismatch(), identity)
+    instance = json.loads(problem_response(error).body)["instance"]
+    digest = identity.key_digest
+    for text in (digest, digest.upper(), instance, instance.upper()):
+        assert found(filled.on_store("find", text, "--json")) == {name}
+    assert filled.on_store("find", instance, "--scope", "orders").code == 1
+    shown = filled.on_store("show", "--digest", identity.scope, instance, "--json").data
+    assert shown["key"] == identity.key
+
+
+def test_a_key_that_looks_like_a_digest_is_found(semel):
+    key = "0123456789abcdef0123456789abcdef"
+    semel.succeed(key)
+    assert semel.on_store("find", key).lines[1][1] == key
+    assert semel.on_store("find", f"urn:semel:key:{key}").code == 1
+
+
+def test_the_table_is_that_of_list(filled):
+    said = filled.on_store("find", "order:1")
+    assert said.lines[0] == filled.on_store("list").lines[0]
+    assert said.lines[1][:3] == ["orders", "order:1", "succeeded"]
+    assert "ch_1" not in said.out
+
+
+def test_nothing_found_says_what_may_help(filled):
+    said = filled.on_store("find", LONG)
+    assert (said.code, said.out) == (1, "")
+    assert "none of 11 records has it; 2 of them have keys that were too long" in said.err
+    assert "with its --tenant and --route" in said.err
+    said = filled.on_store("find", LONG, "--tenant", "bob")
+    assert "with its --route" in said.err
+    said = filled.on_store("find", LONG, "--tenant", "bob", "--route", "x")
+    assert said.err == "none of 11 records has it; a record that has expired is gone\n"
+    said = filled.on_store("find", "x", "--scope", "orders")
+    assert said.err == "none of 2 records has it; a record that has expired is gone\n"
+
+
+def test_many_are_cut(filled):
+    said = filled.on_store("find", CLIENTS, "--limit", "3")
+    assert len(said.lines) == 4
+    assert "there are more than 3: see --limit" in said.err
+    assert filled.on_store("find", CLIENTS, "--limit", "5").err == ""
+
+
+@pytest.mark.parametrize("page", [1, 2, 500])
+def test_every_page_is_read(filled, monkeypatch, page):
+    monkeypatch.setattr("semel.cli.finding.PAGE", page)
+    assert found(filled.on_store("find", CLIENTS, "--json")) == OF_CLIENTS
+
+
+def test_a_search_that_is_interrupted_shows_what_it_has(filled, monkeypatch):
+    import semel.cli.finding
+
+    def interrupted(*args, **filters):
+        yield from list(semel.cli.store.read_pages(*args, **filters))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("semel.cli.finding.read_pages", interrupted)
+    said = filled.on_store("find", "order:1")
+    assert (said.code, said.lines[1][1]) == (130, "order:1")
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "urn:semel:key:28ba", "urn:semel:key:", "\udc80"])
+def test_what_can_mean_no_record_is_refused(semel_sqlite, text):
+    with pytest.raises(ConfigError):
+        Wanted(text)
+    if text.isascii():
+        assert semel_sqlite.on_store("find", text).code == 2

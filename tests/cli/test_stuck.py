@@ -1,0 +1,83 @@
+"""stuck: every abandoned attempt, and an exit code for those that have waited too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.cli import formatting
+from semel.core import run_info
+from semel.core.records import Identity, Record, State
+
+
+def keys(said):
+    return [line[1] for line in said.lines[1:]]
+
+
+def test_nothing_stuck_is_said(semel):
+    nothing = semel.on_store("stuck")
+    assert (nothing.code, nothing.out) == (0, "nothing is stuck\n")
+    assert semel.on_store("stuck", "--json").data == []
+
+
+def test_every_abandoned_attempt_is_listed_and_only_old_ones_are_an_alert(semel):
+    semel.abandon("order:1")
+    semel.abandon("order:2", ago=120.0, hold=False)
+    semel.run("order:3")
+    said = semel.on_store("stuck")
+    assert (said.code, keys(said)) == (0, ["order:2", "order:1"]), "the oldest first"
+    assert said.lines[0] == ["SCOPE", "KEY", "ATTEMPT", "HELD", "STUCK", "BY", "WHY"]
+    assert said.lines[1][:4] == ["orders", "order:2", "1", "no"]
+    assert said.lines[1][4].startswith("2m")
+    for older_than, code in (("3m", 0), ("2m", 1), ("0", 1)):
+        said = semel.on_store("stuck", "--older-than", older_than)
+        assert (said.code, keys(said)) == (code, ["order:2", "order:1"])
+    semel.abandon("order:4", ago=301.0)
+    assert semel.on_store("stuck").code == 1
+
+
+def test_stuck_for_programs(semel):
+    semel.abandon("order:1", ago=60.0)
+    (told,) = semel.on_store("stuck", "--json").data
+    assert (told["key"], told["held"]) == ("order:1", True)
+    assert 60.0 <= told["stuck_seconds"] < 120.0
+
+
+def test_many_are_cut_and_counted_as_more(semel):
+    for number in range(3):
+        semel.abandon(f"order:{number}")
+    said = semel.on_store("stuck", "--limit", "2")
+    assert len(keys(said)) == 2
+    assert "there are more than 2: see --limit" in said.err
+    assert semel.on_store("stuck", "--limit", "3").err == ""
+    said = semel.on_store("watch", "--count", "1", "--limit", "2")
+    assert "more than 2 stuck, at least 2 of them held, the oldest for " in said.out
+
+
+@pytest.mark.parametrize(
+    ("info", "by", "why"),
+    [
+        (b"", "-", "-"),
+        (b"damaged", "-", "-"),
+        (run_info.build("web-1:4711", 60.0, "json"), "web-1:4711", "lease ended"),
+        (run_info.build("web-1:4711", 60.0, "json", "TimeoutError"), "web-1:4711", "TimeoutError"),
+    ],
+)
+def test_who_ran_it_and_why_it_stands_still(info, by, why):
+    record = Record(
+        identity=Identity("orders", "order:1"),
+        state=State.PROCESSING,
+        owner=bytes(12),
+        number=2,
+        fence=7,
+        hold=True,
+        created_at=1000.0,
+        updated_at=1000.0,
+        lease_until=1010.0,
+        now=1130.0,
+        run_info=info,
+    )
+    row = formatting.stuck_row(record)
+    assert row == ("orders", "order:1", "2", "yes", "2m0s", by, why)
+    shown = formatting.fields(record)
+    known = None if by == "-" else by
+    assert (shown["by"], shown["why"]) == (known, why if why == "TimeoutError" else None)
