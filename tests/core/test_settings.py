@@ -320,6 +320,12 @@ def test_other_variables_and_those_of_kubernetes_are_left_alone(load):
     )
 
 
+def test_the_name_of_the_process_is_no_setting(load, problems):
+    assert load(environ={"SEMEL_NAME": "web-1"}) == load(environ={})
+    (line,) = problems(environ={"SEMEL_NAM": "web-1"})
+    assert line == "SEMEL_NAM: is not known; did you mean SEMEL_NAME?"
+
+
 def test_key_pattern_and_prefix_are_carried(load):
     settings = load(
         {"semel.toml": 'key_pattern = "a"'}, {"SEMEL_KEY_PATTERN": "[a-z]+", "SEMEL_PREFIX": "p:"}

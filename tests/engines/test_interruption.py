@@ -25,6 +25,7 @@ from semel import (
 from semel.core.attempts import Attempt
 from semel.core.codec import JsonCodec
 from semel.core.records import Identity
+from semel.core.run_info import read
 from semel.engine.setup import Call
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import AsyncFaultyStore, FaultyStore, LoseReply, Refuse
@@ -273,6 +274,7 @@ def test_the_lease_of_a_call_that_is_gone_is_released_by_the_timer(end):
         assert [type(event) for event in told] == [kinds[end]]
         if end == "released":
             assert idem.peek("k").abandoned
+            assert read(idem.peek("k").run_info).why == told[0].error == "interrupted"
 
 
 @pytest.mark.parametrize("end", ["released", "lost", "refused"])
@@ -288,6 +290,9 @@ async def test_so_is_that_of_a_task(end):
         assert len(idem.internals.leases) == 0
         kinds = {"released": events.Parked, "lost": events.LostLease, "refused": events.StoreFailed}
         assert [type(event) for event in told] == [kinds[end]]
+        if end == "released":
+            record = await idem.peek("k")
+            assert read(record.run_info).why == told[0].error == "interrupted"
 
 
 def test_a_thread_struck_while_it_begins_to_listen_leaves_the_listener(redis_url, monkeypatch):

@@ -18,6 +18,7 @@ from semel import (
     StoreUnavailable,
 )
 from semel.core.records import State
+from semel.core.run_info import RunInfo, process_name, read
 from semel.transactions import OutsideTransaction
 from transactions.kinds import KINDS
 
@@ -103,7 +104,9 @@ async def test_a_commit_inside_the_block_is_never_taken_for_success(world):
                 raised = True
         assert raised
         assert world.entries() == ["order-1"]
-        assert (await world.done(idem.peek("order-1"))).state is State.PROCESSING
+        held = await world.done(idem.peek("order-1"))
+        assert held.state is State.PROCESSING
+        assert read(held.run_info) == RunInfo(process_name(), 86400, "json/1")
         with pytest.raises(OutcomeUnknown):
             await world.pay(idem)
         with pytest.raises(OutcomeUnknown):

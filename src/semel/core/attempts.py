@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.keys import derived
 from semel.core.records import OWNER_BYTES, ClaimRequest, CompleteRequest, Identity, RenewRequest
+from semel.core.run_info import OwnRunInfo
 from semel.errors import DuplicateRequest, LeaseLost, StoreError, about
 
 if TYPE_CHECKING:
@@ -259,6 +260,11 @@ class Lease(Struct, eq=False, gc=False):
     holder: ReferenceType[object] | None = None
     """The call that runs the attempt. If it has been collected, no code is left that could end the
     attempt."""
+    run_info: OwnRunInfo | None = None
+    """What the record says about this process; None = nothing."""
+    why: str = "interrupted"
+    """What the record says when the attempt is parked: the type of the exception. Nobody knows it
+    of a call that is gone."""
 
     def __post_init__(self) -> None:
         self.until = self.began + self.seconds
@@ -306,6 +312,12 @@ class Lease(Struct, eq=False, gc=False):
     def renewal(self) -> RenewRequest:
         """What to ask of the store."""
         return RenewRequest(self.identity, self.owner, self.seconds)
+
+    @property
+    def parking(self) -> RenewRequest:
+        """What to ask of the store when nobody knows whether the attempt took effect."""
+        said = None if self.run_info is None else self.run_info.parked(self.why)
+        return RenewRequest(self.identity, self.owner, 0.0, said)
 
 
 class Doubt(Struct, gc=False):

@@ -125,6 +125,11 @@ class UnstoredResponse(Exception):
         self.outcome: Failure | None = outcome
 
 
+def named(error: BaseException) -> str:
+    """Say in a word or two how an attempt ended: the type of the exception, or the response."""
+    return str(error) if isinstance(error, UnstoredResponse) else type(error).__name__
+
+
 class Verdict(Struct, frozen=True):
     """What is recorded of a failure."""
 

@@ -11,13 +11,14 @@ import inspect
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, force_setattr
 
 from semel.core.codec import Codec, check_codec, codec_named
 from semel.core.records import LONGEST
+from semel.core.run_info import OwnRunInfo
 from semel.errors import ConfigError
 
 Duration: TypeAlias = float | timedelta
@@ -198,12 +199,15 @@ class Rules(Struct, frozen=True, kw_only=True):
     """A duplicate waits for the attempt that runs."""
     replays: bool = True
     """A duplicate gets the result."""
+    run_info: OwnRunInfo = cast("OwnRunInfo", None)
+    """What running records say about this process."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "hold", self.abandoned == "hold")
         force_setattr(self, "replace", self.mismatch == "replace")
         force_setattr(self, "waits", self.concurrent == "wait")
         force_setattr(self, "replays", self.duplicate == "replay")
+        force_setattr(self, "run_info", OwnRunInfo(self.ttl, self.codec.name))
 
 
 def written(policy: Policy) -> dict[str, Any]:

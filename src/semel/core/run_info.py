@@ -4,13 +4,14 @@ An engine sends it with every claim, and again, with `why`, when it parks an att
 the bytes while the record is PROCESSING and does not look into them; an operator's tools read them.
 They are JSON, at most `RUN_INFO_BYTES` of it:
 
-    {"by":"web-1:4711","ttl":259200,"codec":"json","why":"TimeoutError"}
+    {"by":"web-1:4711","ttl":259200,"codec":"json/1","why":"TimeoutError"}
 """
 
 from __future__ import annotations
 
 import os
 from typing import Annotated, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
@@ -72,6 +73,50 @@ def read(stored: bytes) -> RunInfo | None:
         return _decode(stored)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+class OwnRunInfo:
+    """What this process sends under one policy: `claim` with every claim, another when it parks.
+
+    It is written when the policy's rules are resolved, and again in a forked child, whose pid is
+    another. It follows from the rules that it belongs to, so it makes no two rules different.
+    """
+
+    __slots__ = ("__weakref__", "_by", "_codec", "_ttl", "claim")
+
+    def __init__(self, ttl: float, codec: str) -> None:
+        self._ttl = ttl
+        self._codec = codec
+        self.write()
+        _of_all_rules[id(self)] = self
+
+    def write(self) -> None:
+        """Write it for the process that runs now."""
+        self._by = process_name()
+        self.claim = build(self._by, self._ttl, self._codec)
+
+    def parked(self, why: str) -> bytes:
+        """Write what the record of a parked attempt says."""
+        return build(self._by, self._ttl, self._codec, why)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnRunInfo)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+_of_all_rules: WeakValueDictionary[int, OwnRunInfo] = WeakValueDictionary()
+"""By id, because they are all equal."""
+
+
+def _in_forked_child() -> None:
+    for own in list(_of_all_rules.values()):
+        own.write()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
+    os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _printable(text: str) -> bytes:

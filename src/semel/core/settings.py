@@ -22,6 +22,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.keys import KeyRules
 from semel.core.policy import DAY, HOUR, MINUTE, POSITIVE, Policy, written
+from semel.core.run_info import NAME_VARIABLE
 from semel.errors import ConfigError, IdempotencyError
 
 FILE_NAME = "semel.toml"
@@ -87,6 +88,7 @@ def load_settings(
     variables = own_variables(os.environ if environ is None else environ)
     named = overrides.pop("environment", variables.pop("SEMEL_ENV", None))
     config = variables.pop("SEMEL_CONFIG", None)
+    variables.pop(NAME_VARIABLE, None)  # of the process, not of its settings
     environment = DEFAULT_ENVIRONMENT if named is None else named
     if not isinstance(environment, str) or not _ENVIRONMENT_NAME.fullmatch(environment):
         reader.problems.append("SEMEL_ENV: a name is made of letters, digits, _ and -")
@@ -206,7 +208,9 @@ class LayerReader:
                 self._keep(layer.policy, _POLICY, name, _from_text(name, text), variable)
             else:
                 known = [f"{VARIABLE_PREFIX}{n.upper()}" for n in (*_TOP_VARIABLES, *POLICY_NAMES)]
-                self._unknown(variable, variable, [*known, "SEMEL_ENV", "SEMEL_CONFIG"])
+                self._unknown(
+                    variable, variable, [*known, "SEMEL_ENV", "SEMEL_CONFIG", NAME_VARIABLE]
+                )
         return layer
 
     def table(self, source: str, table: Mapping[str, Any]) -> Layer:

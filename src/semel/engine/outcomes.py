@@ -236,6 +236,7 @@ class Outcomes(Generic[S]):
             sent,
             thread=get_ident(),
             holder=ref(call),
+            run_info=rules.run_info,
         )
         call.lease = lease  # First: an interruption from now on finds here what to give back.
         self.leases.add(lease)
@@ -514,6 +515,7 @@ def claim_request(call: Call, owner: bytes) -> ClaimRequest:
         rules.hold,
         rules.replace,
         rules.max_attempts,
+        rules.run_info.claim,
     )
 
 

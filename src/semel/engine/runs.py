@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
-from semel.core.decide import Reject, Wait, decide
+from semel.core.decide import Reject, Wait, decide, named
 from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine.colours.leaders import LATE, NoTimer
@@ -423,17 +423,18 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 self._saved(call, attempt, lease, result, saved=saved)
                 return
 
-    async def _park(self, call: Call, lease: Lease) -> bool:
+    async def _park(self, call: Call, lease: Lease, error: BaseException) -> bool:
         """Mark the outcome as unknown at once; False when another attempt has replaced this one.
 
         A renewal that is on its way is waited for: it would come later, and the key look busy.
         """
         lease.stop()
+        lease.why = named(error)
         end = monotonic() + call.rules.store_timeout
         while lease.renewing and monotonic() < end:
             await sleep(RENEWAL_LOOK)
         lease.park_again = lease.renewing
-        return await self.store.renew(call.identity, lease.owner, 0.0)
+        return await self.store.ask(lease.parking)
 
     async def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Record the failure; if that is impossible, the lease ends by itself."""
@@ -445,7 +446,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 if lease not in self.leases:
                     recorded = False
                 elif decision == "unknown":
-                    recorded = await self._park(call, lease)
+                    recorded = await self._park(call, lease, error)
                 else:
                     lease.ending = True
                     recorded = await self.store.fail(

@@ -133,12 +133,12 @@ class Renewer:
         """
         self._leases.drop(lease)
         try:
-            released = self._store.renew(lease.identity, lease.owner, 0.0)
+            released = self._store.ask(lease.parking)
         except Exception as error:  # noqa: BLE001 - not renewed any more, it ends by itself
             self._events.store_failed(lease, "renew", error)
         else:
             if released:
-                self._events.announce(events.Parked, lease, error="interrupted")
+                self._events.announce(events.Parked, lease, error=lease.why)
             else:
                 self._events.lost(lease)
 
@@ -165,7 +165,7 @@ class Renewer:
     def _park_again(self, lease: Lease) -> None:
         """The renewal may have come after the parking: the key would look busy."""
         try:
-            self._store.renew(lease.identity, lease.owner, 0.0)
+            self._store.ask(lease.parking)
         except Exception as error:  # noqa: BLE001 - the lease ends by itself
             self._events.store_failed(lease, "fail", error)
 

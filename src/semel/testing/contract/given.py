@@ -41,7 +41,7 @@ OTHER_RESULT = Encoded("json", b'{"charge":"ch_2"}')
 ERROR = Encoded("failure", b'["ValueError","no such order"]')
 OTHER_ERROR = Encoded("failure", b'["KeyError","something else"]')
 
-RUN_INFO = b'{"by":"web-1:4711","ttl":600,"codec":"json"}'
+RUN_INFO = b'{"by":"web-1:4711","ttl":600,"codec":"json/1"}'
 
 Sleep = Callable[[float], None]
 

@@ -44,7 +44,7 @@ from semel.testing.contract.given import (
 )
 from semel.testing.driver import StoreDriver
 
-OTHER_RUN_INFO = b'{"by":"web-2:81","ttl":259200,"codec":"json","why":"TimeoutError"}'
+OTHER_RUN_INFO = b'{"by":"web-2:81","ttl":259200,"codec":"json/1","why":"TimeoutError"}'
 
 VALUES = [
     b"",
