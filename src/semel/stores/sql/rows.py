@@ -59,6 +59,10 @@ WITH_UNICODE: Final = "open it without use_unicode=False"
 
 MICROSECONDS = 1_000_000
 
+ENTRIES_PURGED: Final = 1000
+"""Expired entries of the audit trail that one purge removes at most, whatever its own limit: only
+its last batch removes any, so as many must go by then as come between two purges."""
+
 
 class _States(dict[Any, State]):
     """The states by their numbers: until Python 3.12 an enum looks its members up slowly."""

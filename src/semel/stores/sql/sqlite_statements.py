@@ -39,6 +39,7 @@ from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequ
 from semel.stores.batching import ALONE, Alone
 from semel.stores.sql.rows import (
     COLUMNS,
+    ENTRIES_PURGED,
     FORMAT,
     MICROSECONDS,
     Row,
@@ -452,7 +453,9 @@ class SQLiteVerbs:
             reply = yield Statement(records, (*values, wanted, AUDIT_SCOPE), writes=True)
             removed += reply.changed
             if reply.changed < wanted:  # that was all, unless entries stand before the others
-                reply = yield Statement(entries, (*values[:2], ask.limit, AUDIT_SCOPE), writes=True)
+                reply = yield Statement(
+                    entries, (*values[:2], ENTRIES_PURGED, AUDIT_SCOPE), writes=True
+                )
                 if not reply.changed:
                     break
         return removed

@@ -43,7 +43,15 @@ from semel.stores.sql.mysql.statements import (
     MySQLTable,
     unpacked,
 )
-from semel.stores.sql.rows import COLUMNS, Row, behind, listed, page_of, stamp
+from semel.stores.sql.rows import (
+    COLUMNS,
+    ENTRIES_PURGED,
+    Row,
+    behind,
+    listed,
+    page_of,
+    stamp,
+)
 from semel.stores.sql.verbs import (
     Operation,
     Reply,
@@ -148,7 +156,7 @@ class MySQLVerbs(SwapVerbs):
             )
         if removed < ask.limit:
             # Last: now the index of what has expired has these entries and no others.
-            yield from self._remove(f"{expired} = %s", "expire_at", (AUDIT_SCOPE,), ask.limit)
+            yield from self._remove(f"{expired} = %s", "expire_at", (AUDIT_SCOPE,), ENTRIES_PURGED)
         return removed
 
     @operation

@@ -38,7 +38,16 @@ from semel.core.records import (
 )
 from semel.errors import ValueRejected
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
-from semel.stores.sql.rows import COLUMNS, FORMAT, Row, behind, listed, page_of, to_row
+from semel.stores.sql.rows import (
+    COLUMNS,
+    ENTRIES_PURGED,
+    FORMAT,
+    Row,
+    behind,
+    listed,
+    page_of,
+    to_row,
+)
 from semel.stores.sql.verbs import (
     COMPARED,
     OwnColumns,
@@ -552,7 +561,9 @@ class PostgresVerbs(SwapVerbs):
             removed += reply.changed
         if removed < ask.limit:
             # Last: now the index of what has expired has these entries and no others.
-            yield self._table.statements.purge_audit(prefix=self._table.prefix, limit=ask.limit)
+            yield self._table.statements.purge_audit(
+                prefix=self._table.prefix, limit=ENTRIES_PURGED
+            )
         return removed
 
     @operation
