@@ -19,7 +19,7 @@ from semel import Idempotency, events, open_store
 from semel.core.records import ClaimRequest, Identity
 from semel.observe.prometheus import StuckCollector, prometheus_hook
 from servers.prometheus import PATIENCE, prometheus_server, promtool
-from servers.redis import wait_until
+from servers.redis import free_port, wait_until
 
 SHIPPED = Path(str(files("semel.observe")))
 RULES = SHIPPED / "alerts.yml"
@@ -170,6 +170,14 @@ def test_the_dashboard_names_only_alerts_that_exist():
     assert set(named) <= set(alerts())
 
 
+def test_the_panels_that_the_runbook_names_are_there():
+    page = (ROOT / "docs" / "howto" / "runbook.md").read_text("utf-8")
+    page = re.sub(r"\*\*.*?\*\*", "", " ".join(page.split()))
+    named = set(re.findall(r"\*([A-Z][a-z ]+)\*", page))
+    assert len(named) >= 5
+    assert named <= {panel["title"] for panel in panels()}
+
+
 # --- what they are made of -----------------------------------------------------------------------
 
 
@@ -280,6 +288,18 @@ def test_prometheus_finds_data_for_every_panel_and_fires_what_it_should(shop, tm
         }
         wait_until(lambda: server.alerts() >= expected, "the alerts", PATIENCE)
         assert server.alerts() == expected
+
+
+def test_prometheus_is_told_of_a_store_that_is_down(tmp_path):
+    registry = CollectorRegistry()
+    with (
+        Idempotency(f"redis://127.0.0.1:{free_port()}") as idem,
+        served(registry) as url,
+    ):
+        registry.register(StuckCollector(idem))
+        with prometheus_server(tmp_path, url.removeprefix("http://"), RULES) as server:
+            # Pending: it fires after a minute.
+            wait_until(lambda: server.alerts() == {"SemelStoreDown"}, "the alert", PATIENCE)
 
 
 # --- how users get them --------------------------------------------------------------------------
