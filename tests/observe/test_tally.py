@@ -16,7 +16,15 @@ from semel import Idempotency, Policy, events
 from semel.core.records import Identity
 from semel.errors import PayloadMismatch
 from semel.observe import Histogram, Tally
-from semel.observe.tally import EVENT_NAMES, MOST_SCOPES, OTHER, RUN_BUCKETS, STORE_BUCKETS
+from semel.observe.tally import (
+    EVENT_NAMES,
+    MOST_SCOPES,
+    OTHER,
+    RUN_BUCKETS,
+    STORE_BUCKETS,
+    ScopeLabels,
+    _Scope,
+)
 from semel.repair import Succeeded, settle
 
 HERE = Path(__file__).parent
@@ -139,6 +147,29 @@ def test_after_a_hundred_scopes_all_further_ones_are_counted_together():
     assert totals.result_bytes[OTHER] == 300
     tally(event_of("tenant-0", events.Parked, error="OSError"))
     assert counted(tally, "tenant-0") == {"Ran": 2, "Parked": 1}
+
+
+def test_threads_that_name_the_last_scope_at_once_name_it_alike():
+    labels = ScopeLabels()
+    for number in range(MOST_SCOPES - 1):
+        labels(f"tenant-{number}")
+    # Both have seen that it is new before one of them has named it.
+    assert [labels._named("last") for _ in range(2)] == ["last", "last"]
+    assert labels("further") == OTHER
+
+
+def test_a_signal_handler_may_begin_a_scope_while_the_totals_are_read(monkeypatch):
+    tally = Tally()
+    tally(event_of("shop"))
+    by_name = _Scope.by_name
+
+    def interrupted(self):
+        tally(event_of(f"new-{len(tally._scopes)}"))
+        return by_name(self)
+
+    monkeypatch.setattr(_Scope, "by_name", interrupted)
+    assert tally.totals().events.keys() == {"shop"}
+    assert tally.totals().events.keys() == {"shop", "new-1"}
 
 
 def test_decisions_about_stuck_records_are_counted(sqlite_url):

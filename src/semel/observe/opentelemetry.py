@@ -13,6 +13,8 @@ The span of the caller, if it is recorded, gets `semel.event`, `semel.scope`, `s
 
 from __future__ import annotations
 
+from typing import Final
+
 from semel.core.optional import Needed
 from semel.events import Event, Ran, Replayed
 from semel.observe.tally import RUN_BUCKETS, STORE_BUCKETS, ScopeLabels
@@ -22,6 +24,9 @@ with Needed("semel[opentelemetry]", by=__name__):
     from opentelemetry.trace import get_current_span
 
 __all__ = ["OpenTelemetryHook"]
+
+SIZE_BUCKETS: Final = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+"""Upper bounds in bytes."""
 
 
 class OpenTelemetryHook:
@@ -77,7 +82,3 @@ class OpenTelemetryHook:
             span.set_attribute("semel.key_digest", event.key_digest)
             if event.number is not None:
                 span.set_attribute("semel.attempt", event.number)
-
-
-SIZE_BUCKETS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-"""Upper bounds in bytes."""

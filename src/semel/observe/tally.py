@@ -115,7 +115,8 @@ class Tally:
     def totals(self) -> Totals:
         """Read all that was counted, at one moment."""
         with self._lock:
-            scopes = self._scopes
+            # Copies: a signal handler may begin a scope, or an event, while this reads.
+            scopes = self._scopes.copy()
             ran = {scope: one for scope, one in scopes.items() if one.run_seconds.used}
             asked = {scope: one for scope, one in scopes.items() if one.store_seconds.used}
             return Totals(
@@ -159,7 +160,7 @@ class _Scope:
 
     def by_name(self) -> dict[str, int]:
         counts = dict.fromkeys(EVENT_NAMES, 0)
-        return counts | {kind.__name__: count for kind, count in self.events.items()}
+        return counts | {kind.__name__: count for kind, count in self.events.copy().items()}
 
 
 class _Seconds:
@@ -216,7 +217,9 @@ class ScopeLabels:
 
     def _named(self, scope: str) -> str:
         with self._lock.lock:
-            label = scope if len(self._known) < MOST_SCOPES else OTHER
+            # Asked again: another thread may have named the last one that there is space for.
+            known = scope in self._known or len(self._known) < MOST_SCOPES
+            label = scope if known else OTHER
             if label not in self._known:
                 self._known.add(label)
                 self._begin(label)
