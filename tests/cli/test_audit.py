@@ -78,6 +78,14 @@ def test_entries_are_listed_as_a_table(semel_sqlite):
     assert purged[6:] == ["-"]
 
 
+def test_what_a_terminal_would_obey_is_shown_instead(semel_sqlite, monkeypatch):
+    monkeypatch.setenv("SEMEL_NAME", "web\x1b[2J")
+    semel_sqlite.on_store("purge")
+    out = semel_sqlite.on_store("audit").out
+    assert "\x1b" not in out
+    assert r"web\x1b[2J" in out
+
+
 def test_entries_are_found_by_scope_key_digest_age_and_number(semel):
     for scope in ("orders", "parcels"):
         semel.succeed("order:1", scope=scope)

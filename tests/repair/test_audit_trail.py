@@ -278,6 +278,13 @@ def test_a_name_or_a_reason_that_fits_no_line_is_refused_before_anything_happens
     assert on_memory.read() == []
 
 
+@pytest.mark.parametrize("said", [{"action": ""}, {"action": "a\nb"}, {"details": "a\nb"}])
+def test_an_entry_of_a_program_is_one_line(on_memory, said):
+    with pytest.raises(ConfigError, match=next(iter(said))):
+        on_memory.write(**{"action": "view", **said})
+    assert on_memory.read() == []
+
+
 # --- nobody else uses the scope ---------------------------------------------------------------
 
 

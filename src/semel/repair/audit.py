@@ -113,7 +113,7 @@ class AsyncAuditTrail:
         """
         said = {"by": self.by, "action": checked_text("action", action)}
         if details:
-            said["details"] = details
+            said["details"] = checked_text("details", details)
         if reason is not None:
             said["reason"] = checked_text("reason", reason)
         about = [{"scope": each.scope, "key_digest": each.key_digest} for each in identities]
