@@ -81,3 +81,4 @@ def test_who_ran_it_and_why_it_stands_still(info, by, why):
     shown = formatting.fields(record)
     known = None if by == "-" else by
     assert (shown["by"], shown["why"]) == (known, why if why == "TimeoutError" else None)
+    assert shown["codec"] == (None if known is None else "json")

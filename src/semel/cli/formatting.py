@@ -100,6 +100,7 @@ def stuck_row(record: Record) -> tuple[str, ...]:
 def fields(record: Record) -> dict[str, Any]:
     """Return a record as plain values, without its outcome."""
     outcome, info = record.outcome, run_info.read(record.run_info)
+    written = info if outcome is None else outcome
     return {
         "scope": record.scope,
         "key": record.key,
@@ -116,7 +117,7 @@ def fields(record: Record) -> dict[str, Any]:
         "updated_at": moment(record.updated_at),
         "lease_until": moment(record.lease_until),
         "expires_at": moment(record.expires_at),
-        "codec": None if outcome is None else outcome.codec,
+        "codec": None if written is None else written.codec or None,
         "size": None if outcome is None else len(outcome.data),
     }
 
