@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from contextlib import closing
 
 import pytest
 
+from cli.conftest import OWNER
+from cli.test_howto import BLOCK, PAGE
 from semel.cli.finding import Wanted
-from semel.core.records import Encoded, Identity
+from semel.core import run_info
+from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.errors import ConfigError, PayloadMismatch, about
 from semel.http import problem_response
 from semel.http.requests import stored_key
@@ -150,3 +156,61 @@ def test_what_can_mean_no_record_is_refused(semel_sqlite, text):
         Wanted(text)
     if text.isascii():
         assert semel_sqlite.on_store("find", text).code == 2
+
+
+# --- the page on repair ---------------------------------------------------------------------------
+
+DURATION = re.compile(r"-?(\d+[dhm]\d+[hms]|\d+\.\d\ds)")
+TABLES = ("semel find", "semel stuck", "semel list")
+
+
+def shown_by_the_page():
+    """The commands that show tables, each with the output that the page shows below it."""
+    for block in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        for text in block.split("$ ")[1:]:
+            command, _, output = text.partition("\n")
+            if command.startswith(TABLES):
+                yield command, output
+
+
+@pytest.fixture
+def of_the_page(semel_sqlite):
+    """The records that the page talks about."""
+    digested = "808ab18c5e0c8319f9edbe085b0ead34"
+    names = (Identity("orders.pay", f"order:{number}") for number in range(45, 100))
+    held = [
+        (Identity("http", stored_key("order-1", "ann")), 728.0, "web-1:4711", "TimeoutError"),
+        (Identity("orders.pay", "order:42"), 160.0, "web-2:815", None),
+    ]
+    done = [
+        next(identity for identity in names if identity.key_digest == digested),
+        Identity("http", stored_key("order-2", "ann", PAY)),
+    ]
+    with closing(open_store(semel_sqlite.url)) as store:
+        for identity, ago, by, why in held:
+            info = run_info.build(by, 60.0, "json/1", why)
+            store.claim(ClaimRequest(identity, OWNER, None, 60.0, 60.0, hold=True, run_info=info))
+            store.renew(identity, OWNER, -ago)
+        for identity in done:
+            store.put(identity, Encoded("json/1", b"1"), 86_400.0, owner=OWNER)
+    return semel_sqlite
+
+
+def words_of(table):
+    """The cells of a table, whatever its times are."""
+    return [DURATION.sub("TIME", line).split() for line in table.splitlines()]
+
+
+@pytest.mark.parametrize(("command", "output"), [*shown_by_the_page()])
+def test_a_table_of_the_page_is_what_is_shown(of_the_page, command, output):
+    said = of_the_page.on_store(*shlex.split(command, comments=True)[1:])
+    assert said.code == (1 if "stuck" in command else 0)
+    if output:
+        assert words_of(said.out) == words_of(output)
+    elif "find" in command:
+        assert len(said.lines) == 2
+
+
+def test_the_page_shows_a_table_of_each_kind():
+    shown = [command for command, output in shown_by_the_page() if output]
+    assert {command.split()[1] for command in shown} == {"find", "stuck"}

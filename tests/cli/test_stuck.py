@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel import Idempotency, Policy
 from semel.cli import formatting
 from semel.core import run_info
 from semel.core.records import Identity, Record, State
@@ -82,3 +83,19 @@ def test_who_ran_it_and_why_it_stands_still(info, by, why):
     known = None if by == "-" else by
     assert (shown["by"], shown["why"]) == (known, why if why == "TimeoutError" else None)
     assert shown["codec"] == (None if known is None else "json")
+
+
+def test_a_parked_attempt_names_its_process_and_its_exception(semel, monkeypatch):
+    monkeypatch.setenv("SEMEL_NAME", "night-worker-3")
+
+    def charge():
+        raise TimeoutError("the bank does not answer")
+
+    policy = Policy(abandoned="hold")
+    with Idempotency(semel.url, policy=policy) as engine, pytest.raises(TimeoutError):
+        engine.execute("order:1", charge, scope="payments")
+    said = semel.on_store("stuck")
+    assert said.lines[1][:2] == ["payments", "order:1"]
+    assert said.lines[1][-2:] == ["night-worker-3", "TimeoutError"]
+    shown = semel.on_store("show", "payments", "order:1", "--json").data
+    assert (shown["by"], shown["why"]) == ("night-worker-3", "TimeoutError")

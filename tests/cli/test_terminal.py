@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sqlite3
 import sys
@@ -130,6 +131,12 @@ def test_reconcile_shows_how_far_it_is(stored):
     assert shown[-1].startswith("resolved 1, ")
 
 
+def test_the_log_needs_no_progress(stored):
+    words = ("resolve", "orders", "order:2", "--failed", "declined", "--ttl", "3d")
+    _, shown = seen(stored.url, *words, size=(24, 400))
+    assert "semel.audit INFO decision=Resolved" in shown
+
+
 def test_short_work_shows_no_progress(stored):
     assert "records read" not in seen(stored.url, "find", "order:1")[1]
 
@@ -243,7 +250,7 @@ def test_what_changes_while_a_person_thinks_is_not_forgotten(semel_sqlite, meanw
 def test_where_nobody_can_answer_the_command_needs_a_yes(doubtful):
     said = doubtful.on_store("forget", "orders", "order:1")
     assert (said.code, said.out) == (2, "")
-    assert "use resolve, or confirm by --yes" in said.err
+    assert re.search("(use resolve|Wait until it has ended), or confirm with --yes", said.err)
     assert doubtful.get("order:1") is not None
     with sitting(doubtful.url, "forget", "orders", "order:1", to="</dev/null") as seat:
         assert seat.wait() == 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from semel.cli import main
 from semel.core.records import Identity
 from web.profiles import MESSAGE
 from web.workers import eventually
@@ -151,6 +154,17 @@ def test_the_record_of_a_tenant_s_route_is_named_as_it_is_stored(on, key, run, r
     assert on("separate-routes").post("/pay", key=key, body=BODY, run=run).status == 201
     other = on("separate-routes").post("/pay", key=key, body=OTHER_BODY, run=run)
     assert other.json["instance"] == instance_of(f"@POST%20%2Fpay/{key}")
+
+
+def test_what_a_client_reports_leads_to_the_record(on, key, run, folder, capsys):
+    ann = [("X-User", "ann")]
+    first = on("tenant").post("/pay", key=key, body=BODY, run=run, lines=ann)
+    other = on("tenant").post("/pay", key=key, body=OTHER_BODY, run=run, lines=ann)
+    assert (first.status, other.status) == (201, 422)
+    for reported in (other.json["instance"], key):
+        assert main(["--url", folder.store("sqlite"), "find", reported, "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert (found["scope"], found["key"]) == ("http", f"ann/{key}")
 
 
 def test_an_application_words_its_problems(on, run):

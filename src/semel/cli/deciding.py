@@ -78,23 +78,27 @@ def _may_run(found: Record | RecordUnreadable) -> bool:
 
 
 def _confirmed(found: Record | RecordUnreadable, name: str) -> bool:
+    standing, instead = _standing(found)
     danger = (
-        f"{name} {_standing(found)}. If it is forgotten, the next call runs, and what has happened "
-        "already happens twice"
+        f"{name} {standing}. If it is forgotten, the next call runs, and what has happened already "
+        "happens twice"
     )
     if not can_ask():
-        raise ConfigError(f"{danger}. Find out what happened and use resolve, or confirm by --yes")
+        raise ConfigError(f"{danger}. {instead}, or confirm with --yes")
     return confirmed(f"{danger}. Forget it?")
 
 
-def _standing(found: Record | RecordUnreadable) -> str:
+def _standing(found: Record | RecordUnreadable) -> tuple[str, str]:
+    """Say how it is with an attempt, and what to do instead of forgetting it."""
     if isinstance(found, RecordUnreadable):
-        return "cannot be read: it may be running or held"
+        return "cannot be read: it may be running or held", "Find out what happened"
     info = run_info.read(found.run_info)
-    by = "" if info is None else f" by {info.by}"
+    by = "" if info is None else f" (by {info.by})"
     if found.abandoned:
-        return f"is held: it was abandoned{by} {duration(stuck_for(found))} ago"
-    return f"is running{by}, with a lease for another {duration(-stuck_for(found))}"
+        age = duration(stuck_for(found))
+        return f"is held: it was abandoned {age} ago{by}", "Find out what happened and use resolve"
+    left = duration(-stuck_for(found))
+    return f"is running{by}, with a lease for another {left}", "Wait until it has ended"
 
 
 def _same(before: Record | RecordUnreadable, now: Record | RecordUnreadable | None) -> bool:

@@ -34,7 +34,8 @@ URL = "SEMEL_URL"
 _DIGEST = re.compile("[0-9a-f]{32}")
 
 NO_RECORD = (
-    "there is no such record (the key of an HTTP request with a tenant is stored as TENANT/KEY)"
+    "there is no such record (the key of an HTTP request with a tenant is stored as TENANT/KEY: "
+    "semel find KEY shows it)"
 )
 
 
