@@ -6,8 +6,12 @@ import contextlib
 import getpass
 import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -204,3 +208,66 @@ def test_nothing_is_done_or_shown_where_the_entry_cannot_be_written(
 def records(semel):
     with contextlib.closing(open_store(semel.url)) as store:
         return [replace(record, now=0.0) for record in store.scan().records]
+
+
+READ_ONLY = """
+import contextlib, json, os, sqlite3
+from pathlib import Path
+from semel.cli import main
+
+def run(*words):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return main(["--url", "sqlite:///semel.db", *words])
+
+WORDS = [
+    ["show", "orders", "order:1", "--result"],
+    ["list", "--result"],
+    ["forget", "orders", "order:1"],
+    ["resolve", "orders", "order:2", "--succeeded", "1", "--ttl", "3d"],
+    ["purge", "--abandoned-after", "1ms"],
+    ["reconcile", "--resolvers", "settled:resolvers", "--older-than", "0"],
+]
+for words in (["show", "orders", "nothing", "--result"], ["resolve", "orders", "nothing", "--failed", "no"],
+              ["forget", "orders", "nothing"], ["reconcile", "--resolvers", "settled:no_resolvers"]):
+    run(*words)  # imports everything, which another user may not be able to read
+reader = sqlite3.connect("semel.db")
+reader.execute("SELECT count(*) FROM idempotent_record").fetchall()  # keeps the files of the log
+for file in (*Path().glob("semel.db*"), Path()):
+    file.chmod(0o555)
+if os.getuid() == 0:  # whom file modes do not stop
+    os.setgid(65534)
+    os.setuid(65534)
+codes = [run(*words) for words in WORDS]
+print(json.dumps([run("show", "orders", "order:1"), codes]))
+"""
+
+
+def test_nothing_is_done_or_shown_where_the_file_is_read_only(semel_sqlite, capsys):
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # not below the folder of the tests, which is ours alone
+        folder = Path(name)
+        semel = type(semel_sqlite)(f"sqlite:///{folder / 'semel.db'}", capsys)
+        semel.on_store("migrate")
+        semel.succeed("order:1")
+        semel.abandon("order:2")
+        semel.abandon("order:3", hold=False)
+        (folder / "settled.py").write_text(
+            "from semel.repair import Succeeded\n"
+            "resolvers, no_resolvers = {'orders': lambda record: Succeeded(1)}, {}\n"
+        )
+        before = records(semel)
+        ran = subprocess.run(
+            [sys.executable, "-c", READ_ONLY],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for file in (folder, *folder.glob("semel.db*")):
+            file.chmod(0o755)
+        assert ran.stdout == "[0, [1, 1, 1, 1, 1, 1]]\n", ran.stderr
+        assert ran.stderr.count(REFUSED) == 6
+        assert ran.stderr.count("is read-only") == 6
+        assert records(semel) == before
+        assert entries(semel) == []
