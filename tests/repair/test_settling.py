@@ -147,6 +147,17 @@ def test_a_person_can_be_overtaken(memory_workshop):
     assert memory_workshop.engine.execute("a", never, scope="orders") == 2
 
 
+def test_a_person_who_comes_second_decides_nothing(memory_workshop):
+    identity = memory_workshop.abandon("a")
+
+    def adopted():
+        memory_workshop.store("adopt", identity, bytes(12), 600.0)
+
+    memory_workshop.engine.store.before["adopt"] = adopted
+    assert decide(memory_workshop, "a", Succeeded(1)) is None
+    assert memory_workshop.record(identity).owner == bytes(12)
+
+
 def test_the_key_is_checked_like_everywhere(memory_workshop):
     with pytest.raises(InvalidKey):
         decide(memory_workshop, "no spaces allowed", Succeeded(1))
