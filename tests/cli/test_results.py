@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli.conftest import OWNER
-from semel import Idempotency, Policy
+from semel import Idempotency, Policy, State
 from semel.core.codec import omitted
 from semel.core.encryption import EncryptedCodec
 from semel.core.records import ClaimRequest, Encoded, Identity
@@ -194,6 +194,19 @@ def test_the_policy_of_the_attempt_counts_for_more_than_the_settings(semel, tmp_
         said = semel.on_store("--config", str(settings), "resolve", "orders", key, *words)
         assert said.code == 0, said.err
         assert semel.get(key).remaining == pytest.approx(kept, abs=60), key
+
+
+def test_a_payment_of_a_program_is_kept_as_its_policy_says(semel):
+    def charge():
+        raise ConnectionError("the reply got lost")
+
+    with Idempotency(semel.url) as engine, pytest.raises(ConnectionError):
+        engine.execute("o-1", charge, scope="payments", payload=1, policy=Policy.payment())
+    said = semel.on_store("resolve", "payments", "o-1", "--succeeded", '"ch_1"')
+    assert said.code == 0, said.err
+    record = semel.get("o-1", scope="payments")
+    assert record.state is State.SUCCEEDED
+    assert record.remaining == pytest.approx(3 * 86400, abs=60)
 
 
 # --- show -------------------------------------------------------------------------------------
