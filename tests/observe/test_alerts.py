@@ -112,6 +112,15 @@ def test_the_runbook_has_a_section_for_each_alert_and_for_no_other():
     assert set(re.findall(r"^#+ (Semel\w+)$", page, re.MULTILINE)) == set(alerts())
 
 
+def test_the_page_of_metrics_lists_every_alert_with_its_severity():
+    page = (ROOT / "docs" / "howto" / "metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(runbook.md#(\w+)\) \|.*\| (\w+) \|$", page, re.MULTILINE)
+    assert {name: severity for name, _, severity in rows} == {
+        name: alert["labels"]["severity"] for name, alert in alerts().items()
+    }
+    assert all(anchor == name.lower() for name, anchor, _ in rows)
+
+
 # --- the dashboard -------------------------------------------------------------------------------
 
 
