@@ -418,6 +418,14 @@ class AdoptForgetsTheHold(BrokenListing):
         return record
 
 
+class AdoptForgetsWhoRan(BrokenListing):
+    def on_adopt(self, ask):
+        record = self.lawful(ask)
+        if record is not None:
+            self._records.place(replace(record, run_info=b""))
+        return record
+
+
 class AdoptKeepsTheFence(BrokenListing):
     def on_adopt(self, ask):
         before = self.lawful(GetRequest(ask.identity))

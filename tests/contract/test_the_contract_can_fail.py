@@ -76,7 +76,7 @@ CAUGHT_BY = [
     (broken.ARepeatedClaimForgetsWhy, "test_a_repeated_claim_of_its_owner_keeps_it"),
     (broken.WhoRanItStaysInASuccess, "test_a_success_drops_it"),
     (broken.OnlySingleClaimsSayWhoRuns, "test_a_batch_carries_that_of_each_claim"),
-    (broken.ListingsDoNotSayWhoRuns, "test_listings_show_it"),
+    (broken.ListingsDoNotSayWhoRuns, "test_listings_show_who_runs_what"),
     (broken.ReplaceInterrupts, "test_a_new_payload_never_interrupts_a_live_attempt"),
     (broken.SupersededIsForgotten, "test_a_late_retry_of_the_replaced_payload_is_refused"),
     (
@@ -136,6 +136,10 @@ CAUGHT_BY = [
     ),
     (broken.AdoptInterrupts, "test_a_live_attempt_is_not_given_away"),
     (broken.AdoptForgetsTheHold, "test_an_abandoned_attempt_is_given_to_a_resolver"),
+    (
+        broken.AdoptForgetsWhoRan,
+        "test_a_resolver_keeps_what_the_record_says_about_the_attempt",
+    ),
     (broken.AdoptKeepsTheFence, "test_an_abandoned_attempt_is_given_to_a_resolver"),
     (
         broken.ParkingRestartsTheAge,

@@ -42,6 +42,7 @@ ERROR = Encoded("failure", b'["ValueError","no such order"]')
 OTHER_ERROR = Encoded("failure", b'["KeyError","something else"]')
 
 RUN_INFO = b'{"by":"web-1:4711","ttl":600,"codec":"json/1"}'
+OTHER_RUN_INFO = b'{"by":"web-2:81","ttl":259200,"codec":"json/1","why":"TimeoutError"}'
 
 Sleep = Callable[[float], None]
 

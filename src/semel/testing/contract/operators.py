@@ -31,6 +31,7 @@ from semel.testing.contract.given import (
     KEY,
     LONG,
     OTHER,
+    OTHER_RUN_INFO,
     RED,
     RESULT,
     SHORT,
@@ -189,6 +190,14 @@ class ScanContract(StoreUnderTest):
         sleep(2 * SHORT)
         assert [record.identity for record in scannable.stuck()] == [KEY]
 
+    def test_listings_show_who_runs_what(self, scannable: StoreDriver) -> None:
+        scannable.claim(ask(ANNA, hold=True))
+        scannable.renew(KEY, ANNA, 0, OTHER_RUN_INFO)
+        succeed(scannable, identity=OTHER)
+        shown = {record.identity: record.run_info for record in scannable.scan().records}
+        assert shown == {KEY: OTHER_RUN_INFO, OTHER: b""}
+        assert [record.run_info for record in scannable.stuck()] == [OTHER_RUN_INFO]
+
     def test_records_are_counted_by_what_is_known_of_them(self, scannable: StoreDriver) -> None:
         for name in ("running", "abandoned", "failed"):
             for copy in ("one", "two"):
@@ -299,6 +308,19 @@ class RepairContract(StoreUnderTest):
         stored = record_of(repairing)
         assert (stored.owner, stored.number, stored.fence) == (BERT, 1, adopted.fence)
         assert (stored.hold, stored.fingerprint) == (hold, RED)
+
+    def test_a_resolver_keeps_what_the_record_says_about_the_attempt(
+        self, repairing: StoreDriver
+    ) -> None:
+        repairing.claim(ask(ANNA, hold=True))
+        repairing.renew(KEY, ANNA, 0, OTHER_RUN_INFO)
+        for _ in range(2):
+            adopted = repairing.adopt(KEY, BERT, LONG)
+            assert adopted is not None
+            assert adopted.run_info == OTHER_RUN_INFO
+            assert record_of(repairing).run_info == OTHER_RUN_INFO
+        assert repairing.renew(KEY, BERT, -LONG) is True
+        assert record_of(repairing).run_info == OTHER_RUN_INFO
 
     def test_a_resolver_gets_a_higher_fence_when_the_clock_was_set_back(
         self, repairing: StoreDriver, set_clock_back: Callable[[], None]

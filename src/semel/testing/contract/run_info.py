@@ -1,6 +1,7 @@
 """The contract of `run_info`: a running record says who runs it, and a finished one nothing.
 
 Claims of all other tests bring one, too (`given.ask`), so that none of them depends on its absence.
+What resolvers and listings do with it is in `operators`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ import pytest
 
 from semel.core.records import (
     RUN_INFO_BYTES,
-    AdoptRequest,
     Claimed,
     ClaimRequest,
     CompleteRequest,
     Identity,
     RenewRequest,
-    ScanRequest,
     State,
-    StuckRequest,
 )
 from semel.errors import ConfigError
 from semel.testing.contract.given import (
@@ -29,6 +27,7 @@ from semel.testing.contract.given import (
     KEY,
     LONG,
     OTHER,
+    OTHER_RUN_INFO,
     RED,
     RESULT,
     RUN_INFO,
@@ -43,8 +42,6 @@ from semel.testing.contract.given import (
     succeed,
 )
 from semel.testing.driver import StoreDriver
-
-OTHER_RUN_INFO = b'{"by":"web-2:81","ttl":259200,"codec":"json/1","why":"TimeoutError"}'
 
 VALUES = [
     b"",
@@ -154,19 +151,6 @@ class RunInfoContract(StoreUnderTest):
         driven.claim(ask(BERT, run_info=b""))
         assert told(driven) == b""
 
-    def test_a_resolver_that_adopts_it_keeps_it(self, driven: StoreDriver) -> None:
-        if not driven.offers(AdoptRequest):
-            pytest.skip("the store does not answer AdoptRequest")
-        driven.claim(ask(ANNA, hold=True))
-        driven.renew(KEY, ANNA, 0, OTHER_RUN_INFO)
-        for _ in range(2):
-            adopted = driven.adopt(KEY, BERT, LONG)
-            assert adopted is not None
-            assert adopted.run_info == OTHER_RUN_INFO
-            assert told(driven) == OTHER_RUN_INFO
-        assert driven.renew(KEY, BERT, -LONG) is True
-        assert told(driven) == OTHER_RUN_INFO
-
     @pytest.mark.parametrize("parked", [False, True])
     def test_a_success_drops_it(self, driven: StoreDriver, *, parked: bool) -> None:
         driven.claim(ask(ANNA, run_info=b"x" * RUN_INFO_BYTES))
@@ -233,16 +217,6 @@ class RunInfoContract(StoreUnderTest):
         assert driven.send(renewals) == [True, True]
         expected = [RUN_INFO if run_info is None else run_info for run_info in each]
         assert [told(driven, key) for key in keys] == expected
-
-    def test_listings_show_it(self, driven: StoreDriver) -> None:
-        if not (driven.offers(ScanRequest) and driven.offers(StuckRequest)):
-            pytest.skip("the store does not list its records")
-        driven.claim(ask(ANNA, hold=True))
-        driven.renew(KEY, ANNA, 0, OTHER_RUN_INFO)
-        succeed(driven, identity=OTHER)
-        shown = {record.identity: record.run_info for record in driven.scan().records}
-        assert shown == {KEY: OTHER_RUN_INFO, OTHER: b""}
-        assert [record.run_info for record in driven.stuck()] == [OTHER_RUN_INFO]
 
     def test_more_than_a_record_keeps_is_refused_before_anything_is_stored(
         self, driven: StoreDriver
