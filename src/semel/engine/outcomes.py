@@ -164,6 +164,7 @@ class Outcomes(Generic[S]):
         """True when the store was opened here: then it is closed here, too."""
         self.announce = setup.announce
         self.timed = setup.announce.timed
+        """Whether calls add up how long the store takes; else they would read the clock in vain."""
         self.cache = setup.cache
         self.closed = False
         self.reset()
@@ -262,17 +263,20 @@ class Outcomes(Generic[S]):
 
     def _replayed(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Answer with a finished operation, if the rules permit that."""
-        return self.answered(call, self._permitted(call, finished), waited=waited)
+        return self.answered(call, self._permitted(call, finished), waited=waited, asked=False)
 
     def _found(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
         """Answer with what the store has, and pass it to the calls here that wait for it."""
         self._share(call, finished)
         if self.cache is not None:
             self._remember(self.cache, call, finished)
-        return self.answered(call, finished, waited=waited)
+        return self.answered(call, finished, waited=waited, asked=True)
 
-    def answered(self, call: Call, finished: Finished, *, waited: bool) -> Attempt:
-        """Give the result of a finished operation, which the rules permit."""
+    def answered(self, call: Call, finished: Finished, *, waited: bool, asked: bool) -> Attempt:
+        """Give the result of a finished operation, which the rules permit.
+
+        `asked` says that this call has asked the store: else the answer was known in this process.
+        """
         value = (
             decode_result(
                 finished.outcome, call.identity, call.returns, call.rules.codec, self.setup.codecs
@@ -286,16 +290,14 @@ class Outcomes(Generic[S]):
                     identity=call.identity,
                     number=finished.number,
                     waited=waited,
-                    store_seconds=call.store_seconds,
+                    store_seconds=self.store_seconds(call) if asked else None,
                 )
             )
         return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
 
-    @staticmethod
-    def add_store_time(call: Call, sent: float) -> None:
-        """Note how long the store took over what was sent then; only where hooks get to know."""
-        before = 0.0 if call.store_seconds is None else call.store_seconds
-        call.store_seconds = before + monotonic() - sent
+    def store_seconds(self, call: Call) -> float | None:
+        """How long a call has waited for the store, which it has asked; None = nobody measures."""
+        return call.store_seconds if self.timed else None
 
     def reject(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
         """Reject the call; `number` is of the attempt that is in its way."""
@@ -403,7 +405,7 @@ class Outcomes(Generic[S]):
                     number=attempt.number,
                     seconds=monotonic() - lease.began,
                     size=len(result.data),
-                    store_seconds=call.store_seconds,
+                    store_seconds=self.store_seconds(call),
                 )
             )
 

@@ -228,7 +228,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
             try:
                 answer = await self.store.ask(request)
                 if self.timed:
-                    self.add_store_time(call, sent)
+                    call.store_seconds += monotonic() - sent
                 raise_if_cancelled(before)
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
@@ -300,11 +300,11 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 )
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 if self.timed:
-                    self.add_store_time(call, sent)
+                    call.store_seconds += monotonic() - sent
                 await self._save(call, attempt, lease, result, error)
             else:
                 if self.timed:
-                    self.add_store_time(call, sent)
+                    call.store_seconds += monotonic() - sent
                 self._saved(call, attempt, lease, result, saved=saved)
         except BaseException as interruption:
             # Ordinary exceptions too: a worker's soft time limit may raise at any line.
@@ -418,7 +418,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
                 error = again
             if self.timed:
-                self.add_store_time(call, sent)
+                call.store_seconds += monotonic() - sent
             if saved is not None:
                 self._saved(call, attempt, lease, result, saved=saved)
                 return

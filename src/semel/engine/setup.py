@@ -68,8 +68,8 @@ class Call(Struct, eq=False, weakref=True):
     """The lease of the claim that the store gave."""
     generation: int = 0
     """Of its identity when the call began: an execution is not shared over a `forget`."""
-    store_seconds: float | None = None
-    """How long it has waited for answers of the store; None = it asked nothing, or has no hooks."""
+    store_seconds: float = 0.0
+    """How long it has waited for answers of the store; added up where there are hooks."""
     shared_as: tuple[Identity, bytes | None, int] | None = None
     """Calls of a process with the same value share one execution; None = this one shares none."""
 

@@ -148,7 +148,7 @@ class AsyncTransactionContext(Generic[Result]):
                     store=runs.store,
                 )
             case Finished():
-                return runs.answered(call, step, waited=False)
+                return runs.answered(call, step, waited=False, asked=True)
             case Reject(error=error, number=number):
                 runs.reject(call, error, number)
             case Wait(retry_after=retry_after):
@@ -230,7 +230,7 @@ class AsyncTransactionContext(Generic[Result]):
                 number=attempt.number,
                 seconds=monotonic() - self._began,
                 size=len(kept.encoded.data),
-                store_seconds=call.store_seconds,
+                store_seconds=runs.store_seconds(call),
             )
         )
 
@@ -250,7 +250,7 @@ class AsyncTransactionContext(Generic[Result]):
 
     def _add_store_time(self, sent: float) -> None:
         if self._runs.timed:
-            self._runs.add_store_time(self._call, sent)
+            self._call.store_seconds += monotonic() - sent
 
     async def _undo(self) -> None:
         """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""

@@ -96,35 +96,38 @@ class Tally:
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
+        scope = event.identity.scope
+        # By `type`, and with nothing called that can be written here: every call of a user pays.
+        # Each statement is one step for a signal handler, which may count, too.
         with self._lock:
-            counted = self._scopes.get(event.identity.scope)
+            counted = self._scopes.get(scope)
             if counted is None:
-                counted = self._counted.add(event.identity.scope)
-            # Each of these statements is one step for a signal handler, which may count, too.
+                counted = self._counted.add(scope)
             counted.events[type(event)] += 1
-            # By `type`, which is quicker than `isinstance`.
             if type(event) is Replayed:
-                if event.store_seconds is not None:
-                    counted.store_seconds.add(event.store_seconds)
+                asked = event.store_seconds
             elif type(event) is Ran or type(event) is RanInTransaction:
-                counted.run_seconds.add(event.seconds)
+                asked = event.store_seconds
+                counted.run_counts[bisect_left(RUN_BUCKETS, event.seconds)] += 1
+                counted.run_sum += event.seconds
                 counted.result_bytes += event.size
-                if event.store_seconds is not None:
-                    counted.store_seconds.add(event.store_seconds)
+            else:
+                return
+            if asked is not None:
+                counted.store_counts[bisect_left(STORE_BUCKETS, asked)] += 1
+                counted.store_sum += asked
 
     def totals(self) -> Totals:
         """Read all that was counted, at one moment."""
         with self._lock:
             # Copies: a signal handler may begin a scope, or an event, while this reads.
             scopes = self._scopes.copy()
-            ran = {scope: one for scope, one in scopes.items() if one.run_seconds.used}
-            asked = {scope: one for scope, one in scopes.items() if one.store_seconds.used}
+            ran = {scope: one for scope, one in scopes.items() if any(one.run_counts)}
+            asked = {scope: one for scope, one in scopes.items() if any(one.store_counts)}
             return Totals(
                 events={scope: one.by_name() for scope, one in scopes.items()},
-                run_seconds={scope: one.run_seconds.histogram() for scope, one in ran.items()},
-                store_seconds={
-                    scope: one.store_seconds.histogram() for scope, one in asked.items()
-                },
+                run_seconds={scope: one.run_seconds() for scope, one in ran.items()},
+                store_seconds={scope: one.store_seconds() for scope, one in asked.items()},
                 result_bytes={scope: one.result_bytes for scope, one in ran.items()},
             )
 
@@ -150,39 +153,25 @@ class _Counted(ForkSafeLock):
 class _Scope:
     """What was counted of one scope."""
 
-    __slots__ = ("events", "result_bytes", "run_seconds", "store_seconds")
+    __slots__ = ("events", "result_bytes", "run_counts", "run_sum", "store_counts", "store_sum")
 
     def __init__(self) -> None:
         self.events: defaultdict[type[Event], int] = defaultdict(int)
-        self.run_seconds = _Seconds(RUN_BUCKETS)
-        self.store_seconds = _Seconds(STORE_BUCKETS)
+        self.run_counts = [0] * (len(RUN_BUCKETS) + 1)
+        self.run_sum = 0.0
+        self.store_counts = [0] * (len(STORE_BUCKETS) + 1)
+        self.store_sum = 0.0
         self.result_bytes = 0
 
     def by_name(self) -> dict[str, int]:
         counts = dict.fromkeys(EVENT_NAMES, 0)
         return counts | {kind.__name__: count for kind, count in self.events.copy().items()}
 
+    def run_seconds(self) -> Histogram:
+        return Histogram(RUN_BUCKETS, tuple(self.run_counts), self.run_sum)
 
-class _Seconds:
-    """A histogram that grows."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    @property
-    def used(self) -> bool:
-        return any(self._counts)
-
-    def histogram(self) -> Histogram:
-        return Histogram(self._bounds, tuple(self._counts), self._sum)
+    def store_seconds(self) -> Histogram:
+        return Histogram(STORE_BUCKETS, tuple(self.store_counts), self.store_sum)
 
 
 # --- for exporters ---------------------------------------------------------------------------

@@ -218,7 +218,7 @@ class Runs(Outcomes[Store]):
             try:
                 answer = self.store.ask(request)
                 if self.timed:
-                    self.add_store_time(call, sent)
+                    call.store_seconds += monotonic() - sent
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
@@ -288,11 +288,11 @@ class Runs(Outcomes[Store]):
                 )
             except Exception as error:  # noqa: BLE001 - the effect is done: the caller gets it
                 if self.timed:
-                    self.add_store_time(call, sent)
+                    call.store_seconds += monotonic() - sent
                 self._save(call, attempt, lease, result, error)
             else:
                 if self.timed:
-                    self.add_store_time(call, sent)
+                    call.store_seconds += monotonic() - sent
                 self._saved(call, attempt, lease, result, saved=saved)
         except BaseException as interruption:
             # Ordinary exceptions too: a worker's soft time limit may raise at any line.
@@ -403,7 +403,7 @@ class Runs(Outcomes[Store]):
             except Exception as again:  # noqa: BLE001 - it is tried again, or left to the timer
                 error = again
             if self.timed:
-                self.add_store_time(call, sent)
+                call.store_seconds += monotonic() - sent
             if saved is not None:
                 self._saved(call, attempt, lease, result, saved=saved)
                 return
