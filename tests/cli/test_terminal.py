@@ -345,7 +345,7 @@ def test_watch_outlasts_a_store_that_is_away(own_redis):
     with sitting(own_redis.url, "watch", "--every", "20ms") as seat:
         seat.read_until("nothing is stuck")
         own_redis.kill()
-        at = seat.read_until("the store does not answer: ")
+        at = seat.read_until("the store does not answer; trying again")
         own_redis.restart()
         seat.read_until("nothing is stuck", at)
         seat.type("\x03")

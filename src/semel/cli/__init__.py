@@ -25,6 +25,7 @@ from typing import Final
 from semel import __version__
 from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
 from semel.cli.formatting import STATES
+from semel.cli.store import LIMIT
 from semel.cli.terminal import LogLines
 from semel.core.keys import KeyGenerator
 from semel.core.settings import parse_duration
@@ -137,7 +138,7 @@ def _reading(command: _Command) -> None:
     made.add_argument(
         "--age", type=_duration, default=0.0, metavar="1h", help="created at least so long ago"
     )
-    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
+    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
     _json(made, result=True)
     _who(made)
     made = command("find", finding.find, "find the records of a key; exit code 1 if there are none")
@@ -150,7 +151,7 @@ def _reading(command: _Command) -> None:
     made.add_argument("--scope")
     made.add_argument("--tenant", help="whose key it is")
     made.add_argument("--route", metavar="'POST /pay'", help="of which route or gRPC method")
-    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
+    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
     made.set_defaults(result=False)  # semel show has it
     _json(made)
     made = command("show", reading.show, "show one record")
@@ -171,7 +172,7 @@ def _reading(command: _Command) -> None:
     which.add_argument("--key", help="the key of a record; with --scope")
     which.add_argument("--key-digest", metavar="DIGEST", help="the key_digest of a record")
     made.add_argument("--since", type=_positive, metavar="7d", help="how far back; else 400 days")
-    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
+    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
     _json(made)
 
 
@@ -249,7 +250,7 @@ def _stuck(made: argparse.ArgumentParser) -> None:
         metavar="5m",
         help="exit code 1 if one has been stuck for so long",
     )
-    made.add_argument("--limit", type=_whole, default=stuck.LIMIT, metavar="N")
+    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
 
 
 def _identity(made: argparse.ArgumentParser) -> None:

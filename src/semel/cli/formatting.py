@@ -1,6 +1,6 @@
 """Records as people and as programs read them.
 
-A table is plain text; on a terminal, `coloured` says which cells stand out.
+A table is plain text. On a terminal some words have a colour (`_COLOURS`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _COLOURS: dict[str, dict[str, str]] = {
     "RESULT": {"ok": _GREEN, "skipped": _DIM, "warning": _YELLOW, "problem": _RED},
 }
 """By the head of a column: the words that stand out in it."""
-
 
 _HELD: dict[bool | None, str] = {True: "yes", False: "no", None: "-"}
 

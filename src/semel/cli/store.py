@@ -25,6 +25,8 @@ from semel.stores.base import Creating, Store
 from semel.stores.urls import open_store
 from semel.sync import Idempotency
 
+LIMIT = 100
+"""Records that are shown, unless more are asked for."""
 PAGE = 500
 """Records that are read at a time."""
 

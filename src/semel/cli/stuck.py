@@ -18,14 +18,11 @@ from typing import Any
 from msgspec import Struct
 
 from semel.cli.formatting import STUCK, as_json, columns, duration, fields, stuck_for, stuck_row
-from semel.cli.store import open_engine
+from semel.cli.store import LIMIT, open_engine
 from semel.cli.terminal import Screen, coloured
 from semel.core.records import Record
 from semel.errors import StoreError
 from semel.repair.maintenance import ALERT_AFTER, store_of
-
-LIMIT = 100
-"""Records that are listed, unless more are asked for."""
 
 
 class Abandoned(Struct, frozen=True):
@@ -102,7 +99,7 @@ def _look(store: Any, options: Namespace) -> tuple[int, list[str]]:
     try:
         found = abandoned(store, options.limit)
     except StoreError as error:  # which may be what the operator is waiting for the end of
-        return 1, [f"the store does not answer: {error}; trying again"]
+        return 1, ["the store does not answer; trying again", "", str(error)]
     lines = [found.text]
     if found.records:
         lines += ["", *_table(found).splitlines()]
