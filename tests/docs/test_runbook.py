@@ -171,6 +171,8 @@ def request(night: Night) -> Iterator[None]:
             told = send()
             assert (told.status_code, told.json()["code"]) == (409, "outcome_unknown")
             assert told.json()["instance"] in PAGE
+            assert "`answered with 500`" in PAGE
+            assert "answered with 500" in night.shell("semel stuck")
             yield
             answer = send()
             assert (answer.status_code, answer.text) == (201, '{"id": 7}')
