@@ -25,7 +25,7 @@ from semel.cli.formatting import (
     row,
     state_of,
 )
-from semel.cli.results import result_data, result_summary, result_text
+from semel.cli.results import how_to_decide, result_data, result_summary, result_text
 from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_pages
 from semel.cli.terminal import Progress, coloured
 from semel.core.records import Record
@@ -72,6 +72,8 @@ def show(options: Namespace) -> int:
     _print_fields(fields(record), options)
     if options.result:
         print(f"\n{result_text(record)}")
+    if record.abandoned:
+        print(f"\n{how_to_decide(record)}")
     return 0
 
 

@@ -10,12 +10,16 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
+from shlex import quote
 from typing import Final, assert_never
 
 import msgspec
 
 from semel.cli.formatting import as_json
+from semel.core import run_info
+from semel.core.codec import BY_STORED_NAME
 from semel.core.records import Record
+from semel.core.stored_answers import GRPC, HTTP
 from semel.errors import ConfigError
 from semel.repair import (
     Failed,
@@ -87,6 +91,26 @@ def _content(option: str, given: str) -> bytes:
         return sys.stdin.buffer.read() if given == "@-" else Path(given[1:]).read_bytes()
     except OSError as error:
         raise ConfigError(f"{option}: {given[1:]} cannot be read: {error.strerror}") from error
+
+
+_GIVEN: Final = {
+    "": "--succeeded JSON",
+    **dict.fromkeys(BY_STORED_NAME, "--succeeded JSON"),
+    HTTP: "--status CODE --header 'NAME: VALUE' --body TEXT",
+    GRPC: "--message @FILE",
+}
+"""The options that give a result, by the codec that has to read it."""
+
+
+def how_to_decide(record: Record) -> str:
+    """Return the command that decides what became of an abandoned attempt."""
+    info = run_info.read(record.run_info)
+    command = f"semel resolve {quote(record.scope)} {quote(record.key)}"
+    failed = "--failed TEXT, with --retryable if the next call may run"
+    given = _GIVEN.get("" if info is None else info.codec)
+    if given is None:
+        return f"to decide: {command} {failed}; its codec is known to its program alone"
+    return f"to decide: {command} {given}; or {failed}"
 
 
 # --- to show -------------------------------------------------------------------------------------
