@@ -346,7 +346,7 @@ def statements_of(server, work):
     return [line for line in lines if "execute" in line or "statement:" in line]
 
 
-def test_every_verb_is_one_statement_but_what_takes_an_attempt_over():
+def test_every_verb_is_one_statement_but_what_takes_an_attempt_over_and_the_last_batch_of_a_purge():
     with postgres_server("log_statement=all", "log_error_verbosity=terse") as server:
         store = PostgresStore(server.fresh_database())
         store.counts()
@@ -369,9 +369,14 @@ def test_every_verb_is_one_statement_but_what_takes_an_attempt_over():
             lambda: store.touch(key, 60.0),
             lambda: store.put(key, RESULT, 60.0, owner=OWNER),
             lambda: store.forget(key),
-            store.purge,
         ):
             assert len(statements_of(server, work)) == 1
+        for number in range(2):
+            store.put(identity(number), RESULT, 0.0, owner=OWNER)
+        purges = [statements_of(server, lambda: store.purge(limit=2)) for _ in range(2)]
+        assert list(map(len, purges)) == [1, 2], (
+            "the last batch asks for entries of the audit trail"
+        )
         store.close()
 
 
