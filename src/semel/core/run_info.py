@@ -37,7 +37,10 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, gc=False):
     codec: str
     """The name of the codec that writes the results; empty if it was too long to be kept."""
     why: str | None = None
-    """The type of the exception that parked the attempt; None = it was not parked."""
+    """The type of the exception that parked the attempt; None = it was not parked.
+
+    Or the response, as `answered with 502`, where that parked it; or `interrupted`, where the call
+    was gone before it could tell."""
 
 
 _encode = msgspec.json.Encoder().encode
