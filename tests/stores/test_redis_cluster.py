@@ -229,13 +229,16 @@ def errors(server, name: str) -> int:
 def test_calls_go_through_while_the_slot_moves_and_after(cluster, move):
     with opened(cluster.url) as store:
         other = ask(owner=new_owner())
-        request = ask()
+        request = ask(run_info=b"who runs it")
         assert isinstance(store.claim(request), Claimed)
         move.begin()
         move.take(move.record)  # the index is still at home: two keys are refused
         before = errors(move.source, "TRYAGAIN"), errors(move.source, "ASK")
         assert isinstance(store.claim(other), Busy)
         assert store.renew(IDENTITY, request.owner, 30)
+        assert store.get(IDENTITY).run_info == b"who runs it"
+        assert store.renew(IDENTITY, request.owner, 30, b"and why")
+        assert store.get(IDENTITY).run_info == b"and why"
         assert store.complete(IDENTITY, request.owner, RESULT, 60)
         assert errors(move.source, "TRYAGAIN") > before[0]
         assert errors(move.source, "ASK") > before[1]
