@@ -24,7 +24,7 @@ from adapters.session_shop import KINDS, Kind, Shop, order
 from adapters.test_asgi_lives import Hasty, Scoped
 from semel import AsyncIdempotency, Idempotency, LeaseLost, Policy, current_attempt
 from semel.adapters.asgi import IdempotencyMiddleware
-from semel.core.records import State
+from semel.core.records import Identity, State
 from semel.testing import bypass
 
 
@@ -703,6 +703,8 @@ async def test_the_same_record_in_both_integrations_is_a_mistake(shop, caplog):
     async with behind(shop, shop.url) as client:
         answer = await post(client)
     assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_error")
+    digest = Identity("http", "k").key_digest
+    assert answer.json()["instance"] == f"urn:semel:key:{digest}"
     assert "give one of them another scope=" in caplog.text
     assert shop.orders() == 0
 

@@ -98,6 +98,18 @@ def test_a_digest_leads_to_its_record(filled, name):
     assert shown["key"] == identity.key
 
 
+@pytest.mark.parametrize("server", ["postgres_url", "mysql_url"])
+def test_records_are_found_on_every_server(semel_sqlite, request, server):
+    url = request.getfixturevalue(server)
+    identity = Identity(*STORED["ann's, by route"])
+    with closing(open_store(url)) as store:
+        store.migrate()
+        store.put(identity, Encoded("json/1", b"1"), 600.0, owner=OWNER)
+    for text in (CLIENTS, identity.key, identity.key_digest):
+        assert found(semel_sqlite("--url", url, "find", text, "--json")) == {"ann's, by route"}
+    assert semel_sqlite("--url", url, "find", "nothing").code == 1
+
+
 def test_a_key_that_looks_like_a_digest_is_found(semel):
     key = "0123456789abcdef0123456789abcdef"
     semel.succeed(key)
