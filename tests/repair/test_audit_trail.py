@@ -35,6 +35,7 @@ from semel.repair import (
     settle_async,
 )
 from semel.repair._sync import audit as audit_for_threads
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.testing import Refuse
 
 PLACE = f"{socket.gethostname()}:{os.getpid()}"
@@ -256,6 +257,17 @@ def test_the_trail_of_a_store_object_is_the_same(on_memory):
     on_memory.write("view")
     store = on_memory.repairs.engine.store
     assert len(on_memory.repairs.do(on_memory.trail(store).read)) == 1
+
+
+@pytest.mark.parametrize("place", ["sqlite:///semel.db", None, "the other kind"])
+def test_the_trail_needs_an_engine_or_a_store_of_its_kind(on_memory, kind, place):
+    if place == "the other kind":
+        place = AsyncMemoryStore() if kind == "threads" else MemoryStore()
+    trail = AuditTrail if kind == "threads" else AsyncAuditTrail
+    with pytest.raises(
+        ConfigError, match=f"an engine or a store for {kind}; got {type(place).__name__}"
+    ):
+        trail(place)
 
 
 def test_a_store_that_cannot_list_cannot_read_the_trail(on_memory, monkeypatch):

@@ -89,6 +89,9 @@ class AsyncAuditTrail:
     """
 
     def __init__(self, place: AsyncIdempotency | AsyncStore, *, name: str | None = None) -> None:
+        if not isinstance(place, AsyncIdempotency | AsyncStore):
+            given = type(place).__name__
+            raise ConfigError(f"an audit trail needs an engine or a store for asyncio; got {given}")
         self._place = place
         self._name = name if name is None else checked_text("name", name)
 

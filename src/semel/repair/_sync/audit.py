@@ -50,6 +50,9 @@ class AuditTrail:
     """
 
     def __init__(self, place: Idempotency | Store, *, name: str | None = None) -> None:
+        if not isinstance(place, Idempotency | Store):
+            given = type(place).__name__
+            raise ConfigError(f"an audit trail needs an engine or a store for threads; got {given}")
         self._place = place
         self._name = name if name is None else checked_text("name", name)
 
