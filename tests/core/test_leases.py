@@ -8,6 +8,7 @@ import pytest
 
 from semel.core.attempts import CHUNK, Lease, Leases
 from semel.core.records import ClaimRequest, CompleteRequest, Encoded, Identity, RenewRequest
+from semel.core.run_info import OwnRunInfo
 from semel.errors import StoreUnavailable
 
 KEY = Identity("orders", "42")
@@ -38,6 +39,13 @@ def test_a_lease_is_counted_from_before_the_claim_was_sent():
     one = lease()
     assert (one.began, one.due, one.until) == (SENT, SENT + 10.0, SENT + 30.0)
     assert one.renewal == RenewRequest(KEY, b"anna", 30.0)
+
+
+def test_an_attempt_is_parked_with_what_its_record_says():
+    one = lease()
+    assert one.parking == RenewRequest(KEY, b"anna", 0.0, None)
+    one.run_info, one.why = OwnRunInfo(60.0, "json/1"), "TimeoutError"
+    assert one.parking == RenewRequest(KEY, b"anna", 0.0, one.run_info.parked("TimeoutError"))
 
 
 def test_a_lease_is_lost_a_little_before_it_ends():
