@@ -6,6 +6,7 @@ import socket
 import msgspec
 import pytest
 
+from semel.core import judge
 from semel.core.records import LONGEST, RUN_INFO_BYTES, ClaimRequest, Identity, RenewRequest
 from semel.core.run_info import LONGEST_CODEC, LONGEST_WHY, RunInfo, build, process_name, read
 from semel.errors import ConfigError
@@ -96,11 +97,13 @@ def test_semel_name_names_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_name() == "payments-7f9c"
 
 
-def test_a_request_refuses_more_than_a_record_keeps() -> None:
+def test_what_is_written_refuses_more_than_a_record_keeps() -> None:
     most, more = b"x" * RUN_INFO_BYTES, b"x" * (RUN_INFO_BYTES + 1)
-    assert ClaimRequest(SOME, b"a", None, 30.0, 60.0, run_info=most).run_info == most
-    assert RenewRequest(SOME, b"a", 30.0, most).run_info == most
+    _, record = judge.claim(None, ClaimRequest(SOME, b"a", None, 30.0, 60.0, run_info=most), 1.0)
+    assert record is not None
+    assert record.run_info == most
     with pytest.raises(ConfigError, match="run_info has 201 bytes, and a record keeps at most 200"):
-        ClaimRequest(SOME, b"a", None, 30.0, 60.0, run_info=more)
+        judge.claim(None, ClaimRequest(SOME, b"a", None, 30.0, 60.0, run_info=more), 1.0)
+    assert RenewRequest(SOME, b"a", 30.0, most).run_info == most
     with pytest.raises(ConfigError, match="run_info has 201 bytes"):
         RenewRequest(SOME, b"a", 30.0, more)

@@ -51,6 +51,7 @@ from semel.core.records import (
     Request,
     State,
     TouchRequest,
+    checked_run_info,
 )
 
 T = TypeVar("T")
@@ -292,7 +293,7 @@ def _claimed(
         superseded=superseded,
         lease_until=now + request.lease,
         now=now,
-        run_info=request.run_info,
+        run_info=checked_run_info(request.run_info),
     )
     takeover = record is not None and record.state is PROCESSING
     return Claimed(number, fence, takeover), claimed

@@ -226,11 +226,8 @@ class ClaimRequest(Request[Claim], frozen=True, gc=False):
     replace: bool = False
     max_attempts: int | None = None
     run_info: bytes = b""
-    """Says who runs it, for operators; kept while PROCESSING, and not looked into by stores."""
-
-    def __post_init__(self) -> None:
-        if len(self.run_info) > RUN_INFO_BYTES:
-            raise _run_info_too_long(self.run_info)
+    """Says who runs it, for operators; kept while PROCESSING, and not looked into by stores. They
+    reject more than `RUN_INFO_BYTES`: every call makes such a request, which should be quick."""
 
 
 class RenewRequest(Request[bool], frozen=True, gc=False):
@@ -243,15 +240,18 @@ class RenewRequest(Request[bool], frozen=True, gc=False):
     """Replaces what the claim sent; None keeps it."""
 
     def __post_init__(self) -> None:
-        if self.run_info is not None and len(self.run_info) > RUN_INFO_BYTES:
-            raise _run_info_too_long(self.run_info)
+        if self.run_info is not None:
+            checked_run_info(self.run_info)
 
 
-def _run_info_too_long(run_info: bytes) -> ConfigError:
-    return ConfigError(
-        f"run_info has {len(run_info)} bytes, and a record keeps at most {RUN_INFO_BYTES}: "
-        "semel.core.run_info.build cuts it to that"
-    )
+def checked_run_info(run_info: bytes) -> bytes:
+    """Return what a record can keep; more is a ConfigError."""
+    if len(run_info) > RUN_INFO_BYTES:
+        raise ConfigError(
+            f"run_info has {len(run_info)} bytes, and a record keeps at most {RUN_INFO_BYTES}: "
+            "semel.core.run_info.build cuts it to that"
+        )
+    return run_info
 
 
 class CompleteRequest(Request[bool], frozen=True, gc=False):

@@ -56,6 +56,7 @@ from semel.core.records import (
     Mismatch,
     Record,
     State,
+    checked_run_info,
 )
 from semel.errors import RecordUnreadable
 
@@ -223,8 +224,8 @@ def unpack_outcome(packed: bytes, at: int = 0) -> Encoded:
 
 
 def pack_run_info(run_info: bytes) -> bytes:
-    """Put its length in front: one byte, as a request has at most `RUN_INFO_BYTES`."""
-    return bytes((len(run_info),)) + run_info
+    """Put its length in front, in one byte."""
+    return bytes((len(checked_run_info(run_info)),)) + run_info
 
 
 def _unpack_run_info(packed: bytes) -> bytes:

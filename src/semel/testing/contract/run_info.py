@@ -230,3 +230,15 @@ class RunInfoContract(StoreUnderTest):
             driven.renew(KEY, ANNA, 0, too_long)
         record = record_of(driven)
         assert (record.run_info, record.abandoned) == (RUN_INFO, False)
+        park(driven)
+        with pytest.raises(ConfigError, match=f"run_info has {RUN_INFO_BYTES + 1} bytes"):
+            driven.claim(ask(BERT, run_info=too_long))
+        record = record_of(driven)
+        assert (record.owner, record.run_info, record.abandoned) == (ANNA, RUN_INFO, True)
+
+    def test_a_batch_refuses_more_than_records_keep(self, driven: StoreDriver) -> None:
+        keys, too_long = (KEY, OTHER), b"x" * (RUN_INFO_BYTES + 1)
+        for payload in (RED, None):
+            with pytest.raises(ConfigError, match=f"run_info has {RUN_INFO_BYTES + 1} bytes"):
+                driven.send([ask(ANNA, payload, identity=key, run_info=too_long) for key in keys])
+        assert list(driven.get_many(keys)) == [None, None]

@@ -26,6 +26,7 @@ from semel.core.records import (
     RenewRequest,
     State,
     TouchRequest,
+    checked_run_info,
 )
 from semel.errors import ConfigError, RecordUnreadable
 from semel.stores.sql.rows import COLUMNS, FORMAT, Row, stamp, to_row
@@ -214,7 +215,7 @@ class MySQLTable:
             self._insert,
             (
                 *self._names(ask.identity),
-                *(ask.fingerprint, int(State.PROCESSING), ask.run_info, None),
+                *(ask.fingerprint, int(State.PROCESSING), checked_run_info(ask.run_info), None),
                 *(None, ask.owner, ask.hold, stamp(ask.lease)),
                 *self.filled(ask).values(),
             ),
@@ -395,8 +396,8 @@ class BatchStatements:
         for digest, ask in asks.items():
             rows.append(
                 f"({literal(digest)}, %s, %s, %s, {literal(ask.fingerprint)}, {_RUNNING}, "
-                f"{literal(ask.run_info)}, {NOW}, {NOW}, {literal(ask.owner)}, 1, {fence}, "
-                f"{ask.hold:d}, {_later(str(stamp(ask.lease)))}, {FORMAT}{self._own})"
+                f"{literal(checked_run_info(ask.run_info))}, {NOW}, {NOW}, {literal(ask.owner)}, "
+                f"1, {fence}, {ask.hold:d}, {_later(str(stamp(ask.lease)))}, {FORMAT}{self._own})"
             )
             values += self._table.prefix, ask.identity.key, ask.identity.scope
             values += self._table.filled(ask).values()
@@ -422,7 +423,7 @@ class BatchStatements:
             names = (digest, self._table.prefix, ask.identity.key, ask.identity.scope)
             notes_fence = not rows
             lease = stamp(ask.lease)
-            run = (ask.run_info, ask.owner, notes_fence, ask.hold, lease)
+            run = (checked_run_info(ask.run_info), ask.owner, notes_fence, ask.hold, lease)
             rows.append((*names, *fingerprint, *run))
         return Bulk(self._insert_row[hashed], tuple(rows), writes=True)
 

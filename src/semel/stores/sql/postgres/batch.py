@@ -30,6 +30,7 @@ from semel.core.records import (
     Identity,
     RenewRequest,
     State,
+    checked_run_info,
 )
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import ALONE, Alone, Request
@@ -227,7 +228,7 @@ class PostgresBatchVerbs(PostgresVerbs):
             owners=[ask.owner for ask in ordered.values()],
             leases=[float(ask.lease) for ask in ordered.values()],
             holds=[ask.hold for ask in ordered.values()],
-            run_infos=[ask.run_info for ask in ordered.values()],
+            run_infos=[checked_run_info(ask.run_info) for ask in ordered.values()],
         )
         # A member that another caller inserted while the statement ran has no row.
         return {(ask := ordered[row[1]]).identity: self._answer(ask, row) for row in reply.rows}

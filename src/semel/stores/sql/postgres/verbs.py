@@ -35,6 +35,7 @@ from semel.core.records import (
     RenewRequest,
     State,
     TouchRequest,
+    checked_run_info,
 )
 from semel.errors import ValueRejected
 from semel.stores.base import CountRequest, Counts, Page, PurgeRequest, ScanRequest, StuckRequest
@@ -192,7 +193,7 @@ class PostgresTable:
         values["fingerprint"] = ask.fingerprint
         values["lease"] = ask.lease
         values["hold"] = ask.hold
-        values["data"] = ask.run_info
+        values["data"] = checked_run_info(ask.run_info)
         for name, value in own_values(self.columns, ask).items():
             values[f"own_{name}"] = value
         return self.statements.insert.fill(values)
