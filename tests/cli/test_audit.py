@@ -62,12 +62,25 @@ def test_a_reconciliation_is_listed_with_its_decisions(semel, tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     semel.abandon("order:1")
     words = ("reconcile", "--resolvers", f"{module}:resolvers", "--older-than", "0")
-    assert semel.on_store(*words, "--name", "night", "--reason", "outage 3").code == 0
+    assert semel.on_store(*words, "--by", "night", "--reason", "outage 3").code == 0
     decided, run = entries(semel)
     assert (decided["action"], decided["key_digest"]) == ("resolve", DIGEST)
     assert (run["action"], run["details"]) == ("reconcile", "1 records")
     assert {each["reason"] for each in (decided, run)} == {"outage 3"}
     assert all(each["by"].startswith("night@") for each in (decided, run))
+
+
+def test_a_reconciliation_names_the_user_unless_told_otherwise(semel_sqlite, tmp_path, monkeypatch):
+    module = f"resolvers_of_{time.monotonic_ns()}"
+    (tmp_path / f"{module}.py").write_text(
+        "from semel.repair import Succeeded\nresolvers = {'orders': lambda record: Succeeded(1)}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LOGNAME", "bert")
+    semel_sqlite.abandon("order:1")
+    words = ("reconcile", "--resolvers", f"{module}:resolvers", "--older-than", "0")
+    assert semel_sqlite.on_store(*words).code == 0
+    assert [each["by"].partition("@")[0] for each in entries(semel_sqlite)] == ["bert", "bert"]
 
 
 def test_entries_are_listed_as_a_table(semel_sqlite):
@@ -87,7 +100,7 @@ def test_what_a_terminal_would_obey_is_shown_instead(semel_sqlite, monkeypatch):
     semel_sqlite.on_store("purge")
     out = semel_sqlite.on_store("audit").out
     assert "\x1b" not in out
-    assert r"web\x1b[2J" in out
+    assert "web?[2J" in out
 
 
 def test_entries_are_found_by_scope_key_digest_age_and_number(semel):

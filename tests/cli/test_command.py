@@ -60,7 +60,7 @@ def test_the_version_is_told(semel_sqlite):
         ("resolve", "orders", "a", "--succeeded", "1", "--ttl", "0"),
         ("resolve", "orders", "a", "--succeeded", "1", "--by", ""),
         ("resolve", "orders", "a", "--failed", " "),
-        ("reconcile", "--resolvers", "a:b", "--name", ""),
+        ("reconcile", "--resolvers", "a:b", "--by", ""),
     ],
 )
 def test_wrong_usage_is_exit_code_2(semel_sqlite, words):

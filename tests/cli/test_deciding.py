@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from semel import Idempotency, OutcomeUnknown, Policy, PreviousFailure, State
+from semel import (
+    Idempotency,
+    OutcomeUnknown,
+    Policy,
+    PreviousFailure,
+    State,
+    StoreUnavailable,
+)
 from semel.core.records import Encoded, Identity
 from semel.stores.urls import open_store
 
@@ -144,6 +151,19 @@ def test_there_is_nothing_to_resolve_where_nothing_is_stuck(semel):
     semel.run("running")
     assert "running, with a lease for another 9m" in refused("running")
     assert semel.get("running").state is State.PROCESSING
+
+
+def test_a_decision_is_reported_also_if_the_store_goes_away_right_after_it(
+    semel_sqlite, monkeypatch
+):
+    def away(*_, **__):
+        raise StoreUnavailable("it has gone away")
+
+    semel_sqlite.abandon("order:1")
+    monkeypatch.setattr(Idempotency, "peek", away)
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", "--succeeded", "1", "--ttl", "3d")
+    assert said.code == 0
+    assert said.out.startswith("resolved as succeeded")
 
 
 def test_somebody_may_be_faster(semel_sqlite, monkeypatch):

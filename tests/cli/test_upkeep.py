@@ -67,7 +67,7 @@ def test_reconcile_tells_by_its_exit_code_what_is_left(semel, resolvers, tmp_pat
     audit = tmp_path / "audit.jsonl"
     said = semel.on_store(
         *("reconcile", "--resolvers", f"{resolvers}:resolvers", "--older-than", "0", "--full"),
-        *("--max-tries", "1", "--name", "by hand", "--audit", str(audit)),
+        *("--max-tries", "1", "--by", "by hand", "--audit", str(audit)),
     )
     assert said.code == 1
     assert said.out.startswith("resolved 0, unresolved 1, gave up 1")

@@ -97,6 +97,11 @@ def test_semel_name_names_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_name() == "payments-7f9c"
 
 
+def test_a_name_that_no_terminal_shows_is_made_one_that_it_does(monkeypatch) -> None:
+    monkeypatch.setenv("SEMEL_NAME", "web\udcff\x1b[2J")
+    assert process_name() == "web??[2J"
+
+
 def test_what_is_written_refuses_more_than_a_record_keeps() -> None:
     most, more = b"x" * RUN_INFO_BYTES, b"x" * (RUN_INFO_BYTES + 1)
     _, record = judge.claim(None, ClaimRequest(SOME, b"a", None, 30.0, 60.0, run_info=most), 1.0)

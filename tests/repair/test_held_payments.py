@@ -108,6 +108,7 @@ class Operator:
         for key in KEYS:
             shown = json.loads(self.types("show", SCOPE, key, "--json"))
             assert (shown["by"], shown["why"], shown["held"]) == (by, why, True)
+            assert (shown["state"], shown["codec"]) == ("abandoned", "json/1")
             assert {by, "-" if why is None else why} <= set(self.types("show", SCOPE, key).split())
 
     def record(self, key: str) -> Record:

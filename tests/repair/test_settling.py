@@ -16,6 +16,7 @@ from semel import (
     PayloadMismatch,
     Policy,
     PreviousFailure,
+    ValueRejected,
 )
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.repair import Failed, Overtaken, Resolved, Succeeded, Unknown, settle, settle_async
@@ -156,6 +157,21 @@ def test_a_person_who_comes_second_decides_nothing(memory_workshop):
     memory_workshop.engine.store.before["adopt"] = adopted
     assert decide(memory_workshop, "a", Succeeded(1)) is None
     assert memory_workshop.record(identity).owner == bytes(12)
+
+
+def test_an_attempt_whose_outcome_the_store_refuses_has_been_abandoned_as_long_as_before(
+    memory_workshop,
+):
+    def refuse():
+        raise ValueRejected("too large")
+
+    identity = memory_workshop.abandon("a")
+    owner = memory_workshop.record(identity).owner
+    memory_workshop.store("renew", identity, owner, -600.0)
+    memory_workshop.engine.store.before["complete"] = refuse
+    with pytest.raises(ValueRejected, match="too large"):
+        decide(memory_workshop, "a", Succeeded(1))
+    assert 600.0 <= memory_workshop.record(identity).abandoned_for < 1200.0
 
 
 def test_the_key_is_checked_like_everywhere(memory_workshop):

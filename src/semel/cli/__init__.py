@@ -234,8 +234,7 @@ def _upkeep(command: _Command) -> None:
     made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
     made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
     made.add_argument("--full", action="store_true", help="read every record, trust no index")
-    made.add_argument("--name", type=_text, help="who decides, in the audit trail")
-    _reason(made)
+    _who(made)
     made.add_argument("--every", type=_positive, metavar="1m", help="do not end; do it again")
     _audit(made)
     made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
@@ -273,10 +272,6 @@ def _who(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--by", type=_text, metavar="NAME", help="who, in the audit trail; else the user's name"
     )
-    _reason(made)
-
-
-def _reason(made: argparse.ArgumentParser) -> None:
     made.add_argument("--reason", type=_text, metavar="TEXT", help="why, in the audit trail")
 
 

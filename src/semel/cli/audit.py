@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from semel.cli.formatting import as_json, columns, moment, printable
+from semel.cli.formatting import as_json, columns, moment
 from semel.cli.store import checked_digest, open_engine
 from semel.cli.terminal import coloured
 from semel.core.records import Identity, Record
@@ -72,4 +72,4 @@ def _wanted_digest(options: Namespace) -> str | None:
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:
     texts = (entry.action, entry.details, entry.scope, entry.key_digest, entry.by, entry.reason)
-    return (moment(entry.at) or "-", *(printable(text or "-") for text in texts))
+    return (moment(entry.at) or "-", *(text or "-" for text in texts))

@@ -11,7 +11,7 @@ from argparse import Namespace
 
 from semel import repair
 from semel.cli.audit import user
-from semel.cli.formatting import duration, moment, printable, state_of, stuck_for
+from semel.cli.formatting import duration, moment, printable, state_of
 from semel.cli.results import resolution_of
 from semel.cli.store import NO_RECORD, key_of, open_engine
 from semel.cli.terminal import can_ask, confirmed
@@ -93,12 +93,11 @@ def _standing(found: Record | RecordUnreadable) -> tuple[str, str]:
     if isinstance(found, RecordUnreadable):
         return "cannot be read: it may be running or held", "Find out what happened"
     info = run_info.read(found.run_info)
-    by = "" if info is None else f" (by {info.by})"
+    by = "" if info is None else f" (by {printable(info.by)})"
     if found.abandoned:
-        age = duration(stuck_for(found))
+        age = duration(found.abandoned_for)
         return f"is held: it was abandoned {age} ago{by}", "Find out what happened and use resolve"
-    left = duration(-stuck_for(found))
-    return f"is running{by}, with a lease for another {left}", "Wait until it has ended"
+    return f"is running{by}, {_lease_left(found)}", "Wait until it has ended"
 
 
 def _same(before: Record | RecordUnreadable, now: Record | RecordUnreadable | None) -> bool:
@@ -130,10 +129,10 @@ def resolve(options: Namespace) -> int:
             audit=audit_of(options),
             reason=options.reason,
         )
-        record = engine.peek(key, scope=options.scope)
-    if decision is None:
-        print(f"nothing was decided: {_why_not(record)}", file=sys.stderr)
-        return 1
+        if decision is None:
+            why = _why_not(engine.peek(key, scope=options.scope))
+            print(f"nothing was decided: {why}", file=sys.stderr)
+            return 1
     if not isinstance(decision, Resolved):
         print("nothing was decided: somebody else was faster", file=sys.stderr)
         return 1
@@ -183,6 +182,11 @@ def _lacks_type(value: object) -> bool:
 def _why_not(record: Record | None) -> str:
     if record is None:
         return NO_RECORD
-    if record.lease_until is None:
+    if record.state is not State.PROCESSING:
         return f"it has ended as {state_of(record)}"
-    return f"it is running, with a lease for another {duration(record.lease_until - record.now)}"
+    return f"it is running, {_lease_left(record)}"
+
+
+def _lease_left(record: Record) -> str:
+    ends = record.now if record.lease_until is None else record.lease_until
+    return f"with a lease for another {duration(ends - record.now)}"

@@ -77,11 +77,6 @@ def row(record: Record) -> tuple[str, ...]:
     )
 
 
-def stuck_for(record: Record) -> float:
-    """Return the seconds since the lease of an attempt ended; 0 for one that has ended itself."""
-    return 0.0 if record.lease_until is None else record.now - record.lease_until
-
-
 def stuck_row(record: Record) -> tuple[str, ...]:
     """Return an abandoned attempt as one line of `STUCK`."""
     info = run_info.read(record.run_info)
@@ -90,7 +85,7 @@ def stuck_row(record: Record) -> tuple[str, ...]:
         record.key,
         str(record.number),
         _HELD[held(record)],
-        duration(stuck_for(record)),
+        duration(record.abandoned_for),
         "-" if info is None else info.by,
         "-" if info is None else info.why or "lease ended",
     )
@@ -171,9 +166,14 @@ def painted(text: str, colour: str | None) -> str:
     return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
 
 
-def printable(text: str) -> str:
-    """Escape what a terminal would obey instead of show: a stored text may come from anywhere."""
-    return text if text.isprintable() else repr(text)[1:-1]
+def printable(text: str, *, but: str = "") -> str:
+    """Escape what a terminal would obey instead of show: a stored text may come from anywhere.
+
+    `but` are such characters that stay, as in a text of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
 
 
 def as_json(value: object) -> str:

@@ -15,7 +15,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from semel.cli.formatting import as_json
+from semel.cli.formatting import as_json, printable
 from semel.core import run_info
 from semel.core.codec import BY_STORED_NAME
 from semel.core.records import Record
@@ -41,6 +41,8 @@ SUMMARY = 100
 SHOWN = 10_000
 """Characters of a body that are shown."""
 
+_LINES: Final = "\n\t"
+"""Characters that lay out a text of several lines."""
 _CHARSET: Final = re.compile(r"""charset=["']?([\w.:-]+)""", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that no text has."""
@@ -122,8 +124,8 @@ def result_text(record: Record) -> str:
         return "no result: the operation has not ended"
     result = read_result(record.outcome)
     if isinstance(result, PlainValue):
-        return printable(as_json(result.value))
-    return printable("\n".join([_summary(result), *_details(result)]))
+        return printable(as_json(result.value), but=_LINES)
+    return printable("\n".join([_summary(result), *_details(result)]), but=_LINES)
 
 
 def result_summary(record: Record) -> str:
@@ -153,13 +155,6 @@ def result_data(record: Record) -> object:
             return {"codec": result.codec, **_binary(result.data)}
         case _:
             return _summary(result)
-
-
-def printable(text: str) -> str:
-    """Escape what is neither a character to be seen nor a line break or tab."""
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text
-    )
 
 
 def _summary(result: ReadableResult) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.cli.formatting import STUCK, as_json, columns, duration, fields, stuck_for, stuck_row
+from semel.cli.formatting import STUCK, as_json, columns, duration, fields, stuck_row
 from semel.cli.store import LIMIT, open_engine
 from semel.cli.terminal import Screen, coloured
 from semel.core.records import Record
@@ -34,7 +34,7 @@ class Abandoned(Struct, frozen=True):
 
     def counts(self, older_than: float = ALERT_AFTER) -> bool:
         """Tell whether one has been stuck for so long that somebody has to look at it."""
-        return any(stuck_for(record) >= older_than for record in self.records)
+        return any(record.abandoned_for >= older_than for record in self.records)
 
     @property
     def text(self) -> str:
@@ -45,7 +45,7 @@ class Abandoned(Struct, frozen=True):
         more, least = ("more than ", "at least ") if self.more else ("", "")
         return (
             f"{more}{len(self.records)} stuck, {least}{held} of them held, the oldest for "
-            f"{duration(max(map(stuck_for, self.records)))}"
+            f"{duration(max(record.abandoned_for for record in self.records))}"
         )
 
 
@@ -69,7 +69,7 @@ def stuck(options: Namespace) -> int:
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    return {**fields(record), "stuck_seconds": round(stuck_for(record), 3)}
+    return {**fields(record), "stuck_seconds": round(record.abandoned_for, 3)}
 
 
 def _table(found: Abandoned) -> str:

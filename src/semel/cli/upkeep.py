@@ -52,7 +52,7 @@ def reconcile(options: Namespace) -> int:
     resolvers = _imported(options.resolvers)
     with open_engine(options) as engine:
         reconciliation = Reconciliation(
-            Decider(engine, name=options.name, audit=audit_of(options), reason=options.reason),
+            Decider(engine, name=user(options), audit=audit_of(options), reason=options.reason),
             resolvers,
             older_than=options.older_than,
             max_tries=options.max_tries,

@@ -135,6 +135,11 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
         return self.lease_until is not None and self.lease_until <= self.now
 
     @property
+    def abandoned_for(self) -> float:
+        """Seconds since its lease ended; 0 unless it is abandoned."""
+        return 0.0 if self.lease_until is None else max(0.0, self.now - self.lease_until)
+
+    @property
     def remaining(self) -> float | None:
         """Seconds until it expires; None while PROCESSING."""
         return None if self.expires_at is None else max(0.0, self.expires_at - self.now)

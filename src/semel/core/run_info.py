@@ -51,7 +51,7 @@ def process_name() -> str:
     """Name this process: by `SEMEL_NAME`, or by its host and pid."""
     from socket import gethostname  # noqa: PLC0415 - only here: `import semel` must stay cheap
 
-    return os.environ.get(NAME_VARIABLE) or f"{gethostname()}:{os.getpid()}"
+    return _printable(os.environ.get(NAME_VARIABLE) or f"{gethostname()}:{os.getpid()}")
 
 
 def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
@@ -64,9 +64,9 @@ def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
         by="",
         ttl=int(ttl) if ttl == int(ttl) else ttl,
         codec=codec if len(_encode(codec)) <= LONGEST_CODEC else "",
-        why=None if why is None else _printable(why)[:LONGEST_WHY].decode(errors="ignore"),
+        why=None if why is None else _printable(why).encode()[:LONGEST_WHY].decode(errors="ignore"),
     )
-    name, room = _printable(by), RUN_INFO_BYTES - len(_encode(rest))
+    name, room = _printable(by).encode(), RUN_INFO_BYTES - len(_encode(rest))
     return _encode(replace(rest, by=name[max(0, len(name) - room) :].decode(errors="ignore")))
 
 
@@ -122,8 +122,6 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
     os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def _printable(text: str) -> bytes:
+def _printable(text: str) -> str:
     """Replace what JSON would write longer than it is, and what has no place on a terminal."""
-    return "".join(
-        each if each.isprintable() and each not in '"\\' else "?" for each in text
-    ).encode()
+    return "".join(each if each.isprintable() and each not in '"\\' else "?" for each in text)

@@ -105,7 +105,7 @@ def prometheus_hook(registry: CollectorRegistry = REGISTRY) -> Hook:
 
 
 class TallyCollector:
-    """Shows a `tally` of yours to a registry: `registry.register(TallyCollector(tally))`.
+    """Shows a `tally` to a registry: `registry.register(TallyCollector(tally))`.
 
     `prometheus_hook()` does that, and knows of multi-process mode.
     """
@@ -300,7 +300,7 @@ class _Answers:
     def found(self, records: Iterable[Record]) -> None:
         """Keep an answer; a scope in which something was stuck is shown from then on, if with 0."""
         stuck = [
-            (self._label(record.scope), "true" if record.hold else "false", _age(record))
+            (self._label(record.scope), "true" if record.hold else "false", record.abandoned_for)
             for record in records
             if record.scope != AUDIT_SCOPE
         ]
@@ -330,12 +330,6 @@ class _Answers:
 
     def _begin(self, scope: str) -> None:
         self._nothing |= {(scope, "true"): 0, (scope, "false"): 0}
-
-
-def _age(record: Record) -> float:
-    """How long ago the lease of a stuck record ended; one that is stuck has had one."""
-    ended = record.now if record.lease_until is None else record.lease_until
-    return max(0.0, record.now - ended)
 
 
 def _stuck_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:

@@ -66,7 +66,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     by: str
     """Who: a name, if one was given, and the host and the process, or `SEMEL_NAME`."""
     action: str
-    """`resolve`, `forget`, `purge`, `reconcile`, `view`, or what a program of yours has written."""
+    """`resolve`, `forget`, `purge`, `reconcile`, `view`, or what your program writes."""
     scope: str | None = None
     key_digest: str | None = None
     """Which record; None for an action on the whole store."""

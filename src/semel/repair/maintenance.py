@@ -64,7 +64,7 @@ async def health_async(place: Any, *, alert_after: Duration = ALERT_AFTER) -> He
     async with open_async_target(place) as store:
         counts = await store.counts()
         stuck = await store.stuck(limit=1)
-    oldest = max((record.now - record.lease_until for record in stuck), default=None)
+    oldest = max((record.abandoned_for for record in stuck), default=None)
     return Health(counts, oldest, oldest is not None and oldest >= longest)
 
 

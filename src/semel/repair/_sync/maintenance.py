@@ -50,7 +50,7 @@ def health(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
     with open_target(place) as store:
         counts = store.counts()
         stuck = store.stuck(limit=1)
-    oldest = max((record.now - record.lease_until for record in stuck), default=None)
+    oldest = max((record.abandoned_for for record in stuck), default=None)
     return Health(counts, oldest, oldest is not None and oldest >= longest)
 
 

@@ -305,7 +305,7 @@ class Reconciliation:
             except StoreError:
                 self._decider.give_back(record, age)  # else it would be ours for a lease
                 raise
-            stored = self._decider.write(record, resolution, may_omit=True)
+            stored = self._decider.write(record, resolution, age, may_omit=True)
             self._open_cases.close(identity)
             made = [self._decider.decision(record, resolution, stored=stored)]
         for decision in made:

@@ -122,11 +122,17 @@ class Decider:
         return result
 
     def write(
-        self, record: Record, resolution: Succeeded | Failed, *, may_omit: bool = False
+        self,
+        record: Record,
+        resolution: Succeeded | Failed,
+        abandoned_for: float,
+        *,
+        may_omit: bool = False,
     ) -> bool:
         """Write the outcome of an adopted attempt; False = somebody else owns it by now.
 
-        With `may_omit`, a success whose value can never be stored is written without it.
+        With `may_omit`, a success whose value can never be stored is written without it. If nothing
+        can be written, the attempt is left as it was, `abandoned_for` this time.
         """
         try:
             outcome = self.outcome(record, resolution, may_omit=may_omit)
@@ -138,10 +144,10 @@ class Decider:
                     omitted(reason), None, f"{reason}: {rejected}"
                 )
                 return self._write(record, resolution, without)
-            self.give_back(record, 0.0)  # else it would be ours until the lease ends
+            self.give_back(record, abandoned_for)  # else it would be ours for a lease
             raise
         except ConfigError:
-            self.give_back(record, 0.0)
+            self.give_back(record, abandoned_for)
             raise
 
     def _write(
@@ -289,7 +295,7 @@ def _decide_by_hand(
     record = decider.adopt(identity)
     if record is None:
         return None
-    stored = decider.write(record, resolution)
+    stored = decider.write(record, resolution, found.abandoned_for)
     decision = decider.decision(record, resolution, stored=stored)
     decider.report(decision)
     return decision
