@@ -122,13 +122,6 @@ def test_show_of_nothing_is_said(semel):
     assert "no such record" in said.err
 
 
-def test_stuck_is_found_by_the_exit_code(semel):
-    assert semel.on_store("stuck").code == 0
-    semel.abandon("order:1", ago=301.0)
-    assert semel.on_store("stuck").code == 1
-    assert semel.on_store("stuck", "--older-than", "1h").code == 0
-
-
 def test_list_by_age(filled, monkeypatch):
     assert len(keys(filled.on_store("list", "--age", "0"))) == 7
     assert keys(filled.on_store("list", "--age", "1h")) == []
