@@ -227,6 +227,26 @@ def test_an_engine_that_has_the_codec_writes_with_it(kind, options):
         assert unpack_answer(packed).body == b"made"
 
 
+class LongNamed(MsgpackCodec):
+    """A codec of an application, whose name does not fit into a running record."""
+
+    name = f"{'long' * 20}/1"
+
+
+def test_a_codec_whose_name_is_too_long_is_that_of_the_scope_or_not_known(kind, operator):
+    """Written by the default codec, a result might be readable that was to be encrypted."""
+    operator.left(LongNamed.name)
+    with pytest.raises(ConfigError, match="a codec whose name is too long for the record, which"):
+        operator.decide(Succeeded("ch_42"))
+    world, program = engine_with(kind, policy=Policy(codec=LongNamed()))
+    with world:
+        for value in ("ch_42", CREATED):
+            identity = program.left(LongNamed.name)
+            program.decide(Succeeded(value))
+            assert program.record(identity).outcome.codec == LongNamed.name
+            program.store("forget", identity)
+
+
 def test_the_codec_of_the_scope_is_used_where_the_record_names_none(kind):
     world, program = engine_with(kind, policy=Policy(codec=encrypting()))
     with world:

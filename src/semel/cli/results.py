@@ -96,7 +96,6 @@ def _content(option: str, given: str) -> bytes:
 
 
 _GIVEN: Final = {
-    "": "--succeeded JSON",
     **dict.fromkeys(BY_STORED_NAME, "--succeeded JSON"),
     HTTP: "--status CODE --header 'NAME: VALUE' --body TEXT",
     GRPC: "--message @FILE",
@@ -109,7 +108,7 @@ def how_to_decide(record: Record) -> str:
     info = run_info.read(record.run_info)
     command = f"semel resolve {quote(record.scope)} {quote(record.key)}"
     failed = "--failed TEXT, with --retryable if the next call may run"
-    given = _GIVEN.get("" if info is None else info.codec)
+    given = "--succeeded JSON" if info is None else _GIVEN.get(info.codec)
     if given is None:
         return f"to decide: {command} {failed}; its codec is known to its program alone"
     return f"to decide: {command} {given}; or {failed}"

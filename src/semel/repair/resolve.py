@@ -109,10 +109,10 @@ class AsyncDecider:
         """
         if isinstance(resolution, Failed):
             return StoredResult(encode_failure(ResolvedFailure(resolution.error)), None)
-        setup, info = self._runs.setup, run_info.read(record.run_info)
+        setup = self._runs.setup
         result = encode_for(
             resolution.value,
-            "" if info is None else info.codec,
+            run_info.read(record.run_info),
             setup.rules(record.scope),
             setup.codecs,
             record.identity,

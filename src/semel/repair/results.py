@@ -31,6 +31,7 @@ from semel.core.codec import (
 from semel.core.codec_types import CLASS_FORMATS, CUSTOM, EXTRA, PRIVATE, TAG, TYPE, VALUE, Tree
 from semel.core.policy import Rules
 from semel.core.records import FAILURE, OMITTED, Encoded, Identity
+from semel.core.run_info import RunInfo
 from semel.core.stored_answers import (
     GRPC,
     HTTP,
@@ -190,15 +191,20 @@ _READ_BY: Final[dict[str, Kind]] = {
 
 
 def encode_for(
-    value: object, named: str, rules: Rules, codecs: Mapping[str, Codec], identity: Identity
+    value: object,
+    info: RunInfo | None,
+    rules: Rules,
+    codecs: Mapping[str, Codec],
+    identity: Identity,
 ) -> StoredResult[object]:
-    """Encode a result as the codec reads it that the running record has `named` ("": none).
+    """Encode a result as the codec reads it that the running record names in its `info`.
 
     `rules` and `codecs` are those of the engine that decides. A kind that the codec does not read,
     and a codec that is not known, are a ConfigError.
     """
+    named = None if info is None else info.codec
     kind = _KIND_OF.get(type(value), VALUE_KIND)
-    expected = _READ_BY.get(named, kind)
+    expected = kind if named is None else _READ_BY.get(named, kind)
     if kind is not expected:
         raise ConfigError(
             f"this is the record of {expected.of} (its codec is {named}): give the result by "
@@ -210,15 +216,18 @@ def encode_for(
     return encode_result(kind.pack(value), codec, identity, None, limit)
 
 
-def _codec_for(kind: Kind, named: str, usual: Codec, codecs: Mapping[str, Codec]) -> Codec:
-    if named in {"", usual.name}:
-        return usual if kind.codec is None or usual.name not in BY_STORED_NAME else kind.codec
+def _codec_for(kind: Kind, named: str | None, usual: Codec, codecs: Mapping[str, Codec]) -> Codec:
+    is_own = usual.name not in BY_STORED_NAME
+    # A name that was too long for the record is none of ours: the scope's own codec may have it.
+    if named is None or named == usual.name or (named == "" and is_own):
+        return usual if kind.codec is None or is_own else kind.codec
     if kind.codec is not None and named == kind.codec.name:
         return kind.codec
     codec = codecs.get(named, BY_STORED_NAME.get(named))
     if codec is None:
+        which = f"the codec {named!r}" if named else "a codec whose name is too long for the record"
         raise ConfigError(
-            f"a result of this record is written by the codec {named!r}, which is not known here. "
+            f"a result of this record is written by {which}, which is not known here. "
             "Decide in a program whose engine has the codec (codecs=[...]), and its keys if it "
             "encrypts: semel.repair.settle(engine, key, Succeeded(...), scope=...). A failure "
             "needs no codec: --failed TEXT (in Python, Failed(error, retryable))"
