@@ -106,7 +106,7 @@ _GIVEN: Final = {
 def how_to_decide(record: Record) -> str:
     """Return the command that decides what became of an abandoned attempt."""
     info = run_info.read(record.run_info)
-    command = f"semel resolve {quote(record.scope)} {quote(record.key)}"
+    command = printable(f"semel resolve {quote(record.scope)} {quote(record.key)}")
     failed = "--failed TEXT, with --retryable if the next call may run"
     given = "--succeeded JSON" if info is None else _GIVEN.get(info.codec)
     if given is None:
