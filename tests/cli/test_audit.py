@@ -96,11 +96,29 @@ def test_entries_are_listed_as_a_table(semel_sqlite):
 
 
 def test_what_a_terminal_would_obey_is_shown_instead(semel_sqlite, monkeypatch):
-    monkeypatch.setenv("SEMEL_NAME", "web\x1b[2J")
+    # A program of another release may have written it as it is.
+    monkeypatch.setattr("semel.repair._sync.audit.process_name", lambda: "web\x1b[2J")
     semel_sqlite.on_store("purge")
     out = semel_sqlite.on_store("audit").out
     assert "\x1b" not in out
-    assert "web?[2J" in out
+    assert r"web\x1b[2J" in out
+
+
+@pytest.mark.parametrize("name", ["web-\udcff", "web-\x1b", "web-\n", "x" * 10_000 + "web-?"])
+def test_a_process_with_an_odd_name_can_act_and_its_log_stays_one_printable_line(
+    semel, monkeypatch, caplog, name
+):
+    semel.abandon("order:1", hold=False)
+    monkeypatch.setenv("SEMEL_NAME", name)
+    resolved = semel.on_store("resolve", "orders", "order:1", "--failed", "no", "--by", "anna")
+    assert resolved.code == 0
+    (entry,) = entries(semel)
+    assert entry["by"].startswith("anna@")
+    assert entry["by"].endswith("web-?")
+    assert len(entry["by"]) <= 5 + 200
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "semel.audit"]
+    assert f"by={entry['by']}" in line
+    assert line.isprintable()
 
 
 def test_entries_are_found_by_scope_key_digest_age_and_number(semel):

@@ -7,11 +7,13 @@ import json
 import logging
 import re
 import shlex
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from cli.conftest import OWNER
 from semel import (
     Idempotency,
     OutcomeUnknown,
@@ -20,7 +22,7 @@ from semel import (
     State,
     StoreUnavailable,
 )
-from semel.core.records import Encoded, Identity
+from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.stores.urls import open_store
 
 
@@ -43,6 +45,16 @@ def test_somebody_else_may_forget_it_first(semel_sqlite, monkeypatch):
     said = semel_sqlite.on_store("forget", "orders", "order:1")
     assert (said.code, said.out) == (1, "")
     assert "no such record" in said.err
+
+
+def test_a_question_shows_what_a_terminal_would_obey_in_the_name_of_a_process(semel_sqlite):
+    said_by_it = b'{"by":"web\\u001b[2J","ttl":60,"codec":"json/1"}'
+    with closing(open_store(semel_sqlite.url)) as store:
+        identity = Identity("orders", "order:1")
+        store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, run_info=said_by_it))
+    said = semel_sqlite.on_store("forget", "orders", "order:1")
+    assert (said.code, "\x1b" in said.err) == (2, False)
+    assert r"is running (by web\x1b[2J), with a lease" in said.err
 
 
 def test_forget_warns_where_it_may_have_happened(semel):

@@ -97,9 +97,12 @@ def test_semel_name_names_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_name() == "payments-7f9c"
 
 
-def test_a_name_that_no_terminal_shows_is_made_one_that_it_does(monkeypatch) -> None:
-    monkeypatch.setenv("SEMEL_NAME", "web\udcff\x1b[2J")
-    assert process_name() == "web??[2J"
+@pytest.mark.parametrize("odd", ["\n", "\x1b", '"', "\udcff"])
+def test_a_name_is_printable_and_no_longer_than_a_record_can_keep(
+    monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    monkeypatch.setenv("SEMEL_NAME", f"{'x' * 10_000}web{odd}3")
+    assert process_name() == f"{'x' * (RUN_INFO_BYTES - 5)}web?3"
 
 
 def test_what_is_written_refuses_more_than_a_record_keeps() -> None:

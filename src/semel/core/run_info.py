@@ -48,10 +48,15 @@ _decode = msgspec.json.Decoder(RunInfo).decode
 
 
 def process_name() -> str:
-    """Name this process: by `SEMEL_NAME`, or by its host and pid."""
+    """Name this process: by `SEMEL_NAME`, or by its host and pid.
+
+    It goes into records, logs and the audit trail: a long name loses its beginning, and what is not
+    printable is replaced, as `build` does.
+    """
     from socket import gethostname  # noqa: PLC0415 - only here: `import semel` must stay cheap
 
-    return _printable(os.environ.get(NAME_VARIABLE) or f"{gethostname()}:{os.getpid()}")
+    name = os.environ.get(NAME_VARIABLE) or f"{gethostname()}:{os.getpid()}"
+    return _printable(name[-RUN_INFO_BYTES:])
 
 
 def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
