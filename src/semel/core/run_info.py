@@ -76,7 +76,7 @@ def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
 
 
 def read(stored: bytes) -> RunInfo | None:
-    """Read what `build` wrote; None where there is nothing, or something else."""
+    """Read a `stored` run_info, as `build` wrote it; None where there is none, or another text."""
     try:
         return _decode(stored)
     except (msgspec.MsgspecError, ValueError, RecursionError):
