@@ -233,7 +233,19 @@ def test_show_has_the_command_that_decides(semel, tmp_path, codec, given):
     assert semel.on_store(*words, *more).code == 0
 
 
+def test_the_command_that_decides_can_be_typed_whatever_the_key_is(semel_sqlite):
+    leave(semel_sqlite, "json/1", "-k1")
+    said = semel_sqlite.on_store("show", "http", "--", "-k1").out.splitlines()[-1]
+    command = said.removeprefix("to decide: semel ").partition(" --succeeded")[0]
+    assert command == f"resolve --digest http {Identity('http', '-k1').key_digest}"
+    assert semel_sqlite.on_store(*shlex.split(command), "--succeeded", "7").code == 0
+    assert semel_sqlite.get("-k1", scope="http").state is State.SUCCEEDED
+
+
 def test_show_has_the_command_for_records_that_say_little(semel):
+    semel.abandon("o-2")
+    said = semel.on_store("show", "orders", "o-2").out
+    assert "to decide: semel resolve orders o-2 --ttl TIME --succeeded JSON; or --failed" in said
     semel.abandon("o-1", hold=False)
     said = semel.on_store("show", "orders", "o-1").out
     assert "to decide: semel resolve orders o-1 --succeeded JSON; or --failed" in said

@@ -106,7 +106,12 @@ _GIVEN: Final = {
 def how_to_decide(record: Record) -> str:
     """Return the command that decides what became of an abandoned attempt."""
     info = run_info.read(record.run_info)
-    command = printable(f"semel resolve {quote(record.scope)} {quote(record.key)}")
+    name = f"{quote(record.scope)} {quote(record.key)}"
+    if record.key.startswith("-") or not name.isprintable():  # else it would be read otherwise
+        name = f"--digest {quote(printable(record.scope))} {record.identity.key_digest}"
+    command = f"semel resolve {name}"
+    if info is None and record.hold:  # of an older release: how long to keep it is not known
+        command += " --ttl TIME"
     failed = "--failed TEXT, with --retryable if the next call may run"
     given = "--succeeded JSON" if info is None else _GIVEN.get(info.codec)
     if given is None:
