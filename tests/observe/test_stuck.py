@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from time import monotonic
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engines.facade import KINDS, PATIENCE, Gate, World, intercepted
+from engines.facade import KINDS, PATIENCE, Gate, World, intercepted, wait_until
 from observe.test_prometheus import check_with_promtool, samples
 from semel import AsyncIdempotency, Idempotency, open_async_store, open_store
 from semel.core.records import ClaimRequest, Identity, StuckRequest
@@ -19,6 +20,7 @@ from semel.errors import ConfigError
 from semel.observe import prometheus
 from semel.observe.prometheus import AsyncStuckCollector, StuckCollector
 from semel.testing import Refuse
+from stores.sqlite_helpers import start_fork
 
 MINUTE = 60.0
 NOWHERE = "redis://127.0.0.1:1"
@@ -216,6 +218,59 @@ def test_a_store_that_is_down_is_shown_as_down_until_it_answers_again(kind, cloc
         found = scraped.read()
         assert found["semel_store_up",] == 1
         assert found["semel_stuck", "payments", "false"] == 1
+
+
+def test_a_store_that_hangs_is_shown_as_down_and_keeps_nobody_waiting(clock, monkeypatch):
+    """Prometheus waits for 10 seconds, then it has none of the metrics of the whole process."""
+    with scraping("threads") as scraped:
+        scraped.abandon("payments", "a", age=MINUTE)
+        assert scraped.read()["semel_store_up",] == 1
+        gate = Gate()
+        scraped.store.before["stuck"] = gate
+        clock.ahead += 15
+        with monkeypatch.context() as patch:
+            patch.setattr(prometheus, "LONGEST_WAIT", 0.01)
+            for _ in range(6):
+                assert scraped.read() == {("semel_store_up",): 0}
+                clock.ahead += 15
+        assert scraped.asked() == ["stuck"]  # before; and not again while it is held up
+        gate.open()
+        wait_until(lambda: scraped.read().get(("semel_stuck", "payments", "false")) == 1)
+
+
+def test_a_store_that_hangs_from_the_beginning_is_down_as_well(monkeypatch):
+    with scraping("threads") as scraped:
+        gate = Gate()
+        scraped.store.before["stuck"] = gate
+        monkeypatch.setattr(prometheus, "LONGEST_WAIT", 0.01)
+        assert scraped.read() == {("semel_store_up",): 0}
+        gate.open()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_is_forked_while_the_store_hangs_asks_for_itself(
+    sqlite_url, clock, monkeypatch
+):
+    with Idempotency(sqlite_url) as idem:
+        registry, gate = CollectorRegistry(), Gate()
+        registry.register(StuckCollector(idem))
+        answer = idem.internals.store.stuck
+        with monkeypatch.context() as patch:
+            patch.setattr(prometheus, "LONGEST_WAIT", 0.01)
+            patch.setattr(
+                idem.internals.store, "stuck", lambda limit: gate() or answer(limit=limit)
+            )
+            assert samples(generate_latest(registry).decode()) == {("semel_store_up",): 0}
+
+        clock.ahead += 15
+
+        def read_in_child() -> None:
+            assert samples(generate_latest(registry).decode()) == {("semel_store_up",): 1}
+
+        child = start_fork(read_in_child)
+        child.join(PATIENCE)
+        gate.open()
+        assert child.exitcode == 0
 
 
 def test_a_server_that_is_not_there_is_down():

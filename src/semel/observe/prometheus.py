@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Iterable
 from time import monotonic
 from typing import Final
@@ -64,6 +65,10 @@ MOST_STUCK: Final = 10_000
 """How many stuck records are read at most, the oldest first.
 
 So many, because old ones that any call may take over must not hide a young one that is held."""
+
+LONGEST_WAIT: Final = 5.0
+"""Seconds that a reader of the metrics waits for a store: Prometheus itself waits for 10, and would
+get none of the metrics of a process whose store hangs."""
 
 SHOWN_FOR: Final = 4
 """For how many times `every` an answer is shown; then it says nothing about the store of now."""
@@ -183,7 +188,8 @@ class StuckCollector:
 
     `store` is an engine or a store for threads. It is asked when Prometheus reads the metrics, but
     at most once in `every` seconds; in between, the last answer is shown. It is asked for abandoned
-    records alone, which every store finds without looking at the others.
+    records alone, which every store finds without looking at the others. A store that has not
+    answered after 5 seconds is shown as down, until it does.
 
     Examples:
         >>> with Idempotency("memory://") as engine:
@@ -195,6 +201,7 @@ class StuckCollector:
             raise _wrong_kind(store, "StuckCollector", "Idempotency or open_store(url)")
         self._target = store
         self._answers = _Answers(self._store, every)
+        self._asking = threading.Thread()  # which has not begun
 
     def describe(self) -> Iterable[Metric]:
         """Name the metrics, for the registry; this asks nothing."""
@@ -202,12 +209,21 @@ class StuckCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Ask the store, if it is time to, and show what is stuck."""
-        if self._answers.due():
-            try:
-                self._answers.found(self._store.stuck(limit=MOST_STUCK))
-            except IdempotencyError as error:
-                self._answers.failed(error)
+        # A thread that a fork has left behind in the parent is not alive here.
+        if not self._asking.is_alive() and self._answers.due():
+            # In a thread of its own, because a store may take longer than its timeout: a cluster
+            # whose nodes all hang has one for each of them.
+            asking = threading.Thread(target=self._ask, name="semel-stuck", daemon=True)
+            asking.start()
+            self._asking = asking
+            asking.join(LONGEST_WAIT)
         return self._answers.shown()
+
+    def _ask(self) -> None:
+        try:
+            self._answers.found(self._store.stuck(limit=MOST_STUCK))
+        except IdempotencyError as error:
+            self._answers.failed(error)
 
     @property
     def _store(self) -> Store:
@@ -282,6 +298,7 @@ class _Answers:
             raise ConfigError(f"{type(store).__name__} does not tell what is stuck")
         self._every = seconds("every", every)
         self._next = -math.inf
+        self._asked = math.inf  # so far, it was not
         # Held for a moment, never while the store is asked: a fork must not wait for a store.
         self._lock = ForkSafeLock()
         self._label = ScopeLabels(self._begin)
@@ -294,7 +311,7 @@ class _Answers:
             now = monotonic()
             if now < self._next:
                 return False
-            self._next = now + self._every
+            self._asked, self._next = now, now + self._every
             return True
 
     def found(self, records: Iterable[Record]) -> None:
@@ -317,10 +334,13 @@ class _Answers:
         self._last = _Answer(monotonic(), up=False)
 
     def shown(self) -> Iterable[Metric]:
-        """Show the last answer, unless it is old."""
+        """Show the last answer, unless it is old, or that there is none."""
         stuck, oldest, up = families = _stuck_families()
-        last = self._last
-        if last is not None and monotonic() - last.at <= SHOWN_FOR * self._every:
+        asked, last = self._asked, self._last
+        answered = last is not None and last.at >= asked
+        if not answered and monotonic() - asked >= LONGEST_WAIT:
+            up.add_metric((), 0)
+        elif last is not None and monotonic() - last.at <= SHOWN_FOR * self._every:
             for labels, count in last.counts.items():
                 stuck.add_metric(labels, count)
             for scope, age in last.oldest.items():
