@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis import exceptions as driver
 
-from semel.core.records import Identity, State
+from semel.core.records import AUDIT_SCOPE, Identity, State
 from semel.errors import (
     ConfigError,
     RecordUnreadable,
@@ -123,6 +123,17 @@ def test_what_is_stuck_is_found_without_a_scan(store, redis_of_this_worker):
     before = redis_of_this_worker.calls("scan", "keys")
     assert [record.identity for record in store.stuck()] == [IDENTITY]
     assert redis_of_this_worker.calls("scan", "keys") == before
+
+
+def test_a_listing_leaves_the_audit_trail_out_without_reading_it(store, redis_of_this_worker):
+    for number in range(50):
+        entry = Identity(AUDIT_SCOPE, f"audit-{number}")
+        store.put(entry, RESULT, 60, owner=new_owner())
+    store.put(IDENTITY, RESULT, 60, owner=new_owner())
+    before = redis_of_this_worker.calls("evalsha", "eval", "get")
+    assert [record.identity for record in store.scan().records] == [IDENTITY]
+    assert redis_of_this_worker.calls("evalsha", "eval", "get") <= before + 2  # a script reads it
+    assert len(store.scan(scope=AUDIT_SCOPE).records) == 50
 
 
 def test_a_stale_entry_is_pruned_by_whoever_meets_it(store, client):

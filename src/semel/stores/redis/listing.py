@@ -163,8 +163,9 @@ class Listing:
         for _ in range(_STEPS_PER_PAGE):
             if not waiting and node is not None:
                 position, keys = yield ScanStep(node, position, pattern, count)
-                waiting = self._identities(keys)
-                if not keys:
+                # By the name alone: a long audit trail is not read to be left out.
+                waiting = [each for each in self._identities(keys) if ask.covers(each.scope)]
+                if not waiting:
                     count = min(count * 2, _WIDEST_STEP)  # few keys here are ours: look further
                 if position == 0:
                     node = _next_node(nodes, node)
@@ -225,12 +226,8 @@ _COUNTED = {
 
 
 def _matches(record: Record, ask: ScanRequest) -> bool:
-    identity = record.identity
-    return (
-        ask.covers(identity.scope)
-        and identity.key.startswith(ask.prefix)
-        and (ask.state is None or record.state is ask.state)
-    )
+    key = record.identity.key
+    return key.startswith(ask.prefix) and (ask.state is None or record.state is ask.state)
 
 
 def _next_node(nodes: Sequence[str], node: str) -> str | None:
