@@ -93,6 +93,14 @@ def test_a_body_may_come_from_the_standard_input(semel_sqlite, monkeypatch):
     assert answer_of(semel_sqlite).body == b"piped"
 
 
+def test_a_standard_input_that_is_closed_is_no_body(semel_sqlite, monkeypatch):
+    leave(semel_sqlite, "http/1")
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it after <&-
+    said = semel_sqlite.on_store("resolve", "http", "r-1", "--status", "200", "--body", "@-")
+    assert (said.code, said.err) == (2, "semel: the standard input is closed\n")
+    assert semel_sqlite.get("r-1", scope="http").outcome is None
+
+
 def test_a_body_is_stored_as_the_shell_gave_it(semel_sqlite):
     leave(semel_sqlite, "http/1")
     words = ("--status", "200", "--body", "caf\udce9 é")  # how Python reads a byte that is no UTF-8
@@ -169,6 +177,10 @@ def test_what_the_codec_does_not_read_is_refused_before_anything_is_stored(
         (("--status", "200", "--header", "Location"), "--header takes a whole line"),
         (("--status", "200", "--header", "Set-Cookie: a=b"), "set-cookie is never stored"),
         (("--status", "200", "--body", "@missing"), "--body: missing cannot be read: No such file"),
+        (("--status", "200", "--body", "@"), "--body: no file is named behind the @"),
+        (("--status", "200", "--body", "@/"), "--body: / cannot be read: Is a directory"),
+        (("--status", "200", "--body", "@/dev/zero"), "/dev/zero has more than 100,000,000 bytes"),
+        (("--succeeded", "[" * 10_000), "--succeeded takes the result as JSON"),
         (("--message", "@missing"), "--message: missing cannot be read"),
         (("--message", "0807"), "--message @FILE"),
     ],
@@ -318,6 +330,9 @@ def test_a_text_is_decoded_as_its_type_says(semel_sqlite, content_type, body, te
         (b"image/png", PNG),
         (b"text/plain", b"\xff\xfe"),
         (b"text/plain; charset=no-such-one", b"abc"),
+        (b"text/plain; charset=undefined", b"abc"),  # a codec of Python that refuses any text
+        (b"text/plain; charset=utf-7", b"+2AA-"),  # half a character
+        (b"text/plain; charset=punycode", b"a-" * 200_000),  # would take minutes
         (b"text/plain", b"\x1b[2J"),
     ],
 )
@@ -359,7 +374,21 @@ def test_a_terminal_gets_no_control_characters(semel_sqlite):
     assert "\\x1b]0;title\\x07\\x9b2J" in text
     assert text.endswith("\n\n\\x9b2J\n")
     put(semel_sqlite, "json/1", '"a\x9bb"'.encode(), "r-2", scope="orders")
-    assert shown(semel_sqlite, "r-2", scope="orders") == '"a\\x9bb"\n'
+    assert shown(semel_sqlite, "r-2", scope="orders") == '"a\\u009bb"\n'
+
+
+def test_json_for_a_terminal_has_no_control_characters_and_says_the_same(semel_sqlite):
+    hostile = "é\x9b2J\x7f\u202e\u200b\U000e0041"
+    put(semel_sqlite, "json/1", json.dumps(hostile).encode())
+    said = semel_sqlite.on_store("show", "http", "r-1", "--result", "--json")
+    assert "é\\u009b2J\\u007f\\u202e\\u200b\\udb40\\udc41" in said.out
+    assert said.data["result"] == hostile
+
+
+def test_a_number_that_python_does_not_write_in_decimal_is_shown(semel_sqlite):
+    put(semel_sqlite, "json/1", json.dumps({"$": "int", "v": f"-{'f' * 4000}"}).encode())
+    assert shown(semel_sqlite) == f'"-0x{"f" * 4000}"\n'
+    assert data(semel_sqlite) == f"-0x{'f' * 4000}"
 
 
 @pytest.mark.parametrize(

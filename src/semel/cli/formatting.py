@@ -5,9 +5,11 @@ A table is plain text. On a terminal some words have a colour (`_COLOURS`).
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -177,5 +179,16 @@ def printable(text: str, *, but: str = "") -> str:
 
 
 def as_json(value: object) -> str:
-    """Write a value for programs; what JSON has no form for is shown as text."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    """Write a value for programs; what JSON has no form for is shown as text.
+
+    What a terminal would obey is escaped here, too: people look at JSON.
+    """
+    written = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    return _MAYBE_OBEYED.sub(_escaped, written)
+
+
+_MAYBE_OBEYED: Final = re.compile(r"[^\x20-\x7e\n]")
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return character[0] if character[0].isprintable() else json.dumps(character[0])[1:-1]

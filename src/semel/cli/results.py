@@ -5,6 +5,7 @@ What is shown has no character that a terminal would act upon: results come from
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import sys
@@ -40,12 +41,16 @@ SUMMARY = 100
 """Characters of a result in a list."""
 SHOWN = 10_000
 """Characters of a body that are shown."""
+LARGEST = 100_000_000
+"""Bytes that are read from a file: more than a store takes, and less than fills the memory."""
 
 _LINES: Final = "\n\t"
 """Characters that lay out a text of several lines."""
 _CHARSET: Final = re.compile(r"""charset=["']?([\w.:-]+)""", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that no text has."""
+_NO_CHARSETS: Final = frozenset({"idna", "punycode"})
+"""Codecs of Python for the names of hosts: a long text takes them minutes."""
 
 # --- from options --------------------------------------------------------------------------------
 
@@ -68,7 +73,7 @@ def resolution_of(options: Namespace) -> Succeeded | Failed:
         return Succeeded(GrpcAnswer(_content("--message", options.message)))
     try:
         return Succeeded(msgspec.json.decode(options.succeeded))
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise ConfigError(
             f"--succeeded takes the result as JSON: {error}; "
             """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
@@ -89,10 +94,25 @@ def _content(option: str, given: str) -> bytes:
             f"{option} takes the bytes of the serialized message from a file, as in {option} "
             f"@FILE, or from the standard input: {option} @-"
         )
+    if given == "@":
+        raise ConfigError(f"{option}: no file is named behind the @")
     try:
-        return sys.stdin.buffer.read() if given == "@-" else Path(given[1:]).read_bytes()
+        content = _read(given[1:])
     except OSError as error:
         raise ConfigError(f"{option}: {given[1:]} cannot be read: {error.strerror}") from error
+    if len(content) > LARGEST:
+        raise ConfigError(f"{option}: {given[1:]} has more than {LARGEST:,} bytes")
+    return content
+
+
+def _read(path: str) -> bytes:
+    """Read a file, or as much of it as shows that it is too large."""
+    if path != "-":
+        with Path(path).open("rb") as file:
+            return file.read(LARGEST + 1)
+    if sys.stdin is None:
+        raise ConfigError("the standard input is closed")
+    return sys.stdin.buffer.read(LARGEST + 1)
 
 
 _GIVEN: Final = {
@@ -205,8 +225,12 @@ def _text_of(answer: HttpAnswer) -> str | None:
     kinds = (value for name, value in answer.lines if name.lower() == "content-type")
     charset = _CHARSET.search(next(kinds, ""))
     try:
-        text = answer.body.decode("utf-8" if charset is None else charset[1])
-    except (LookupError, UnicodeDecodeError):
+        codec = codecs.lookup("utf-8" if charset is None else charset[1]).name
+        if codec in _NO_CHARSETS:
+            return None
+        text = answer.body.decode(codec)
+        text.encode()  # some codecs read what is half a character
+    except (LookupError, UnicodeError):
         return None
     return None if _CONTROL.search(text) else text
 

@@ -349,8 +349,16 @@ def _plain_clock(body: str | list[Any]) -> str:
     return text if zone is None else f"{text} {zone}"
 
 
+def _plain_int(body: str) -> int | str:
+    """Show a large number; in its stored, hexadecimal form where Python writes no decimal one."""
+    return int(body, 16) if len(body) <= _LONGEST_INT else f"{int(body, 16):#x}"
+
+
+_LONGEST_INT: Final = 3_500
+"""Hexadecimal digits whose decimal form has less than the 4,300 digits that Python writes."""
+
 _SHOWN: Final[dict[Any, Callable[[Any], Tree]]] = {
-    "int": lambda body: int(body, 16),
+    "int": _plain_int,
     "float": str,
     "complex": lambda body: str(complex(*body)),
     "bytes": binascii.a2b_base64,
