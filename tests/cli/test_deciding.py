@@ -81,6 +81,27 @@ def test_resolve_as_succeeded(semel, tmp_path):
     assert entry["verdict"] == "succeeded"
 
 
+def test_the_name_of_a_process_is_shown_and_not_obeyed(semel_sqlite):
+    info = b'{"by":"\\u001b[2Jweb","ttl":60,"codec":"json/1"}'
+    with closing(open_store(semel_sqlite.url)) as store:
+        claim = ClaimRequest(Identity("orders", "a"), OWNER, None, 60.0, 60.0, run_info=info)
+        store.claim(claim)
+    said = semel_sqlite.on_store("forget", "orders", "a")
+    assert said.code == 2
+    assert "is running (by \\x1b[2Jweb), " in said.err
+
+
+@pytest.mark.parametrize("file", ["", "missing/audit.jsonl", "/"])
+def test_nothing_is_decided_where_the_audit_file_cannot_be_written(semel_sqlite, file):
+    semel_sqlite.abandon("order:1")
+    words = ("--failed", "no", "--ttl", "3d", "--audit", file)
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", *words)
+    assert (said.code, said.out) == (2, "")
+    assert f"--audit: {file!r} cannot be written: " in said.err
+    assert semel_sqlite.get("order:1").state is State.PROCESSING
+    assert semel_sqlite.on_store("audit").out == "the audit trail has no such entries\n"
+
+
 def test_resolve_as_failed(semel, caplog):
     semel.abandon("order:1")
     words = ("--failed", "not at the bank", "--ttl", "3d")

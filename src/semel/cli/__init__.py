@@ -28,11 +28,14 @@ from semel.cli.formatting import STATES
 from semel.cli.store import LIMIT
 from semel.cli.terminal import LogLines
 from semel.core.keys import KeyGenerator
+from semel.core.records import LONGEST
 from semel.core.settings import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
 from semel.repair.maintenance import ALERT_AFTER, BATCH, PAUSE
 
 OK, FOUND, USAGE = 0, 1, 2
+MOST: Final = 1_000_000_000
+"""The largest number of anything; databases take no number without a limit."""
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """What shells expect of a program that Ctrl-C (SIGINT) or a closed pipe (SIGPIPE) ended."""
 
@@ -301,6 +304,8 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
     if seconds < 0:
         raise argparse.ArgumentTypeError("must be 0 seconds or longer")
+    if seconds > LONGEST:
+        raise argparse.ArgumentTypeError("must be at most 100 years")
     return seconds
 
 
@@ -318,6 +323,7 @@ def _text(text: str) -> str:
 
 
 def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    # By its length first: Python reads no number of many thousand digits.
+    if not text.isdecimal() or len(text) > len(str(MOST)) or not 0 < int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {MOST}")
     return int(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 from semel import repair
 from semel.cli.audit import user
@@ -148,8 +149,17 @@ def resolve(options: Namespace) -> int:
 
 
 def audit_of(options: Namespace) -> Audit:
-    """Choose where decisions are written: a file, or the log."""
+    """Choose where decisions are written: a file, or the log.
+
+    A file that cannot be written is rejected before anything is decided.
+    """
     if options.audit is not None:
+        try:
+            Path(options.audit).open("ab").close()
+        except OSError as error:
+            raise ConfigError(
+                f"--audit: {options.audit!r} cannot be written: {error.strerror}"
+            ) from error
         return AuditFile(options.audit)
     logging.getLogger("semel.audit").setLevel(logging.INFO)
     return log_audit

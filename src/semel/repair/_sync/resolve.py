@@ -31,6 +31,7 @@ from semel.repair.decisions import (
     ResolvedFailure,
     Succeeded,
     Verdict,
+    entry,
     log_audit,
 )
 from semel.repair.results import encode_for
@@ -223,7 +224,10 @@ class Decider:
         try:
             self._audit(decision)
         except Exception:
-            logger.exception("a decision could not be written to the audit log: %s", decision)
+            # By its entry, which has the digest: no key is logged.
+            logger.exception(
+                "a decision could not be written to the audit log: %s", entry(decision)
+            )
 
     def store_failed(self, identity: Identity, error: Exception) -> None:
         """Report that a record could not be looked into."""
