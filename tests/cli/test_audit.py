@@ -146,6 +146,7 @@ def test_entries_are_found_by_scope_key_digest_age_and_number(semel):
         (("--key-digest", "28ba"), "--key-digest takes a whole key_digest"),
         (("--key-digest", DIGEST, "--scope", "a", "--key", "b"), "not allowed with"),
         (("--since", "0"), "longer than 0"),
+        (("--scope", "a", "--key", "\udcff"), "a scope or a key that is not printable"),
     ],
 )
 def test_filters_that_name_nothing_are_refused(semel_sqlite, words, complaint):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import signal
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -369,3 +371,21 @@ def test_a_store_that_stays_away_is_exit_code_1(own_redis, capsys):
     own_redis.kill()
     with sitting(own_redis.url, "watch", "--every", "20ms", "--count", "2") as seat:
         assert seat.wait() == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_that_lacks_a_character_gets_an_escape(semel_sqlite, monkeypatch, encoding):
+    semel_sqlite.succeed("日本é", {"city": "大阪é"})
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert semel_sqlite.on_store("list").code == 0
+    assert semel_sqlite.on_store("show", "orders", "日本é", "--result", "--json").code == 0
+    table, brace, shown = out.buffer.getvalue().decode(encoding).partition("{")
+    assert ("日本é" if encoding == "utf-8" else "\\u65e5\\u672c") in table
+    assert json.loads(brace + shown)["result"] == {"city": "大阪é"}
+
+
+def test_output_may_go_to_any_text_stream(semel_sqlite):
+    with redirect_stdout(io.StringIO()) as out:
+        assert semel_sqlite.on_store("counts", "--json").code == 0
+    assert json.loads(out.getvalue())["succeeded"] == 0

@@ -26,7 +26,7 @@ from semel import __version__
 from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
 from semel.cli.formatting import STATES
 from semel.cli.store import LIMIT
-from semel.cli.terminal import LogLines
+from semel.cli.terminal import LogLines, escape_unknown
 from semel.core.keys import KeyGenerator
 from semel.core.records import LONGEST
 from semel.core.settings import parse_duration
@@ -71,6 +71,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if sys.stdout is None:
         # Before anything is done, of which nobody would see the report.
         return _complain("the standard output is closed; to drop it, write >/dev/null", USAGE)
+    escape_unknown(sys.stdout)
     logging.basicConfig(
         format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[LogLines()]
     )

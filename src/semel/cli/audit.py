@@ -67,6 +67,8 @@ def _wanted_digest(options: Namespace) -> str | None:
         return None
     if options.scope is None:
         raise ConfigError("--key needs --scope: each scope has its own keys")
+    if not (options.scope + options.key).isprintable():
+        raise ConfigError("no record has a scope or a key that is not printable")
     return Identity(options.scope, options.key).key_digest
 
 

@@ -6,12 +6,15 @@ switched off by `NO_COLOR` (no-color.org) and by `TERM=dumb`.
 
 from __future__ import annotations
 
+import codecs
+import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from time import monotonic
-from typing import ClassVar, Final, Self, TextIO
+from typing import ClassVar, Final, Self, TextIO, cast
 
 DELAY: Final = 0.5
 """Seconds that work may take before its progress is shown."""
@@ -40,6 +43,23 @@ def obeys_codes(stream: TextIO | None) -> bool:
 def coloured(stream: TextIO | None) -> bool:
     """Tell whether to write in colour."""
     return obeys_codes(stream) and not os.environ.get("NO_COLOR")
+
+
+def escape_unknown(stream: TextIO) -> None:
+    """Let a stream write what its encoding does not have as escapes, which JSON reads, too."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors=_ESCAPE)
+
+
+_ESCAPE: Final = "semel.escape"
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    unknown = cast("UnicodeEncodeError", error)
+    return json.dumps(unknown.object[unknown.start : unknown.end])[1:-1], unknown.end
+
+
+codecs.register_error(_ESCAPE, _escaped)
 
 
 def size_of(stream: TextIO) -> os.terminal_size:
