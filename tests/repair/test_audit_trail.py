@@ -244,13 +244,17 @@ def test_entries_are_found_by_scope_key_and_age(actions):
 def test_an_entry_that_cannot_be_read_hides_no_other(on_memory, caplog):
     actions, store = on_memory, on_memory.repairs.store
     actions.write("view")
-    for number, stored in enumerate(
-        (Encoded("audit/2", b'{"by":"x","action":"y"}'), Encoded("audit/1", b"{"))
-    ):
+    damaged = [
+        Encoded("audit/2", b'{"by":"x","action":"y"}'),
+        Encoded("audit/1", b"{"),
+        Encoded("audit/1", b"{}"),
+        Encoded("audit/1", b'{"by":"\xff","action":"y"}'),
+        Encoded("audit/1", b'{"by":' + b"[" * 10_000),
+    ]
+    for number, stored in enumerate(damaged):
         store("put", Identity(AUDIT_SCOPE, f"audit-{number}"), stored, 60.0, owner=bytes(12))
-    store("put", Identity(AUDIT_SCOPE, "audit-2"), Encoded("audit/1", b"{}"), 60.0, owner=bytes(12))
     assert [entry.action for entry in actions.read()] == ["view"]
-    assert caplog.text.count("cannot be read, and is left out: audit-") == 3
+    assert caplog.text.count("cannot be read, and is left out: audit-") == len(damaged)
 
 
 def test_the_trail_of_a_store_object_is_the_same(on_memory):

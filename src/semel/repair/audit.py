@@ -240,7 +240,8 @@ def read_entry(record: Record) -> AuditEntry | None:
     """Read an entry; None, and a warning, for one that cannot be read."""
     outcome = record.outcome
     if outcome is not None and outcome.codec == CODEC:
-        with suppress(msgspec.MsgspecError):
+        # ValueError: damaged bytes may be no UTF-8.
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
             said = msgspec.json.decode(outcome.data, type=dict[str, str])
             return msgspec.convert({**said, "at": record.created_at}, AuditEntry)
     logger.warning("an entry of the audit trail cannot be read, and is left out: %s", record.key)
