@@ -40,6 +40,19 @@ def test_every_decision_is_logged_with_its_fields(memory_workshop, caplog):
     assert f"by=night@{PLACE}" in entry.getMessage()
 
 
+def test_no_text_passes_for_another_field_or_line_of_the_log(memory_workshop, caplog):
+    memory_workshop.abandon("a")
+    forged = "no answer\ndecision=Resolved"
+    reconciler = memory_workshop.reconciler(
+        {"orders": lambda _: Unknown(forged)}, name="anna verdict=succeeded"
+    )
+    memory_workshop.run(reconciler)
+    (entry,) = [each for each in caplog.records if each.name == "semel.audit"]
+    assert f'by="anna verdict=succeeded@{PLACE}"' in entry.getMessage()
+    assert 'reason="no answer\\ndecision=Resolved"' in entry.getMessage()
+    assert entry.semel["reason"] == forged
+
+
 def test_decisions_are_appended_to_a_file(memory_workshop, tmp_path):
     path = tmp_path / "audit.jsonl"
     memory_workshop.abandon("a")

@@ -16,6 +16,7 @@ Event
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -145,8 +146,17 @@ def entry(decision: Decision) -> dict[str, Any]:
 def log_audit(decision: Decision) -> None:
     """Write a `decision` to the logger `semel.audit`; its fields are in the record's `semel`."""
     fields = entry(decision)
-    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    text = " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items())
     audit_logger.log(max(decision.level, logging.INFO), "%s", text, extra={"semel": fields})
+
+
+def _quoted(text: str) -> str:
+    """Quote what would pass for another field, or for another line of the log."""
+    plain = text.isprintable() and not set(text) & _SEPARATORS
+    return text if plain else json.dumps(text)
+
+
+_SEPARATORS: Final = frozenset(' "=')
 
 
 class AuditFile:
