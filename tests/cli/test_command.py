@@ -203,6 +203,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(semel_sqlite):
     assert done.stderr.split()[-1] in {"0", "141"}
 
 
+def test_messages_for_a_closed_stderr_do_not_go_to_the_output(semel_sqlite, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it after 2>&-
+    assert semel_sqlite.on_store("show", "orders", "missing", "--json") == (1, "", "")
+
+
 def test_an_interruption_ends_it_quietly(semel_sqlite, monkeypatch):
     def interrupted(options):
         raise KeyboardInterrupt

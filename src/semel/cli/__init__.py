@@ -19,7 +19,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from semel import __version__
@@ -42,6 +44,9 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if sys.stderr is None:  # it is closed, and what is printed to None goes to the output
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+            return main(arguments)
     try:
         return _written(arguments)
     except BrokenPipeError:
