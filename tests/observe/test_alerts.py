@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from observe.test_prometheus import served
 from semel import Idempotency, events, open_store
+from semel.cli import main
 from semel.core.records import ClaimRequest, Identity
 from semel.observe.prometheus import StuckCollector, prometheus_hook
 from servers.prometheus import PATIENCE, prometheus_server, promtool
@@ -31,7 +32,8 @@ METRIC = re.compile(r"\b(?:job\w*:)?semel_\w+(?::\w+)?")
 SELECTOR = re.compile(rf"({METRIC.pattern})(?:\{{([^}}]*)\}})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|=)\s*"([^"]*)"')
 GROUPING = re.compile(r"\bby\s*\(([^)]*)\)")
-SHOWN = re.compile(r"\{\{\s*(?:\$labels\.)?([a-z]\w*)\s*\}\}")
+OF_ALERT = re.compile(r"\$labels\.(\w+)")
+LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
 OF_TARGETS = {"job", "instance"}
 """Labels that Prometheus adds to everything that it scrapes."""
@@ -198,7 +200,8 @@ class Shop:
         self.hook = prometheus_hook(self.registry)
         self.store = open_store("memory://")
         self.idem = Idempotency(self.store, hooks=[self.hook])
-        self.registry.register(StuckCollector(self.store))
+        self.other = open_store("memory://")
+        StuckCollector({"shop": self.store, "mails": self.other}, registry=self.registry)
         for _ in range(2):
             self.idem.execute("order:1", lambda: "paid", scope="orders.pay")
         self.abandon("order:2", age=1000.0, hold=True)
@@ -228,6 +231,7 @@ def shop():
     yield made
     made.idem.close()
     made.store.close()
+    made.other.close()
 
 
 def recorded() -> dict[str, dict[str, set[str]]]:
@@ -263,14 +267,14 @@ def test_rules_and_dashboard_use_only_metrics_labels_and_values_that_are_exporte
 def test_texts_name_only_labels_that_their_expressions_have(shop):
     labels = {label for known in shop.exported().values() for label in known} | OF_TARGETS
     for alert in alerts().values():
-        shown = set(SHOWN.findall(str(alert["annotations"])))
+        shown = set(OF_ALERT.findall(str(alert["annotations"])))
         grouped = {name for one in GROUPING.findall(alert["expr"]) for name in one.split(", ")}
         parts = METRIC.findall(alert["expr"])
         of_parts = {label for one in parts for label in recorded().get(one, ())}
         assert shown <= grouped | of_parts, alert["alert"]
     for panel in panels():
         for target in panel["targets"]:
-            assert set(SHOWN.findall(target["legendFormat"])) <= labels, panel["title"]
+            assert set(LEGEND.findall(target["legendFormat"])) <= labels, panel["title"]
 
 
 def test_prometheus_finds_data_for_every_panel_and_fires_what_it_should(shop, tmp_path):
@@ -305,7 +309,7 @@ def test_prometheus_is_told_of_a_store_that_is_down(tmp_path):
         Idempotency(f"redis://127.0.0.1:{free_port()}") as idem,
         served(registry) as url,
     ):
-        registry.register(StuckCollector(idem))
+        StuckCollector(idem, registry=registry)
         with prometheus_server(tmp_path, url.removeprefix("http://"), RULES) as server:
             # Pending: it fires after a minute.
             wait_until(lambda: server.alerts() == {"SemelStoreDown"}, "the alert", PATIENCE)
@@ -328,14 +332,54 @@ def test_the_command_prints_what_is_shipped_and_needs_no_store(tmp_path, what, f
     assert done.stdout.isascii()  # whatever the encoding of the terminal
 
 
-def test_the_command_names_what_it_can_print(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "semel", "monitoring", "pictures"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def test_the_alerts_name_the_address_of_the_team_s_runbook(capsys, tmp_path):
+    assert main(["monitoring", "alerts", "--runbook", "https://wiki.shop.example/semel?v=2"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "alerts.yml").write_text(text, "utf-8")
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", tmp_path / "alerts.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (group,) = yaml.safe_load(text)["groups"]
+    found = [rule["annotations"]["runbook"] for rule in group["rules"] if "alert" in rule]
+    assert found == [
+        f"https://wiki.shop.example/semel?v=2#{alert['annotations']['runbook'].partition('#')[2]}"
+        for alert in alerts().values()
+    ]
+    # Nothing else has changed.
+    assert text.replace("https://wiki.shop.example/semel?v=2#", "docs/howto/runbook.md#") == (
+        RULES.read_text("utf-8")
     )
-    assert done.returncode == 2
-    assert "'alerts', 'dashboard'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "runbook.md",
+        "https://",
+        "https://w/#top",
+        "https://a b",
+        "https://{{ x }}",
+        "http://\x1b",
+    ],
+)
+def test_an_address_that_is_none_is_rejected(capsys, address):
+    with pytest.raises(SystemExit) as ended:
+        main(["monitoring", "alerts", "--runbook", address])
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert "must be a web address without a part after #: each alert adds its own" in told.err
+    assert told.out == ""
+
+
+def test_a_dashboard_has_no_runbook_to_name(capsys):
+    assert main(["monitoring", "dashboard", "--runbook", "https://wiki.shop.example"]) == 2
+    told = capsys.readouterr()
+    assert "--runbook is for the alerts" in told.err
+    assert told.out == ""
+
+
+def test_the_command_names_what_it_can_print(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["monitoring", "pictures"])
+    assert ended.value.code == 2
+    assert "'alerts', 'dashboard'" in capsys.readouterr().err

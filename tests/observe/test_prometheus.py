@@ -63,7 +63,7 @@ def get(url: str) -> str:
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
     """Values by name and labels: ("semel_events_total", "shop", "Ran")."""
-    order = ("scope", "event", "held", "le")
+    order = ("store", "scope", "event", "held", "le")
     return {
         (sample.name, *(sample.labels[name] for name in order if name in sample.labels)): (
             sample.value

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
+from copy import copy
 from time import monotonic
 from typing import Any
 
@@ -298,7 +300,156 @@ def test_an_answer_that_nobody_asked_for_in_a_minute_is_not_shown(clock):
         assert samples(generate_latest(scraped.registry).decode()) == {}
 
 
+# --- several stores --------------------------------------------------------------------------
+
+
+class Two:
+    """Two stores of either kind in one process, and what Prometheus gets to read."""
+
+    def __init__(self, kind: str) -> None:
+        self.payments = Scraped(kind, "memory://")
+        self.orders = copy(self.payments)
+        world = self.payments.world
+        self.other = world.kind.open_store("memory://")
+        self.orders.idem = world.engine_on(world.kind.steered(self.other))
+        self.orders.store = self.orders.idem.store
+        self.registry = CollectorRegistry()
+        stores = {"payments": self.payments.idem.engine, "orders": self.orders.store}
+        self.collector = type(self.payments.collector)(stores, registry=self.registry)
+
+    def read(self) -> dict[tuple[str, ...], float]:
+        if isinstance(self.collector, AsyncStuckCollector):
+            self.payments.world.kind.finish(self.collector.update)
+        return samples(generate_latest(self.registry).decode())
+
+
+@pytest.fixture
+def two(kind):
+    made = Two(kind)
+    with made.payments.world as world:
+        yield made
+        world.kind.finish(made.other.close)
+
+
+def test_of_several_stores_each_is_shown_by_its_name(two):
+    two.payments.abandon("http", "a", age=10 * MINUTE, hold=True)
+    two.orders.abandon("http", "a", age=MINUTE)
+    two.orders.abandon("http", "b", age=MINUTE)
+    found = two.read()
+    ages = {key[1:]: int(found.pop(key) // MINUTE) for key in list(found) if "oldest" in key[0]}
+    assert found == {
+        ("semel_stuck", "payments", "http", "true"): 1,
+        ("semel_stuck", "payments", "http", "false"): 0,
+        ("semel_stuck", "orders", "http", "true"): 0,
+        ("semel_stuck", "orders", "http", "false"): 2,
+        ("semel_store_up", "payments"): 1,
+        ("semel_store_up", "orders"): 1,
+    }
+    assert ages == {("payments", "http"): 10, ("orders", "http"): 1}
+    check_with_promtool(generate_latest(two.registry).decode())
+
+
+def test_of_several_stores_one_may_be_down(two, clock, caplog):
+    two.payments.store.inject("stuck", Refuse())
+    two.orders.abandon("http", "a", age=MINUTE)
+    with caplog.at_level(logging.WARNING, "semel.observe"):
+        found = two.read()
+    assert found["semel_store_up", "payments"] == 0
+    assert found["semel_store_up", "orders"] == 1
+    assert found["semel_stuck", "orders", "http", "false"] == 1
+    [warning] = caplog.records
+    assert warning.getMessage().startswith("the store payments was asked what is stuck, and failed")
+    clock.ahead += 15
+    assert two.read()["semel_store_up", "payments"] == 1
+
+
+def test_each_of_several_stores_is_asked_at_most_every_fifteen_seconds(two, clock):
+    for _ in range(3):
+        two.read()
+        clock.ahead += 8
+    asked = ["stuck", "stuck"]
+    assert (two.payments.asked(), two.orders.asked()) == (asked, asked)
+
+
+def test_one_store_with_a_name_has_the_label_too():
+    with Idempotency("memory://") as idem:
+        registry = CollectorRegistry()
+        StuckCollector({"payments": idem}, registry=registry)
+        assert samples(generate_latest(registry).decode()) == {("semel_store_up", "payments"): 1}
+
+
+async def test_a_program_may_have_stores_for_threads_beside_those_for_asyncio(sqlite_url):
+    registry = CollectorRegistry()
+    async with AsyncIdempotency("memory://") as web:
+        with (
+            Idempotency(sqlite_url) as payments,
+            contextlib.closing(open_store(NOWHERE, timeout=0.2)) as down,
+        ):
+            stores = {"web": web, "payments": payments, "down": down}
+            stuck = AsyncStuckCollector(stores, registry=registry)
+            await stuck.update()
+            assert samples(generate_latest(registry).decode()) == {
+                ("semel_store_up", "web"): 1,
+                ("semel_store_up", "payments"): 1,
+                ("semel_store_up", "down"): 0,
+            }
+
+
+@pytest.mark.parametrize("kind", ["threads"])
+def test_a_store_that_hangs_does_not_hide_the_others(two, monkeypatch):
+    gate = Gate()
+    two.payments.store.before["stuck"] = gate
+    two.orders.abandon("http", "a", age=MINUTE)
+    monkeypatch.setattr(prometheus, "LONGEST_WAIT", 0.01)
+    two.read()
+    gate.wait()
+    wait_until(lambda: two.read().get(("semel_stuck", "orders", "http", "false")) == 1)
+    found = two.read()
+    gate.open()
+    assert found["semel_store_up", "payments"] == 0
+    assert found["semel_store_up", "orders"] == 1
+
+
+async def test_a_store_for_threads_that_hangs_keeps_no_task_waiting(monkeypatch):
+    gate, registry = Gate(), CollectorRegistry()
+    with Idempotency("memory://") as payments:
+        store = payments.internals.store
+        answer = store.stuck
+        monkeypatch.setattr(store, "stuck", lambda limit: gate() or answer(limit=limit))
+        monkeypatch.setattr(prometheus, "LONGEST_WAIT", 0.01)
+        stuck = AsyncStuckCollector({"payments": payments}, registry=registry)
+        await stuck.update()
+        assert samples(generate_latest(registry).decode()) == {("semel_store_up", "payments"): 0}
+        await stuck.update()  # nor does anybody ask again
+        gate.open()
+
+
+def test_a_registry_takes_one_collector_and_says_how_it_takes_two_stores(kind):
+    with scraping(kind) as scraped:
+        made = type(scraped.collector)
+        wanted = f'{made.__name__}({{"payments": idem, "orders": other}})'
+        with pytest.raises(ConfigError, match=re.escape(wanted)) as told:
+            made(scraped.store, registry=scraped.registry)
+        assert isinstance(told.value.__cause__, ValueError)
+        assert scraped.read() == {("semel_store_up",): 1}
+
+
 # --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [StuckCollector, AsyncStuckCollector])
+def test_stores_need_names_and_there_must_be_one(made):
+    with pytest.raises(ConfigError, match=f"^{made.__name__} needs a store$"):
+        made({})
+    for name in ("", 7, None):
+        with pytest.raises(ConfigError, match=f"the name of a store is a text, not {name!r}"):
+            made({"payments": open_store("memory://"), name: open_store("memory://")})
+
+
+@pytest.mark.parametrize("made", [StuckCollector, AsyncStuckCollector])
+def test_what_has_a_name_must_be_a_store(made):
+    with pytest.raises(ConfigError, match=r"needs .*, not str"):
+        made({"payments": "memory://"})
 
 
 @pytest.mark.parametrize("given", ["memory://", None, AsyncIdempotency, open_async_store])

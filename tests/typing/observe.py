@@ -31,6 +31,9 @@ def collectors(idem: Idempotency, tally: Tally) -> None:
     REGISTRY.register(TallyCollector(tally))
     REGISTRY.register(StuckCollector(idem))
     REGISTRY.register(StuckCollector(open_store("memory://"), every=60))
+    StuckCollector({"payments": idem, "orders": open_store("memory://")}, registry=REGISTRY)
+    engines: dict[str, Idempotency] = {"payments": idem}
+    StuckCollector(engines)
     StuckCollector("memory://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -39,4 +42,5 @@ async def asynchronous(idem: AsyncIdempotency) -> None:
     REGISTRY.register(stuck)
     await stuck.update()
     AsyncStuckCollector(open_async_store("memory://"))
+    AsyncStuckCollector({"web": idem, "payments": open_store("memory://")}, registry=REGISTRY)
     StuckCollector(idem)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
@@ -133,6 +134,9 @@ def parser() -> argparse.ArgumentParser:
     text = "print the alert rules for Prometheus, or the dashboard for Grafana"
     made = command("monitoring", _monitoring, text)
     made.add_argument("what", choices=list(_MONITORING), help="which of the two")
+    made.add_argument(
+        "--runbook", type=_address, metavar="URL", help="where the alerts' runbook is kept"
+    )
     return whole
 
 
@@ -297,10 +301,27 @@ _MONITORING: Final = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
 """What is shipped for monitoring, beside the metrics that it is made for."""
 
 
+_RUNBOOK: Final = "runbook: docs/howto/runbook.md#"
+"""How the annotation of each alert begins; its section follows."""
+
+
 def _monitoring(options: argparse.Namespace) -> int:
-    file = files("semel.observe").joinpath(_MONITORING[options.what])
-    print(file.read_text(encoding="utf-8"), end="")
+    text = files("semel.observe").joinpath(_MONITORING[options.what]).read_text(encoding="utf-8")
+    if options.runbook is not None:
+        if _RUNBOOK not in text:
+            raise ConfigError(f"--runbook is for the alerts: the {options.what} names no address")
+        text = text.replace(_RUNBOOK, f"runbook: {options.runbook}#")
+    print(text, end="")
     return OK
+
+
+def _address(text: str) -> str:
+    # No brace: annotations are templates of Prometheus.
+    if not re.fullmatch(r"https?://[^\s#{}]+", text) or not text.isprintable():
+        raise argparse.ArgumentTypeError(
+            "must be a web address without a part after #: each alert adds its own"
+        )
+    return text
 
 
 def _duration(text: str) -> float:

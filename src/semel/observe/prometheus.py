@@ -11,17 +11,19 @@
 | `semel_store_up` | gauge | |
 
 The first four are of this process and come from a hook, `prometheus_hook()`. The others are of a
-store, as every process sees it, and come from a `StuckCollector`. Nothing is written into a store.
+store, as every process sees it, and come from a `StuckCollector`; if that watches several stores,
+they have the label `store`, too. Nothing is written into a store.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -57,6 +59,8 @@ with Needed("semel[prometheus]", by=__name__):
 __all__ = ["AsyncStuckCollector", "StuckCollector", "TallyCollector", "prometheus_hook"]
 
 logger = logging.getLogger("semel.observe")
+
+T = TypeVar("T")
 
 EVERY: Final = 15.0
 """Seconds between two questions to a store, at least: as often as Prometheus usually asks."""
@@ -184,52 +188,52 @@ class _PlainCounters:
 
 
 class StuckCollector:
-    """Shows a registry what is stuck in a store: `registry.register(StuckCollector(idem))`.
+    """Shows what is stuck in a store: `StuckCollector(idem, registry=REGISTRY)`.
 
     `store` is an engine or a store for threads. It is asked when Prometheus reads the metrics, but
     at most once in `every` seconds; in between, the last answer is shown. It is asked for abandoned
     records alone, which every store finds without looking at the others. A store that has not
     answered after 5 seconds is shown as down, until it does.
 
+    A registry takes one collector. A process with several stores gives it all of them by name:
+    `StuckCollector({"payments": idem, "orders": other})`. The metrics then have the label `store`.
+
+    With `registry` the collector is registered there; `registry.register(collector)` does the same.
+
     Examples:
-        >>> with Idempotency("memory://") as engine:
-        ...     CollectorRegistry().register(StuckCollector(engine))
+        >>> with Idempotency("memory://") as engine, Idempotency("memory://") as other:
+        ...     one = StuckCollector(engine, registry=CollectorRegistry())
+        ...     two = StuckCollector({"payments": engine, "orders": other}, every=60)
     """
 
-    def __init__(self, store: Idempotency | Store, *, every: Duration = EVERY) -> None:
-        if not isinstance(store, Idempotency | Store):
-            raise _wrong_kind(store, "StuckCollector", "Idempotency or open_store(url)")
-        self._target = store
-        self._answers = _Answers(self._store, every)
-        self._asking = threading.Thread()  # which has not begun
+    def __init__(
+        self,
+        store: Idempotency | Store | Mapping[str, Idempotency | Store],
+        *,
+        registry: CollectorRegistry | None = None,
+        every: Duration = EVERY,
+    ) -> None:
+        stores = _named(store, "StuckCollector")
+        self._stores: dict[_Name, _ForThreads] = {}
+        for name, one in stores.items():
+            if not isinstance(one, Idempotency | Store):
+                raise _wrong_kind(one, "StuckCollector", "Idempotency or open_store(url)")
+            self._stores[name] = _ForThreads(one, name, every)
+        _register(self, registry)
 
     def describe(self) -> Iterable[Metric]:
         """Name the metrics, for the registry; this asks nothing."""
-        return _stuck_families()
+        return _stuck_families(self._stores)
 
     def collect(self) -> Iterable[Metric]:
-        """Ask the store, if it is time to, and show what is stuck."""
-        # A thread that a fork has left behind in the parent is not alive here.
-        if not self._asking.is_alive() and self._answers.due():
-            # In a thread of its own, because a store may take longer than its timeout: a cluster
-            # whose nodes all hang has one for each of them.
-            asking = threading.Thread(target=self._ask, name="semel-stuck", daemon=True)
-            asking.start()
-            self._asking = asking
-            asking.join(LONGEST_WAIT)
-        return self._answers.shown()
-
-    def _ask(self) -> None:
-        try:
-            self._answers.found(self._store.stuck(limit=MOST_STUCK))
-        except IdempotencyError as error:
-            self._answers.failed(error)
-
-    @property
-    def _store(self) -> Store:
-        # Looked up each time: in a forked process, an engine has another one.
-        target = self._target
-        return target.internals.store if isinstance(target, Idempotency) else target
+        """Ask the stores, if it is time to, and show what is stuck."""
+        asked = [store for store in self._stores.values() if store.due()]
+        for store in asked:
+            store.start()
+        deadline = monotonic() + LONGEST_WAIT
+        for store in asked:
+            store.wait(deadline)
+        return _shown(self._stores)
 
 
 class AsyncStuckCollector:
@@ -238,6 +242,8 @@ class AsyncStuckCollector:
     prometheus_client awaits nothing, so await `update()` before you let it write the metrics. An
     answer that is older than four times `every` is not shown.
 
+    Among several stores by name, some may be engines or stores for threads: a thread asks them.
+
     Examples:
         >>> stuck = AsyncStuckCollector(idem)
         >>> await stuck.update()
@@ -245,38 +251,73 @@ class AsyncStuckCollector:
         ['semel_stuck', 'semel_stuck_oldest_seconds', 'semel_store_up']
     """
 
-    def __init__(self, store: AsyncIdempotency | AsyncStore, *, every: Duration = EVERY) -> None:
-        if not isinstance(store, AsyncIdempotency | AsyncStore):
-            raise _wrong_kind(
-                store, "AsyncStuckCollector", "AsyncIdempotency or open_async_store(url)"
-            )
-        self._target = store
-        self._answers = _Answers(self._store, every)
+    def __init__(
+        self,
+        store: AsyncIdempotency
+        | AsyncStore
+        | Mapping[str, AsyncIdempotency | AsyncStore | Idempotency | Store],
+        *,
+        registry: CollectorRegistry | None = None,
+        every: Duration = EVERY,
+    ) -> None:
+        stores = _named(store, "AsyncStuckCollector")
+        self._stores: dict[_Name, _ForTasks | _ForThreads] = {}
+        for name, one in stores.items():
+            if isinstance(one, AsyncIdempotency | AsyncStore):
+                self._stores[name] = _ForTasks(one, name, every)
+            elif name and isinstance(one, Idempotency | Store):
+                self._stores[name] = _ForThreads(one, name, every)
+            else:
+                wanted = "AsyncIdempotency or open_async_store(url)"
+                raise _wrong_kind(one, "AsyncStuckCollector", wanted)
+        _register(self, registry)
 
     async def update(self) -> None:
-        """Ask the store, if it is time to."""
-        if self._answers.due():
-            try:
-                self._answers.found(await self._store.stuck(limit=MOST_STUCK))
-            except IdempotencyError as error:
-                self._answers.failed(error)
+        """Ask the stores, if it is time to."""
+        due = [store for store in self._stores.values() if store.due()]
+        await asyncio.gather(*(store.ask_async() for store in due))
 
     def describe(self) -> Iterable[Metric]:
         """Name the metrics, for the registry."""
-        return _stuck_families()
+        return _stuck_families(self._stores)
 
     def collect(self) -> Iterable[Metric]:
         """Show what was stuck at the last update."""
-        return self._answers.shown()
+        return _shown(self._stores)
 
-    @property
-    def _store(self) -> AsyncStore:
-        target = self._target
-        return target.internals.store if isinstance(target, AsyncIdempotency) else target
+
+_Name = tuple[str, ...]
+"""The value of the label `store`, or nothing: the only store of a collector has no such label."""
+
+
+def _named(given: T | Mapping[str, T], collector: str) -> dict[_Name, T]:
+    if not isinstance(given, Mapping):
+        return {(): given}
+    if not given:
+        raise ConfigError(f"{collector} needs a store")
+    for name in given:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{collector}: the name of a store is a text, not {name!r}")
+    return {(name,): store for name, store in given.items()}
 
 
 def _wrong_kind(given: object, collector: str, wanted: str) -> ConfigError:
     return ConfigError(f"{collector} needs {wanted}, not {type(given).__name__}")
+
+
+def _register(
+    collector: StuckCollector | AsyncStuckCollector, registry: CollectorRegistry | None
+) -> None:
+    if registry is None:
+        return
+    try:
+        registry.register(collector)
+    except ValueError as error:
+        kind = type(collector).__name__
+        raise ConfigError(
+            f"the registry has a collector of these metrics, and takes only one: give all stores "
+            f'to it, each with a name, as in {kind}({{"payments": idem, "orders": other}})'
+        ) from error
 
 
 class _Answer(Struct, frozen=True):
@@ -293,9 +334,10 @@ class _Answer(Struct, frozen=True):
 class _Answers:
     """When to ask a store, and its last answer."""
 
-    def __init__(self, store: Store | AsyncStore, every: Duration) -> None:
+    def __init__(self, store: Store | AsyncStore, name: _Name, every: Duration) -> None:
         if StuckRequest in store.unsupported:
             raise ConfigError(f"{type(store).__name__} does not tell what is stuck")
+        self._name = name
         self._every = seconds("every", every)
         self._next = -math.inf
         self._asked = math.inf  # so far, it was not
@@ -330,31 +372,104 @@ class _Answers:
 
     def failed(self, error: IdempotencyError) -> None:
         """The store did not answer: what is stuck is not known."""
-        logger.warning("the store was asked what is stuck, and failed: %s", error)
+        which = " ".join(("the store", *self._name))
+        logger.warning("%s was asked what is stuck, and failed: %s", which, error)
         self._last = _Answer(monotonic(), up=False)
 
-    def shown(self) -> Iterable[Metric]:
-        """Show the last answer, unless it is old, or that there is none."""
-        stuck, oldest, up = families = _stuck_families()
+    def recent(self) -> _Answer | None:
+        """The last answer, unless it is old, or that there is none."""
         asked, last = self._asked, self._last
         answered = last is not None and last.at >= asked
         if not answered and monotonic() - asked >= LONGEST_WAIT:
-            up.add_metric((), 0)
-        elif last is not None and monotonic() - last.at <= SHOWN_FOR * self._every:
-            for labels, count in last.counts.items():
-                stuck.add_metric(labels, count)
-            for scope, age in last.oldest.items():
-                oldest.add_metric((scope,), age)
-            up.add_metric((), last.up)
-        return families
+            return _Answer(asked, up=False)
+        if last is not None and monotonic() - last.at <= SHOWN_FOR * self._every:
+            return last
+        return None
 
     def _begin(self, scope: str) -> None:
         self._nothing |= {(scope, "true"): 0, (scope, "false"): 0}
 
 
-def _stuck_families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+class _ForThreads(_Answers):
+    """The answers of a store for threads."""
+
+    def __init__(self, target: Idempotency | Store, name: _Name, every: Duration) -> None:
+        self._target = target
+        self._asking = threading.Thread()  # which has not begun
+        super().__init__(self._store, name, every)
+
+    def due(self) -> bool:
+        # A thread that a fork has left behind in the parent is not alive here.
+        return not self._asking.is_alive() and super().due()
+
+    def start(self) -> None:
+        """Ask in a thread of its own, because a store may take longer than its timeout.
+
+        A cluster whose nodes all hang has one for each of them.
+        """
+        asking = threading.Thread(target=self._ask, name="semel-stuck", daemon=True)
+        asking.start()
+        self._asking = asking
+
+    def wait(self, deadline: float) -> None:
+        """Wait for the answer, but not for ever."""
+        self._asking.join(max(0.0, deadline - monotonic()))
+
+    async def ask_async(self) -> None:
+        self.start()
+        await asyncio.to_thread(self.wait, monotonic() + LONGEST_WAIT)
+
+    def _ask(self) -> None:
+        try:
+            self.found(self._store.stuck(limit=MOST_STUCK))
+        except IdempotencyError as error:
+            self.failed(error)
+
+    @property
+    def _store(self) -> Store:
+        # Looked up each time: in a forked process, an engine has another one.
+        target = self._target
+        return target.internals.store if isinstance(target, Idempotency) else target
+
+
+class _ForTasks(_Answers):
+    """The answers of a store for asyncio."""
+
+    def __init__(self, target: AsyncIdempotency | AsyncStore, name: _Name, every: Duration) -> None:
+        self._target = target
+        super().__init__(self._store, name, every)
+
+    async def ask_async(self) -> None:
+        try:
+            self.found(await self._store.stuck(limit=MOST_STUCK))
+        except IdempotencyError as error:
+            self.failed(error)
+
+    @property
+    def _store(self) -> AsyncStore:
+        target = self._target
+        return target.internals.store if isinstance(target, AsyncIdempotency) else target
+
+
+def _shown(stores: Mapping[_Name, _Answers]) -> Iterable[Metric]:
+    stuck, oldest, up = families = _stuck_families(stores)
+    for name, answers in stores.items():
+        last = answers.recent()
+        if last is not None:
+            for labels, count in last.counts.items():
+                stuck.add_metric((*name, *labels), count)
+            for scope, age in last.oldest.items():
+                oldest.add_metric((*name, scope), age)
+            up.add_metric(name, last.up)
+    return families
+
+
+def _stuck_families(
+    stores: Mapping[_Name, _Answers],
+) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    store = () if () in stores else ("store",)
     return (
-        GaugeMetricFamily(*_STUCK, labels=("scope", "held")),
-        GaugeMetricFamily(*_OLDEST, labels=("scope",)),
-        GaugeMetricFamily(*_UP, labels=()),
+        GaugeMetricFamily(*_STUCK, labels=(*store, "scope", "held")),
+        GaugeMetricFamily(*_OLDEST, labels=(*store, "scope")),
+        GaugeMetricFamily(*_UP, labels=store),
     )
