@@ -74,6 +74,30 @@ def test_wrong_usage_is_exit_code_2(semel_sqlite, words):
     assert said.err
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (("stuck", "--scoop", "http"), "usage: semel stuck "),
+        (("find", "a", "b"), "usage: semel find "),
+        (("resolve", "orders", "a", "--failed", "no", "--ever"), "usage: semel resolve "),
+    ],
+)
+def test_an_argument_that_is_not_known_shows_the_usage_of_the_command(semel_sqlite, words, usage):
+    said = semel_sqlite(*words)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(usage)
+    assert "error: unrecognized arguments: " in said.err
+
+
+@pytest.mark.parametrize("command", ["show", "forget", "resolve"])
+def test_a_key_that_cannot_be_stored_so_leads_to_find(semel_sqlite, command):
+    more = ("--failed", "no") if command == "resolve" else ()
+    said = semel_sqlite.on_store(command, "http", "ann/x y/c-79", *more)
+    assert (said.code, said.out) == (2, "")
+    assert "at position 5; of an HTTP request, tenant and key are stored percent-enc" in said.err
+    assert said.err.endswith(": semel find KEY shows it\n")
+
+
 def test_a_store_that_cannot_be_reached_is_exit_code_1(semel_sqlite):
     said = semel_sqlite("--url", NOWHERE, "list")
     assert (said.code, said.out) == (1, "")
@@ -83,7 +107,7 @@ def test_a_store_that_cannot_be_reached_is_exit_code_1(semel_sqlite):
 def test_settings_come_from_the_environment_a_file_or_the_options(semel_sqlite, monkeypatch):
     semel_sqlite.succeed("order:1")
     url = semel_sqlite.url
-    assert "no SQLite database" in semel_sqlite("list").err, "the default is a file of its own"
+    assert "no URL was given" in semel_sqlite("list").err, "the default is a file of its own"
     Path("semel.toml").write_text(f'url = "{url}"\n')
     assert "order:1" in semel_sqlite("list").out
     Path("semel.toml").rename("other.toml")
@@ -109,8 +133,8 @@ COMMANDS = [
     ("resolve", "orders", "a", "--failed", "no"),
     ("purge",),
     ("reconcile", "--resolvers", "somewhere:resolvers"),
-    ("doctor",),
 ]
+"""Those that look at a store, but for doctor, which reports what is wrong with it."""
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from semel.core.records import Encoded, Identity
 from semel.errors import StoreError
 from semel.stores.redis import RedisStore
 from semel.stores.redis.replies import diagnose
@@ -16,6 +17,12 @@ from semel.stores.sql.sqlite import SQLiteStore
 from semel.stores.urls import open_store
 from servers.mariadb import mariadb_server
 from servers.postgres import postgres_server
+
+
+def with_record(url):
+    """Put a record there: without any, doctor asks whether it is the right store."""
+    with contextlib.closing(open_store(url)) as store:
+        store.put(Identity("orders", "order:1"), Encoded("json/1", b"1"), 60.0, owner=bytes(12))
 
 
 def findings(said):
@@ -44,6 +51,7 @@ def test_a_redis_that_may_forget_is_warned_about(own_redis, semel_sqlite):
     words = ("--url", own_redis.url, "doctor")
     client = own_redis.client()
     client.config_set("appendonly", "yes")
+    with_record(own_redis.url)
     assert semel_sqlite(*words).code == 0
     client.config_set("maxmemory-policy", "allkeys-lru")
     client.config_set("appendonly", "no")
@@ -67,6 +75,7 @@ def permitted(own_redis):
         with own_redis.client() as client:
             client.config_set("appendonly", "yes")
             client.execute_command("ACL", "SETUSER", "semel", "on", ">secret", "-@all", *rules)
+        with_record(own_redis.url)
         return f"redis://semel:secret@127.0.0.1:{own_redis.port}/0"
 
     return permit
@@ -163,7 +172,7 @@ def test_both_tiers_are_named_and_looked_at(semel_sqlite, redis_url):
     tiers(redis_url, semel_sqlite.url)
     said = semel_sqlite("doctor")
     assert said.code == 0
-    assert "redis in front of sqlite" in said.out
+    assert ", database 0 in front of the SQLite database " in said.out
     assert ["ok", "front", "it", "answers"] in said.lines
 
 

@@ -11,11 +11,13 @@ import pytest
 
 from cli.conftest import OWNER
 from cli.test_howto import BLOCK, PAGE
+from semel import Idempotency
 from semel.cli.finding import Wanted
 from semel.core import run_info
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.errors import ConfigError, PayloadMismatch, about
 from semel.http import problem_response
+from semel.http.problems import INSTANCE
 from semel.http.requests import stored_key
 from semel.stores.urls import open_store
 
@@ -72,6 +74,8 @@ OF_CLIENTS = {"plain", "ann's", "ann's, by route", "by route", "by method"}
         ((CLIENTS, "--route", GRPC), {"by method"}),
         (("my key/1%",), {"spaced"}),
         (("ann/my%20key%2F1%25",), {"spaced"}),
+        (("ann/my key/1%",), {"spaced"}),
+        ((f"a/b/@{GRPC}/{CLIENTS}",), {"by method"}),
         ((LONG,), set()),
         ((LONG, "--tenant", "ann"), {"long"}),
         ((LONG, "--tenant", "ann", "--route", PAY), {"long, by route"}),
@@ -96,6 +100,39 @@ def test_a_digest_leads_to_its_record(filled, name):
     assert filled.on_store("find", instance, "--scope", "orders").code == 1
     shown = filled.on_store("show", "--digest", identity.scope, instance, "--json").data
     assert shown["key"] == identity.key
+
+
+def test_a_whole_problem_or_log_line_leads_to_its_record(filled, caplog):
+    identity = Identity(*STORED["ann's"])
+    digest = identity.key_digest
+    error = about(PayloadMismatch(), identity)
+    problem = problem_response(error).body.decode()
+    shown = filled.on_store("show", identity.scope, identity.key).out
+    with caplog.at_level("INFO", "semel"), Idempotency(filled.url) as engine:
+        engine.execute(identity.key, lambda: 1, scope=identity.scope)
+    (line,) = caplog.messages
+    assert line.startswith("Replayed "), line
+    for text in (
+        problem,
+        json.dumps(json.loads(problem), indent=2),
+        line,
+        f"2026-11-17 16:44:09 semel INFO {line}\n",
+        f"key_digest={digest.upper()}",
+        json.dumps({"key_digest": digest}),
+        f"{digest} is named twice: key_digest={digest} {INSTANCE}{digest}",
+        shown,
+    ):
+        assert found(filled.on_store("find", text, "--json")) == {"ann's"}, text
+        said = filled.on_store("show", "--digest", "http", text, "--json")
+        assert said.data["key"] == identity.key
+
+
+def test_a_text_with_two_digests_is_refused(filled):
+    text = " ".join(f"key_digest={Identity(*STORED[name]).key_digest}" for name in ("own", "long"))
+    for words in (("find", text), ("show", "--digest", "http", text)):
+        said = filled.on_store(*words)
+        assert (said.code, said.out) == (2, "")
+        assert "the text has 2 key digests" in said.err
 
 
 @pytest.mark.parametrize("server", ["postgres_url", "mysql_url"])
@@ -132,9 +169,27 @@ def test_nothing_found_says_what_may_help(filled):
     said = filled.on_store("find", LONG, "--tenant", "bob")
     assert "with its --route" in said.err
     said = filled.on_store("find", LONG, "--tenant", "bob", "--route", "x")
-    assert said.err == "none of 11 records has it; a record that has expired is gone\n"
+    assert said.err == (
+        "none of 11 records has it; a record that has expired is gone\nfind compares whole keys\n"
+    )
     said = filled.on_store("find", "x", "--scope", "orders")
-    assert said.err == "none of 2 records has it; a record that has expired is gone\n"
+    assert said.err == (
+        "none of 2 records has it; a record that has expired is gone\nfind compares whole keys\n"
+    )
+
+
+def test_keys_that_contain_the_text_are_counted_and_named(filled):
+    said = filled.on_store("find", "order:")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.endswith("\nfind compares whole keys; 1 key contains it: order:1\n")
+    said = filled.on_store("find", "my key")
+    assert said.err.endswith("; 1 key contains it: ann/my%20key%2F1%25\n"), "it is stored escaped"
+    said = filled.on_store("find", CLIENTS[:-1])
+    assert "find compares whole keys; 7 keys contain it: " in said.err
+    assert said.err.count(CLIENTS) == 3
+    assert said.err.endswith(", ...\n")
+    said = filled.on_store("find", f"urn:semel:key:{32 * '0'}")
+    assert said.err == "none of 11 records has it; a record that has expired is gone\n"
 
 
 def test_many_are_cut(filled):
@@ -162,7 +217,17 @@ def test_a_search_that_is_interrupted_shows_what_it_has(filled, monkeypatch):
     assert (said.code, said.lines[1][1]) == (130, "order:1")
 
 
-@pytest.mark.parametrize("text", ["", "a\nb", "urn:semel:key:28ba", "urn:semel:key:", "\udc80"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a\nb",
+        "urn:semel:key:28ba",
+        "urn:semel:key:",
+        "\udc80",
+        f'{{"instance": "{INSTANCE}28ba"}}',
+    ],
+)
 def test_what_can_mean_no_record_is_refused(semel_sqlite, text):
     with pytest.raises(ConfigError):
         Wanted(text)

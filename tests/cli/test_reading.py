@@ -99,6 +99,16 @@ def test_list_for_programs(filled):
     assert record["result"] == {"charge": "ch_1"}
 
 
+def test_a_list_without_a_line_says_so(filled):
+    said = filled.on_store("list", "--scope", "elsewhere")
+    assert said == (0, "no record\n", "")
+    said = filled.on_store("list", "--prefix", "rcel")
+    assert (said.code, said.out) == (0, "no record\n")
+    assert "--prefix is the beginning of the stored key" in said.err
+    assert "semel find KEY" in said.err
+    assert filled.on_store("list", "--scope", "elsewhere", "--json").data == []
+
+
 def test_show_tells_everything_about_one_record(filled):
     said = filled.on_store("show", "orders", "order:1")
     assert said.code == 0

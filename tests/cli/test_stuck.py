@@ -54,6 +54,41 @@ def test_many_are_cut_and_counted_as_more(semel):
     assert "more than 2 stuck, at least 2 of them held, the oldest for " in said.out
 
 
+def test_one_scope_is_listed_however_many_there_are_of_others(semel):
+    for number in range(7):
+        semel.abandon(f"order:{number}", ago=900.0 - number)
+    semel.abandon("k1", scope="http", ago=60.0)
+    semel.abandon("k2", scope="http")
+    said = semel.on_store("stuck", "--scope", "http", "--limit", "1")
+    assert (said.code, keys(said)) == (0, ["k1"]), "older ones of other scopes do not count"
+    assert "there are more than 1: see --limit" in said.err
+    said = semel.on_store("stuck", "--scope", "http", "--limit", "2")
+    assert (keys(said), said.err) == (["k1", "k2"], "")
+    assert semel.on_store("stuck", "--scope", "http", "--older-than", "1m").code == 1
+    assert [r["key"] for r in semel.on_store("stuck", "--scope", "http", "--json").data] == [
+        "k1",
+        "k2",
+    ]
+    said = semel.on_store("watch", "--count", "1", "--scope", "http")
+    assert (said.code, "2 stuck, 2 of them held" in said.out, "order:" in said.out) == (
+        0,
+        True,
+        False,
+    )
+    assert semel.on_store("stuck", "--scope", "orders").code == 1
+
+
+def test_an_empty_scope_says_what_others_have(semel):
+    semel.abandon("order:1")
+    semel.succeed("k1", scope="http")
+    for words in (("stuck",), ("watch", "--count", "1")):
+        said = semel.on_store(*words, "--scope", "http")
+        assert "nothing is stuck in http; 1 in other scopes\n" in said.out
+        assert (said.code, said.err) == (0, "")
+    semel.on_store("forget", "orders", "order:1", "--yes")
+    assert semel.on_store("stuck", "--scope", "http").out == "nothing is stuck in http\n"
+
+
 @pytest.mark.parametrize(
     ("info", "by", "why"),
     [

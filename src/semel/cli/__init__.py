@@ -73,7 +73,9 @@ def _written(arguments: Sequence[str] | None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if sys.stdout is None:
         # Before anything is done, of which nobody would see the report.
         return _complain("the standard output is closed; to drop it, write >/dev/null", USAGE)
@@ -121,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
         # Also behind the command; SUPPRESS: not given here is not a word against what came before.
         made.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         made.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, parser=made)  # whose usage an error shows
         return made
 
     _reading(command)
@@ -158,8 +160,8 @@ def _reading(command: _Command) -> None:
     made.add_argument(
         "text",
         metavar="TEXT",
-        help="a whole key, a client's key below any tenant or route, a key digest, or the instance "
-        "of a problem",
+        help="a whole key, a client's key below any tenant or route, a key digest, or a problem or "
+        "log line that has one",
     )
     made.add_argument("--scope")
     made.add_argument("--tenant", help="whose key it is")
@@ -262,6 +264,7 @@ def _stuck(made: argparse.ArgumentParser) -> None:
         metavar="5m",
         help="exit code 1 if one has been stuck for so long",
     )
+    made.add_argument("--scope")
     made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
 
 

@@ -10,7 +10,14 @@ from contextlib import closing
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from semel.cli.formatting import as_json, columns, duration
-from semel.cli.store import open_deciding_store, open_engine, read_settings
+from semel.cli.store import (
+    NothingThere,
+    hint_if_empty,
+    open_deciding_store,
+    open_engine,
+    places_of,
+    read_settings,
+)
 from semel.cli.stuck import abandoned
 from semel.cli.terminal import coloured
 from semel.core.attempts import OwnerIds
@@ -41,11 +48,16 @@ def doctor(options: Namespace) -> int:
     """Look at the settings and at the store."""
     settings = read_settings(options)
     findings = list(_settings(settings))
-    with open_engine(options) as engine:
-        try:
-            findings += _store(engine, options)
-        except (StoreError, ConfigError) as error:
-            findings.append(Finding("problem", "store", str(error)))
+    try:
+        with open_engine(options) as engine:
+            place = f"{places_of(settings)}, prefix {settings.prefix}"
+            findings.append(Finding("ok", "store", place))
+            try:
+                findings += _store(engine, options)
+            except (StoreError, ConfigError) as error:
+                findings.append(Finding("problem", "store", str(error)))
+    except NothingThere as error:
+        findings.append(Finding("problem", "store", str(error)))
     if options.json:
         print(as_json([finding._asdict() for finding in findings]))
     else:
@@ -59,12 +71,6 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     )
     if settings.disabled:
         yield Finding("warning", "settings", "idempotency is disabled: every call runs unprotected")
-    stores = [_scheme(url) for url in (settings.url, settings.behind) if url is not None]
-    yield Finding("ok", "store", f"{' in front of '.join(stores)}, prefix {settings.prefix}")
-
-
-def _scheme(url: str) -> str:
-    return url.partition("://")[0]
 
 
 def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
@@ -79,7 +85,10 @@ def _store(engine: Idempotency, options: Namespace) -> Iterator[Finding]:
         with closing(open_deciding_store(options, create=False)) as deciding:
             yield from _written_and_read(deciding, identity)
             yield from _diagnosed(deciding)
-        yield _front(store, identity, _scheme(behind))
+        yield _front(store, identity, behind.partition("://")[0])
+    empty = hint_if_empty(engine, options)
+    if empty is not None:
+        yield Finding("warning", "records", empty)
     if StuckRequest not in store.unsupported:
         found = abandoned(store)
         text = f"{found.text}: see semel stuck" if found.records else found.text

@@ -1,4 +1,4 @@
-"""The command find: the records of a key, a client's key, a key digest or a problem's `instance`.
+"""The command find: the records of a key, a client's key, a key digest or a problem.
 
 Support knows a key as the client sent it. What is stored may have the tenant and the route before
 it, and what would be too long is stored as a digest. So `find` reads every record that the options
@@ -10,40 +10,54 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
+from typing import Final
+from urllib.parse import unquote
 
+from semel.cli.formatting import printable
 from semel.cli.reading import print_records
-from semel.cli.store import PAGE, digest_of, open_engine, read_pages
+from semel.cli.store import PAGE, digest_of, hint_if_empty, open_engine, read_pages
 from semel.cli.terminal import Progress
 from semel.core.records import Identity, Record
 from semel.errors import ConfigError, InvalidKey
 from semel.http.problems import INSTANCE
-from semel.http.requests import KEY_DIGEST, StoredKeys, key_of_lines
+from semel.http.requests import KEY_DIGEST, StoredKeys, key_of_lines, stored_key
+
+_SHOWN_PARTS: Final = 3
+"""Keys that are named because they contain the text."""
 
 
 class Wanted:
     """What a text can mean: a key digest, a stored key, or the key of a client."""
 
     def __init__(self, text: str, tenant: str | None = None, route: str | None = None) -> None:
-        if not text or not text.isprintable():
-            raise ConfigError("TEXT is a key, a key digest or the instance of a problem")
-        is_instance = text.lower().startswith(INSTANCE)
         self.digest = digest_of(text)
-        if is_instance and self.digest is None:
+        if self.digest is None and INSTANCE in text.lower():
             raise ConfigError(f"an instance is {INSTANCE} and 32 hexadecimal digits; take it whole")
+        self.may_be_key = self.digest in {None, text.lower()}
+        """Not the whole problem, or log line, that names a digest."""
+        if self.may_be_key and not (text and text.isprintable()):
+            raise ConfigError(
+                "TEXT is a key, a key digest, or a problem or log line that has one "
+                f"({INSTANCE}..., key_digest=...)"
+            )
         anywhere = tenant is None and route is None
-        self._stored = text if anywhere and not is_instance else None
-        self._of_clients = (
-            [] if is_instance else [StoredKeys(key, tenant, route) for key in _client_keys(text)]
-        )
+        self._stored = text if anywhere and self.may_be_key else None
+        clients = _client_keys(text) if self.may_be_key else []
+        self._of_clients = [StoredKeys(key, tenant, route) for key in clients]
+        self._parts = {text, stored_key(text)} if self.may_be_key else set()
 
     def match(self, record: Record) -> bool:
         """Tell whether a record is meant."""
         key = record.key
         return (
-            key == self._stored
+            self._stored in {key, unquote(key)}
             or any(keys.match(key) for keys in self._of_clients)
             or (self.digest is not None and record.identity.key_digest == self.digest)
         )
+
+    def contains(self, record: Record) -> bool:
+        """Tell whether the text is a part of a record's key."""
+        return any(part in record.key for part in self._parts)
 
 
 def _client_keys(text: str) -> list[str]:
@@ -60,6 +74,7 @@ def find(options: Namespace) -> int:
     wanted = Wanted(options.text, options.tenant, options.route)
     found: dict[Identity, Record] = {}  # Redis may list a record twice while it rebuilds its table
     read = digests = 0
+    partly: list[str] = []  # keys that contain the text
     with open_engine(options) as engine:
         try:
             with Progress() as progress:
@@ -69,14 +84,21 @@ def find(options: Namespace) -> int:
                         break
                     read += len(page)
                     digests += sum(each.key.startswith(KEY_DIGEST) for each in page)
+                    partly += [each.key for each in page if wanted.contains(each)]
                     progress.show(f"{read:,} records read, {len(found)} found")
         finally:  # also of a search that Ctrl-C ends
             if found or options.json:
                 print_records([*found.values()][: options.limit], options)
+        hint = None if found or read else hint_if_empty(engine, options)
     if len(found) > options.limit:
         print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
     if not found:
-        print(f"none of {read} records has it{_hint(options, digests)}", file=sys.stderr)
+        hidden = digests if wanted.may_be_key else 0  # a digest finds those, too
+        print(f"none of {read} records has it{_hint(options, hidden)}", file=sys.stderr)
+        if wanted.may_be_key:
+            print(f"find compares whole keys{_parts(partly)}", file=sys.stderr)
+    if hint is not None:
+        print(hint, file=sys.stderr)
     return 0 if found else 1
 
 
@@ -93,3 +115,13 @@ def _hint(options: Namespace, digests: int) -> str:
             f"such a key is found with its {' and '.join(missing)}"
         )
     return "; a record that has expired is gone"
+
+
+def _parts(keys: list[str]) -> str:
+    """Name some of the keys that contain a text."""
+    if not keys:
+        return ""
+    shown = ", ".join(printable(key) for key in keys[:_SHOWN_PARTS])
+    more = ", ..." if len(keys) > _SHOWN_PARTS else ""
+    number = "1 key contains it" if len(keys) == 1 else f"{len(keys)} keys contain it"
+    return f"; {number}: {shown}{more}"

@@ -26,7 +26,7 @@ from semel.cli.formatting import (
     state_of,
 )
 from semel.cli.results import how_to_decide, result_data, result_summary, result_text
-from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_pages
+from semel.cli.store import NO_RECORD, PAGE, hint_if_empty, key_of, open_engine, read_pages
 from semel.cli.terminal import Progress, coloured
 from semel.core.records import Record
 from semel.repair.maintenance import store_of
@@ -42,7 +42,21 @@ def list_records(options: Namespace) -> int:
         print_records(records[: options.limit], options)
         if len(records) > options.limit:
             print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+        if not records:
+            _say_why_empty(engine, options)
     return 0
+
+
+def _say_why_empty(engine: Idempotency, options: Namespace) -> None:
+    hint = hint_if_empty(engine, options)
+    if hint is not None:
+        print(hint, file=sys.stderr)
+    elif options.prefix:
+        print(
+            "--prefix is the beginning of the stored key, where a tenant comes first: semel find "
+            "KEY finds the key of a client below any tenant",
+            file=sys.stderr,
+        )
 
 
 def _listed(engine: Idempotency, options: Namespace, progress: Progress) -> Iterator[Record]:
@@ -80,7 +94,11 @@ def show(options: Namespace) -> int:
 def counts(options: Namespace) -> int:
     """Count the records by state."""
     with open_engine(options) as engine:
-        _print_fields(asdict(store_of(engine).counts()), options)
+        counted = asdict(store_of(engine).counts())
+        hint = None if any(counted.values()) else hint_if_empty(engine, options)
+    _print_fields(counted, options)
+    if hint is not None:
+        print(hint, file=sys.stderr)
     return 0
 
 
@@ -88,6 +106,9 @@ def print_records(records: Sequence[Record], options: Namespace) -> None:
     """Print a table of records, or what programs read."""
     if options.json:
         print(as_json([_shown(record, options) for record in records]))
+        return
+    if not records:
+        print("no record")
         return
     heads, rows = list(COLUMNS), [list(row(record)) for record in records]
     if options.result:

@@ -1,6 +1,7 @@
 """The engine and the store that the options and the settings name, and reading its records.
 
-A command looks at what others have written: a store that can only be empty is rejected.
+A command looks at what others have written: a store that can only be empty is rejected. Of a Redis
+nobody can tell: a wrong database or prefix looks like a new store, so `hint_if_empty` asks.
 """
 
 from __future__ import annotations
@@ -8,21 +9,23 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 from msgspec import UNSET
 
 from semel.cli.terminal import Progress
+from semel.core.keys import KeyRules
 from semel.core.records import Record
 from semel.core.settings import Settings, load_settings
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidKey
 from semel.http.problems import INSTANCE
 from semel.repair.maintenance import reject_empty_stores, reject_memory, store_of
 from semel.stores.base import Creating, Store
-from semel.stores.urls import open_store
+from semel.stores.urls import BACKENDS, open_store, split_url
 from semel.sync import Idempotency
 
 LIMIT = 100
@@ -33,7 +36,18 @@ PAGE = 500
 CONFIG = "SEMEL_CONFIG"
 URL = "SEMEL_URL"
 
-_DIGEST = re.compile("[0-9a-f]{32}")
+SEARCH_SECONDS = 2.0
+"""How long the first record is looked for among the keys that others have in a Redis."""
+
+_DIGEST = re.compile("[0-9a-f]{32}", re.IGNORECASE)
+_NAMED_DIGEST = re.compile(
+    rf"""(?:{INSTANCE}|key_digest["']?\s*[=:]?\s*["']?)([0-9a-f]{{32}})(?![0-9a-f])""",
+    re.IGNORECASE,
+)
+"""A key digest in a problem, a log line or the output of a command."""
+
+_DEFAULT_URL: Final = "preset: url"
+"""The source of a URL that nobody has given."""
 
 NO_RECORD = (
     "there is no such record (the key of an HTTP request with a tenant is stored as TENANT/KEY: "
@@ -41,18 +55,34 @@ NO_RECORD = (
 )
 
 
+class NothingThere(ConfigError):
+    """The store can only be empty."""
+
+
 @contextmanager
 def open_engine(options: Namespace) -> Iterator[Idempotency]:
     """Open the engine, and close it afterwards."""
     settings = read_settings(options)
     with configured(options), _naming_the_file(options):
-        reject_empty_stores(settings)
+        _reject_empty_stores(settings)
         engine = Idempotency(
             options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
         )
         create_nothing(engine.internals.store)
     with engine:
         yield engine
+
+
+def _reject_empty_stores(settings: Settings) -> None:
+    try:
+        reject_empty_stores(settings)
+    except ConfigError as error:
+        if settings.sources["url"] != _DEFAULT_URL:
+            raise NothingThere(str(error)) from error
+        raise NothingThere(
+            "no URL was given: there is no --url, no SEMEL_URL and no url in semel.toml, and "
+            f"nothing is at the default {settings.url}. Set SEMEL_URL to the store of the program"
+        ) from error
 
 
 def open_deciding_store(options: Namespace, *, create: bool) -> Store:
@@ -110,12 +140,90 @@ def _naming_the_file(options: Namespace) -> Iterator[None]:
     except ConfigError as error:
         if options.config is None or options.url is not None or URL in os.environ:
             raise
-        raise ConfigError(f"{options.config}: {error}") from error
+        raise type(error)(f"{options.config}: {error}") from error
+
+
+# --- where the records are -----------------------------------------------------------------------
+
+
+def places_of(settings: Settings) -> str:
+    """Name the servers and databases of a store that could be opened, without their logins."""
+    urls = (settings.url, settings.behind)
+    return " in front of ".join(_place(url) for url in urls if url is not None)
+
+
+def _place(url: str) -> str:
+    scheme = url.partition("://")[0]
+    backend = BACKENDS.get(scheme)
+    name = None if backend is None else _PLACES.get(backend.module)
+    return scheme if name is None else name(url)
+
+
+def _redis_place(url: str) -> str:
+    from semel.stores.redis.clients import parse_url  # noqa: PLC0415  needs its driver
+
+    return parse_url(url).place
+
+
+def _postgres_place(url: str) -> str:
+    from semel.stores.sql.postgres.settings import part, settings  # noqa: PLC0415  needs its driver
+
+    return settings(part(url)[0], {}, timeout=1.0).place
+
+
+def _mysql_place(url: str) -> str:
+    from semel.stores.sql.mysql.addresses import parse  # noqa: PLC0415  needs its driver
+
+    return parse(url, {})[0].place
+
+
+def _sqlite_place(url: str) -> str:
+    return f"the SQLite database {Path(split_url(url)[0][1:]).absolute()}"
+
+
+_REDIS: Final = "semel.stores.redis"
+_PLACES: Final[dict[str, Callable[[str], str]]] = {
+    _REDIS: _redis_place,
+    "semel.stores.sql.postgres": _postgres_place,
+    "semel.stores.sql.mysql": _mysql_place,
+    "semel.stores.sql.sqlite": _sqlite_place,
+}
+"""By the module of a backend: what names the place behind a URL."""
+
+
+def hint_if_empty(engine: Idempotency, options: Namespace) -> str | None:
+    """Ask whether it is the right store, if it is a Redis without a record; else None.
+
+    SQL needs no question: a database without the table is rejected. Among very many keys of others
+    the search is given up.
+    """
+    settings = read_settings(options)
+    backend = BACKENDS.get(str(settings.url).partition("://")[0])
+    if settings.behind is not None or backend is None or backend.module != _REDIS:
+        return None
+    end = monotonic() + SEARCH_SECONDS
+    for page in read_pages(engine, 1):
+        if page or monotonic() > end:
+            return None
+    return (
+        f"there is no record at all under {settings.prefix} in {places_of(settings)}: are the URL "
+        "and the prefix right?"
+    )
+
+
+# --- which record --------------------------------------------------------------------------------
 
 
 def key_of(engine: Idempotency, options: Namespace) -> str | None:
     """Return the key that a command names; None = no record of the scope has this digest."""
     if not options.digest:
+        try:
+            KeyRules().check(options.key)
+        except InvalidKey as error:
+            raise InvalidKey(
+                f"{error}; of an HTTP request, tenant and key are stored percent-encoded: semel "
+                "find KEY shows it"
+            ) from error
         return str(options.key)
     wanted = checked_digest(options.key, "--digest", "leave out --digest")
     read = 0
@@ -141,9 +249,13 @@ def checked_digest(text: str, option: str, instead: str) -> str:
 
 
 def digest_of(text: str) -> str | None:
-    """Return the key digest that a text is, or that is in the `instance` of a problem."""
-    digest = text.lower().removeprefix(INSTANCE)
-    return None if _DIGEST.fullmatch(digest) is None else digest
+    """Return the key digest that a text is, or names: a problem, its `instance`, a log line."""
+    if _DIGEST.fullmatch(text):
+        return text.lower()
+    named = sorted({digest.lower() for digest in _NAMED_DIGEST.findall(text)})
+    if len(named) > 1:
+        raise ConfigError(f"the text has {len(named)} key digests ({', '.join(named)}): give one")
+    return named[0] if named else None
 
 
 def read_pages(engine: Idempotency, limit: int, **filters: Any) -> Iterator[tuple[Record, ...]]:

@@ -157,7 +157,7 @@ def reject_empty_stores(settings: Settings) -> None:
             if path is not None and not path.exists():
                 raise ConfigError(
                     f"there is no SQLite database {path.absolute()}: is the path right? The first "
-                    "call of a program makes it, or semel migrate"
+                    "call of a program makes it"
                 )
 
 

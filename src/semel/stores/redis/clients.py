@@ -128,6 +128,12 @@ class ServerAddress(Struct, frozen=True):
             case _:
                 return f"redis {places}"
 
+    @property
+    def place(self) -> str:
+        """The same with the database, of which a cluster has one only."""
+        one = self.kind is Kind.CLUSTER
+        return self.where if one else f"{self.where}, database {self.options.get('db', 0)}"
+
     def __repr__(self) -> str:
         return f"<ServerAddress {self.where}>"
 
