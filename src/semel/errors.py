@@ -31,7 +31,6 @@ of a call names its operation: `scope` and `key_digest`.
 from __future__ import annotations
 
 from copy import copy
-from math import ceil
 from shlex import quote
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
@@ -220,38 +219,22 @@ class PayloadMismatch(IdempotencyError):
 class OutcomeUnknown(IdempotencyError):
     """Nobody knows whether an attempt took effect: it raised, or its process stopped.
 
-    Its record is held until somebody finds out; the message has the command that decides. `ttl` is
-    that of the policy in seconds, if it is known.
+    Its record is held until somebody finds out; the message has the command that decides.
     """
 
     code = "outcome_unknown"
     http_status = 409
     grpc_status = "ABORTED"
 
-    def __init__(self, message: str = "", *, ttl: float | None = None) -> None:
-        super().__init__(message)
-        self.ttl = ttl
-
     def __str__(self) -> str:
         if self.scope is None or self.key_digest is None:
             return self.text
         command = f"semel resolve --digest {quote(self.scope)} {self.key_digest}"
-        ttl = "TTL" if self.ttl is None else _duration(self.ttl)
         return (
-            f"{self.text}. Find out what happened, then run `{command} --succeeded JSON --ttl "
-            f"{ttl}` (or `--failed TEXT`, with `--retryable` if the next call may run) "
+            f"{self.text}. Find out what happened, then run `{command} --succeeded JSON` "
+            "(or `--failed TEXT`, with `--retryable` if the next call may run) "
             f"[scope={self.scope} key_digest={self.key_digest}]"
         )
-
-
-def _duration(seconds: float) -> str:
-    """Write a duration as the command line reads it, rounded up to whole seconds."""
-    whole = ceil(seconds)
-    size, unit = next(each for each in _UNITS if whole % each[0] == 0)
-    return f"{whole // size}{unit}"
-
-
-_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 class PreviousFailure(IdempotencyError):

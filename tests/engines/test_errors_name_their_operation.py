@@ -483,22 +483,10 @@ def test_the_error_has_the_command_that_decides(memory_world):
         idem.execute(KEY, never, scope=scope)
     command, instead, retryable = re.findall(r"`([^`]+)`", str(raised.value))
     digest = Identity(scope, KEY).digest.hex()
-    words = ["semel", "resolve", "--digest", scope, digest, "--succeeded", "JSON", "--ttl", "TTL"]
+    words = ["semel", "resolve", "--digest", scope, digest, "--succeeded", "JSON"]
     assert shlex.split(command) == words
     assert shlex.split(instead) == ["--failed", "TEXT"]
     assert shlex.split(retryable) == ["--retryable"]
-
-
-@pytest.mark.parametrize(
-    ("ttl", "written"),
-    [(3 * 86400, "3d"), (36 * 3600, "36h"), (90, "90s"), (120, "2m"), (0.5, "1s")],
-)
-def test_the_deciding_command_has_the_ttl_of_the_policy(memory_world, ttl, written):
-    idem = memory_world.engine()
-    failing(idem, abandoned="hold", ttl=ttl)
-    with pytest.raises(OutcomeUnknown, match=f" --ttl {written}`") as raised:
-        execute(idem, abandoned="hold", ttl=ttl)
-    assert raised.value.ttl == ttl
 
 
 def test_a_wrong_scope_shows_nothing_of_the_inside_in_its_traceback(memory_world):

@@ -86,7 +86,7 @@ async def test_a_commit_inside_the_block_names_the_command_that_decides(world):
                         await work.run("COMMIT")
                         attempt.result = "paid"
     assert_named(raised)
-    command = f"semel resolve --digest default {DIGEST} --succeeded JSON --ttl TTL"
+    command = f"semel resolve --digest default {DIGEST} --succeeded JSON"
     assert f"`{command}`" in str(raised.value)
 
 

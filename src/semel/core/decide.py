@@ -80,20 +80,18 @@ def decide(claim: Claim, rules: Rules) -> Step:
         case Mismatch(superseded=superseded):
             return Reject(PayloadMismatch(superseded=superseded))
         case Abandoned(number=number):
-            return Reject(outcome_unknown(number, rules), number)
+            return Reject(outcome_unknown(number), number)
         case Exhausted(number=number):
             return Reject(AttemptsExhausted(number), number)
         case _:
             assert_never(claim)
 
 
-def outcome_unknown(number: int, rules: Rules, ending: str | None = None) -> OutcomeUnknown:
+def outcome_unknown(number: int, ending: str | None = None) -> OutcomeUnknown:
     """The error of a held record; `ending` says how the attempt ended, where that is known."""
     how = "its function raised, or its process stopped" if ending is None else ending
     return OutcomeUnknown(
-        f"nobody knows whether attempt {number} took effect: {how}, and its record is held",
-        # Rules that do not hold are not those of the call that left the record.
-        ttl=rules.ttl if rules.abandoned == "hold" else None,
+        f"nobody knows whether attempt {number} took effect: {how}, and its record is held"
     )
 
 

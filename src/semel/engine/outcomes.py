@@ -304,7 +304,7 @@ class Outcomes(Generic[S]):
         if isinstance(error, OutcomeUnknown) and number is not None:
             known, ending = self._endings.get(call.identity, (number, None))
             ending = ending if known == number else None
-            error = outcome_unknown(number, call.rules, ending)
+            error = outcome_unknown(number, ending)
         self.announce(events.rejection(error, call.identity, number))
         raise about(error, call.identity)
 
