@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from semel import Idempotency, Policy
@@ -116,7 +117,9 @@ def test_who_ran_it_and_why_it_stands_still(info, by, why):
     assert row == ("orders", "order:1", "2", "yes", "2m0s", by, why)
     shown = formatting.fields(record)
     known = None if by == "-" else by
-    assert (shown["by"], shown["why"]) == (known, why if why == "TimeoutError" else None)
+    assert (shown["by"], shown["why"]) == (known, None if why == "-" else why)
+    running = msgspec.structs.replace(record, lease_until=1140.0)
+    assert formatting.fields(running)["why"] is None
     assert shown["codec"] == (None if known is None else "json")
 
 

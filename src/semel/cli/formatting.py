@@ -89,8 +89,16 @@ def stuck_row(record: Record) -> tuple[str, ...]:
         _HELD[held(record)],
         duration(record.abandoned_for),
         "-" if info is None else info.by,
-        "-" if info is None else info.why or "lease ended",
+        _why(record) or "-",
     )
+
+
+def _why(record: Record) -> str | None:
+    """Say why an attempt was abandoned; None = it was not, or its record does not say."""
+    info = run_info.read(record.run_info)
+    if info is None or not record.abandoned:
+        return None
+    return info.why or "lease ended"
 
 
 def fields(record: Record) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def fields(record: Record) -> dict[str, Any]:
         "fence": record.fence,
         "held": held(record),
         "by": None if info is None else info.by,
-        "why": None if info is None else info.why,
+        "why": _why(record),
         "owner": record.owner.hex(),
         "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
         "created_at": moment(record.created_at),
