@@ -7,6 +7,8 @@ import json
 import shlex
 import sys
 from contextlib import closing
+from dataclasses import dataclass
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +28,15 @@ from semel.core.stored_answers import (
     unpack_message,
 )
 from semel.stores.urls import open_store
+
+PAID = {"$": "decimal", "v": "4.20"}
+
+
+@dataclass
+class Receipt:
+    charge: str
+    paid: Decimal
+
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
@@ -88,7 +99,8 @@ def test_a_body_may_come_from_a_file(semel_sqlite, tmp_path):
 def test_a_body_may_come_from_the_standard_input(semel_sqlite, monkeypatch):
     leave(semel_sqlite, "http/1")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"piped")))
-    said = semel_sqlite.on_store("resolve", "http", "r-1", "--status", "200", "--body", "@-")
+    words = ("--status", "200", "--header", "Content-Type: text/plain", "--body", "@-")
+    said = semel_sqlite.on_store("resolve", "http", "r-1", *words)
     assert said.code == 0
     assert answer_of(semel_sqlite).body == b"piped"
 
@@ -103,19 +115,84 @@ def test_a_standard_input_that_is_closed_is_no_body(semel_sqlite, monkeypatch):
 
 def test_a_body_is_stored_as_the_shell_gave_it(semel_sqlite):
     leave(semel_sqlite, "http/1")
-    words = ("--status", "200", "--body", "caf\udce9 é")  # how Python reads a byte that is no UTF-8
+    body = "caf\udce9 é"  # how Python reads a byte that is no UTF-8
+    words = ("--status", "200", "--header", "Content-Type: text/plain", "--body", body)
     assert semel_sqlite.on_store("resolve", "http", "r-1", *words).code == 0
     assert answer_of(semel_sqlite).body == b"caf\xe9 \xc3\xa9"
 
 
-def test_a_body_without_its_type_is_pointed_out(semel_sqlite):
+def test_a_body_without_its_type_is_refused_unless_that_is_said(semel):
+    """Without its type clients cannot read it, and it could not be resolved again."""
+    leave(semel, "http/1")
+    before = semel.get("r-1", scope="http")
+    words = ("resolve", "http", "r-1", "--status", "200", "--header", "X-A: 1", "--body", "{}")
+    said = semel.on_store(*words)
+    assert (said.code, said.out) == (2, "")
+    assert "--header 'Content-Type: application/json'" in said.err
+    assert "--header 'Content-Type:'" in said.err
+    after = semel.get("r-1", scope="http")
+    assert (after.owner, after.outcome) == (before.owner, None)
+    assert semel.on_store(*words, "--header", "content-type:").code == 0
+    assert answer_of(semel) == StoredAnswer(200, ((b"x-a", b"1"),), b"{}")
+
+
+@pytest.mark.parametrize("status", ["500", "503", "599"])
+def test_an_answer_of_a_failure_is_refused(semel_sqlite, status):
     leave(semel_sqlite, "http/1")
-    said = semel_sqlite.on_store("resolve", "http", "r-1", "--status", "200", "--body", "{}")
-    assert said.code == 0
-    assert "no Content-Type" in said.err
-    leave(semel_sqlite, "http/1", "r-2")
-    said = semel_sqlite.on_store("resolve", "http", "r-2", "--status", "204")
-    assert "Content-Type" not in said.err
+    said = semel_sqlite.on_store("resolve", "http", "r-1", "--status", status)
+    assert (said.code, said.out) == (2, "")
+    assert f"status {status} says that the request failed" in said.err
+    assert "use --failed TEXT, with --retryable" in said.err
+    assert semel_sqlite.get("r-1", scope="http").abandoned
+
+
+RECEIPT = {"$": "dataclass", "t": f"{__name__}:Receipt", "v": {"charge": "ch_1", "paid": PAID}}
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_what_show_and_list_show_is_what_succeeded_takes(semel, codec):
+    """The type is that which other callers of the scope get: not a dict that looks like it."""
+    policy = Policy(abandoned="hold", codec=codec)
+    receipt = Receipt("ch_1", Decimal("4.20"))
+
+    def charge():
+        raise ConnectionError("the reply got lost")
+
+    with Idempotency(semel.url, policy=policy) as engine:
+        engine.execute("o-1", lambda: (receipt,), scope="payments")
+        with pytest.raises(ConnectionError):
+            engine.execute("o-2", charge, scope="payments")
+    tree = {"$": "tuple", "v": [RECEIPT]}
+    text = shown(semel, "o-1", scope="payments")
+    assert json.loads(text) == tree
+    (line,) = semel.on_store("list", "--state", "succeeded", "--result").lines[1:]
+    assert json.dumps(tree, separators=(",", ":")).startswith("".join(line[7:]).removesuffix("..."))
+    given = text.replace("ch_1", "ch_2")
+    said = semel.on_store("resolve", "payments", "o-2", "--succeeded", given)
+    assert said.code == 0, said.err
+    with Idempotency(semel.url, policy=policy) as engine:
+        again = engine.execute("o-2", charge, scope="payments")
+    assert again == (Receipt("ch_2", Decimal("4.20")),)
+    assert type(again[0].paid) is Decimal
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ('{"$": "shop.Receipt", "charge": "ch_1"}', "the tag 'shop.Receipt' is not known"),
+        ('{"$": "decimal", "v": 4.20}', "'decimal' is never written as float"),
+        ("[" * 100_000 + "]" * 100_000, "--succeeded takes the result as JSON"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_result_that_no_codec_writes_is_refused(semel_sqlite, given, reason):
+    leave(semel_sqlite, "json/1")
+    before = semel_sqlite.get("r-1", scope="http")
+    said = semel_sqlite.on_store("resolve", "http", "r-1", "--succeeded", given)
+    assert (said.code, said.out) == (2, "")
+    assert reason in said.err
+    after = semel_sqlite.get("r-1", scope="http")
+    assert (after.owner, after.outcome) == (before.owner, None)
 
 
 def test_resolve_gives_a_grpc_call_its_message(semel, tmp_path):
@@ -225,7 +302,7 @@ def test_a_payment_of_a_program_is_kept_as_its_policy_says(semel):
 @pytest.mark.parametrize(
     ("codec", "given"),
     [
-        ("http/1", "--status 201 --header 'Location: /o/7' --body made"),
+        ("http/1", "--status 201 --header 'Content-Type: text/plain' --body made"),
         ("grpc/1", "--message @FILE"),
         ("json/1", "--succeeded 7"),
         ("msgpack/1", "--succeeded 7"),
@@ -257,10 +334,12 @@ def test_the_command_that_decides_can_be_typed_whatever_the_key_is(semel_sqlite)
 def test_show_has_the_command_for_records_that_say_little(semel):
     semel.abandon("o-2")
     said = semel.on_store("show", "orders", "o-2").out
+    assert "not held" not in said
     assert "to decide: semel resolve orders o-2 --ttl TIME --succeeded JSON; or --failed" in said
     semel.abandon("o-1", hold=False)
     said = semel.on_store("show", "orders", "o-1").out
-    assert "to decide: semel resolve orders o-1 --succeeded JSON; or --failed" in said
+    assert "\nnot held: the next call runs it again, and nothing has to be decided\n" in said
+    assert "to decide before that: semel resolve orders o-1 --succeeded JSON; or --failed" in said
     leave(semel, "aesgcm/1+json/1")
     said = semel.on_store("show", "http", "r-1").out
     assert "to decide: semel resolve http r-1 --failed TEXT, " in said
@@ -425,10 +504,9 @@ def test_a_grpc_answer_is_shown(semel_sqlite, stored, text, line, for_programs):
 def test_a_value_is_shown_as_a_tree_without_its_classes(semel):
     tree = {"$": "dataclass", "t": "shop:Receipt", "v": {"paid": {"$": "decimal", "v": "9.90"}}}
     put(semel, "json/1", json.dumps(tree).encode())
-    plain = {"$": "shop.Receipt", "paid": "9.90"}
-    assert json.loads(shown(semel)) == plain
-    assert listed(semel) == '{"$":"shop.Receipt","paid":"9.90"}'
-    assert data(semel) == plain
+    assert json.loads(shown(semel)) == tree
+    assert listed(semel) == json.dumps(tree, separators=(",", ":"))
+    assert data(semel) == tree
 
 
 def test_a_long_value_is_cut_in_a_list(semel_sqlite):

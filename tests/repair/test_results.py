@@ -6,6 +6,7 @@ import datetime as dt
 import enum
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -22,8 +23,15 @@ import pytest
 from engines.facade import World, never
 from repair.conftest import Repairs
 from semel import ConfigError, Policy, ResultUnavailable, register_type
-from semel.core.codec import MsgpackCodec, codec_named, encode_failure, encode_result, omitted
-from semel.core.codec_types import FORMATS, READERS
+from semel.core.codec import (
+    BY_STORED_NAME,
+    MsgpackCodec,
+    codec_named,
+    encode_failure,
+    encode_result,
+    omitted,
+)
+from semel.core.codec_types import CLASS_FORMATS, CUSTOM
 from semel.core.encryption import EncryptedCodec
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.core.run_info import build
@@ -51,7 +59,7 @@ from semel.repair import (
     settle,
     settle_async,
 )
-from semel.repair.results import _SHOWN
+from semel.repair.results import _OBJECTS, ShownValue, read_shown
 
 DAYS = 3 * 86400
 CREATED = HttpAnswer(201, {"Location": "/o/7", "Content-Type": "text/plain"}, b"made")
@@ -400,63 +408,162 @@ register_type(Money, name="repair.Money", encode=lambda money: money.cents, deco
 
 ZONED = dt.datetime(2026, 1, 2, 3, 4, tzinfo=ZoneInfo("Europe/Berlin"))
 
+SECRET = {"_secret": "s"}
+NUMBERED = {"number": "r-2", "items": []}
+
+
+def noted(receipt: Receipt) -> Receipt:
+    """Give an object an attribute that is no field of its class."""
+    receipt.note = "n"  # type: ignore[attr-defined]
+    return receipt
+
+
+def tagged(tag, body):
+    return {"$": tag, "v": body}
+
+
+def described(tag, cls, body, **more):
+    return {"$": tag, "t": f"{__name__}:{cls}", "v": body, **more}
+
+
 VALUES = [
     (None, None),
     ("text", "text"),
     ([1, 2.5, True], [1, 2.5, True]),
     ({"a": {"b": 1}}, {"a": {"b": 1}}),
-    (2**100, 2**100),
-    (float("inf"), "inf"),
-    (1 + 2j, "(1+2j)"),
-    (b"\x00\xff", b"\x00\xff"),
-    (bytearray(b"\x01"), b"\x01"),
-    (Decimal("9.90"), "9.90"),
-    (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
-    (dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC), "2026-01-02T03:04:00+00:00"),
-    (ZONED, "2026-01-02T03:04:00 Europe/Berlin"),
-    (dt.time(2, 30, fold=1), "02:30:00"),
-    (dt.time(3, 4), "03:04:00"),
-    (dt.date(2026, 1, 2), "2026-01-02"),
-    (dt.timedelta(days=1, seconds=2), "1 day, 0:00:02"),
-    ((1, (2,)), [1, [2]]),
-    ({5}, [5]),
-    (frozenset({5}), [5]),
-    (deque([1], 3), [1]),
-    ({1: "a", (2,): "b"}, [[1, "a"], [[2], "b"]]),
-    ({"$": "mine", "v": 1}, {"$": "mine", "v": 1}),
-    (OrderedDict(a=1), {"a": 1}),
-    (defaultdict(list, a=[1]), {"a": [1]}),
-    (msgspec.UNSET, "UNSET"),
-    (Colour.RED, {"$": f"{__name__}.Colour", "value": "RED"}),
-    (Flag.A | Flag.B, {"$": f"{__name__}.Flag", "value": 3}),
+    (2**100, tagged("int", hex(2**100))),
+    (float("inf"), tagged("float", "inf")),
+    (1 + 2j, tagged("complex", [1.0, 2.0])),
+    (b"\x00\xff", tagged("bytes", "AP8=")),
+    (bytearray(b"\x01"), tagged("bytearray", "AQ==")),
+    (Decimal("9.90"), tagged("decimal", "9.90")),
+    (UUID(int=5), tagged("uuid", "00000000000000000000000000000005")),
+    (
+        dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC),
+        tagged("datetime", "2026-01-02T03:04:00+00:00"),
+    ),
+    (ZONED, tagged("datetime", ["2026-01-02T03:04:00", 0, "Europe/Berlin"])),
+    (dt.time(2, 30, fold=1), tagged("time", ["02:30:00", 1, None])),
+    (dt.date(2026, 1, 2), tagged("date", "2026-01-02")),
+    (dt.timedelta(days=1, seconds=2), tagged("timedelta", [1, 2, 0])),
+    ((1, (2,)), tagged("tuple", [1, tagged("tuple", [2])])),
+    ({5}, tagged("set", [5])),
+    (frozenset({5}), tagged("frozenset", [5])),
+    (deque([1], 3), tagged("deque", [3, [1]])),
+    (
+        {1: "a", (2,): "b"},
+        tagged("dict", [[1, "a"], [tagged("tuple", [2]), "b"]]),
+    ),
+    ({"$": "mine", "v": 1}, tagged("dict", [["$", "mine"], ["v", 1]])),
+    (OrderedDict(a=1), tagged("ordereddict", [["a", 1]])),
+    (defaultdict(list, a=[1]), tagged("defaultdict", ["list", [["a", [1]]]])),
+    (msgspec.UNSET, tagged("unset", None)),
+    (Colour.RED, described("enum", "Colour", "RED")),
+    (Flag.A | Flag.B, described("flag", "Flag", 3)),
     (
         Receipt("r-1", [Item(Decimal("1.5"))]),
-        {
-            "$": f"{__name__}.Receipt",
-            "number": "r-1",
-            "items": [{"$": f"{__name__}.Item", "price": "1.5"}],
-        },
+        described(
+            "dataclass",
+            "Receipt",
+            {
+                "number": "r-1",
+                "items": [described("struct", "Item", {"price": tagged("decimal", "1.5")})],
+            },
+        ),
     ),
-    (Point(1, 2), {"$": f"{__name__}.Point", "x": 1, "y": 2}),
+    (noted(Receipt("r-2")), described("dataclass", "Receipt", NUMBERED, x={"note": "n"})),
+    (Point(1, 2), described("namedtuple", "Point", {"x": 1, "y": 2})),
     (
         Order(id=7, note="n"),
-        {"$": f"{__name__}.Order", "id": 7, "note": "n", "_secret": "s"},
+        described("model", "Order", {"id": 7}, set=["id", "note"], x={"note": "n"}, p=SECRET),
     ),
-    (Money(5), {"$": "repair.Money", "value": 5}),
+    (Money(5), {"$": "custom", "t": "repair.Money", "v": 5}),
 ]
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 @pytest.mark.parametrize(("value", "shown"), VALUES, ids=lambda value: repr(value)[:40])
-def test_a_value_is_shown_as_a_plain_tree(codec, value, shown):
+def test_a_value_is_shown_with_its_types(codec, value, shown):
     stored = encode_result(value, codec_named(codec), IDENTITY, None, 10_000)
     assert stored.problem is None
     assert read_result(stored.encoded) == PlainValue(shown)
 
 
-def test_every_tag_of_a_built_in_type_is_shown():
-    assert set(_SHOWN) == {form.tag for form in FORMATS}
-    assert set(_SHOWN) < set(READERS)
+@pytest.mark.parametrize("codec", ["json/1", "msgpack/1"])
+@pytest.mark.parametrize(
+    "value", [value for value, _ in VALUES], ids=lambda value: repr(value)[:40]
+)
+def test_what_is_shown_can_be_given_and_is_the_same_value(kind, codec, value):
+    """Given without its class, which only the program has, it is stored as its object was."""
+    written = encode_result(value, BY_STORED_NAME[codec], IDENTITY, None, 10_000).encoded
+    shown = msgspec.json.decode(msgspec.json.encode(read_result(written).value))
+    world, program = engine_with(kind)
+    with world:
+        identity = program.left(codec)
+        program.decide(Succeeded(read_shown(shown)))
+        assert program.record(identity).outcome == written
+
+
+def test_every_tag_of_a_class_can_be_given():
+    assert set(_OBJECTS) == {CUSTOM, *(form.tag for form in CLASS_FORMATS)}
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [
+        ({"$": "shop.Receipt", "charge": "ch_1"}, "the tag 'shop.Receipt' is not known"),
+        ({"$": 5}, "the tag 5 is not known"),
+        ({"$": []}, "TypeError in it"),
+        ([{"$": "decimal"}], "'decimal' must have '$' and 'v', and nothing else"),
+        ({"$": "decimal", "v": "1", "w": 2}, "and nothing else"),
+        ({"$": "decimal", "v": 4.2}, "'decimal' is never written as float"),
+        ({"$": "decimal", "v": "4,20"}, "InvalidOperation in it"),
+        ({"$": "unset", "v": 5}, "'unset' is never written as int"),
+        ({"$": "tuple", "v": {"a": 1}}, "found dict where list should be"),
+        ({"$": "set", "v": [[1]]}, "TypeError in it"),
+        ({"$": "datetime", "v": "yesterday"}, "ValueError in it"),
+        ({"$": "dataclass", "v": {}}, "'dataclass' must have '$', 't', 'v'"),
+        ({"$": "dataclass", "t": "shop:A", "v": {}, "p": {}}, "'dataclass' must have"),
+        ({"$": "dataclass", "t": 5, "v": {}}, "found int where str should be"),
+        ({"$": "dataclass", "t": "shop:A", "v": []}, "found list where dict should be"),
+        ({"$": "enum", "t": "shop:A", "v": 1}, "found int where str should be"),
+        ({"$": "flag", "t": "shop:A", "v": "RED"}, "found str where int should be"),
+        ({"$": "model", "t": "shop:A", "v": {}}, "'model' must have '$', 'set', 't', 'v'"),
+        ({"$": "model", "t": "shop:A", "v": {}, "set": [1]}, "ValidationError in it"),
+        ({"$": "custom", "t": "shop.A", "v": {"$": "shop.B"}}, "the tag 'shop.B' is not known"),
+    ],
+    ids=repr,
+)
+def test_what_no_codec_writes_is_rejected(tree, reason):
+    with pytest.raises(ConfigError, match=re.escape(reason)) as rejected:
+        read_shown(tree)
+    assert "semel show --result" in str(rejected.value)
+
+
+def test_a_given_object_is_rejected_where_it_cannot_be_stored(kind):
+    shown = read_shown(described("dataclass", "Receipt", {"number": "r-1"}))
+    deep = read_shown(msgspec.json.decode(_nested(101)))
+    for options, codec, value, reason in (
+        ({"policy": Policy(max_result_bytes=20)}, "json/1", shown, "the policy keeps at most 20"),
+        ({"policy": Policy(codec=encrypting())}, "aesgcm/1+json/1", shown, "StoredObject"),
+        ({}, "json/1", deep, "nested deeper than 100 levels"),
+        ({}, "http/1", shown, "the record of an HTTP request"),
+    ):
+        world, program = engine_with(kind, **options)
+        with world:
+            identity = program.left(codec)
+            before = program.record(identity)
+            with pytest.raises(ConfigError, match=reason):
+                program.decide(Succeeded(value))
+            assert program.record(identity).owner == before.owner
+
+
+def test_a_codec_of_the_application_writes_given_values_of_built_in_types(kind):
+    world, program = engine_with(kind, policy=Policy(codec=encrypting()))
+    with world:
+        program.left(encrypting().name)
+        program.decide(Succeeded(ShownValue((1, Decimal("2.50")))))
+        assert program.engine.execute("a", never, scope="orders") == (1, Decimal("2.50"))
 
 
 def test_other_outcomes_are_told_in_words():
@@ -486,10 +593,6 @@ def _nested(depth: int) -> bytes:
         ("json/1", b"{"),
         ("json/1", b"\xff"),
         ("json/1", _nested(100_000)),
-        ("json/1", b'{"$": "deque", "v": 3}'),
-        ("json/1", b'{"$": "uuid"}'),
-        ("json/1", b'{"$": []}'),
-        ("json/1", b'{"$": "dataclass", "t": 5, "v": {}}'),
         ("msgpack/1", b"\xc1"),
         ("http/1", b""),
         ("http/1", pickle.dumps({"status": 200})),
@@ -501,23 +604,28 @@ def test_what_cannot_be_read_is_shown_as_bytes(codec, data):
     assert read_result(Encoded(codec, data)) == Unreadable(codec, data)
 
 
-def test_a_tag_of_another_version_and_keys_that_are_no_texts_are_shown_as_they_are():
+def test_tags_that_are_wrong_or_new_and_keys_that_are_no_texts_are_shown_as_they_are():
     assert read_result(Encoded("json/1", b'{"$": "new", "v": [1]}')).value == {"$": "new", "v": [1]}
     packed = msgspec.msgpack.encode({5: {None: b"\x00"}})
-    assert read_result(Encoded(MsgpackCodec.name, packed)).value == {"5": {"None": b"\x00"}}
+    assert read_result(Encoded(MsgpackCodec.name, packed)).value == {
+        "5": {"None": tagged("bytes", "AA==")}
+    }
 
 
 def test_nothing_is_imported_to_show_or_to_write():
     """Neither the classes of a result, nor a framework."""
     script = """
+        import json
         import sys
         from semel.core.records import Encoded
         from semel.repair import GrpcAnswer, HttpAnswer, Succeeded, read_result
+        from semel.repair.results import read_shown
         before = set(sys.modules)
         stored = b'{"$": "dataclass", "t": "antigravity:Receipt", "v": {"number": "r-1"}}'
         print(read_result(Encoded("json/1", stored)).value)
         zone = b'{"$": "datetime", "v": ["2026-01-02T03:04:00", 0, "Europe/Berlin"]}'
         print(read_result(Encoded("json/1", zone)).value)
+        print(read_shown(json.loads(stored)).value.name)
         read_result(Encoded("http/1", b"\\x94\\x01\\xcc\\xc8\\x90\\xc4\\x01x"))
         read_result(Encoded("grpc/1", b"\\x95\\x01\\x00\\xa0\\xc4\\x01x\\xc0"))
         print(set(sys.modules) - before)
@@ -531,8 +639,9 @@ def test_nothing_is_imported_to_show_or_to_write():
         env=os.environ,
     )
     assert told.stdout.splitlines() == [
-        "{'$': 'antigravity.Receipt', 'number': 'r-1'}",
-        "2026-01-02T03:04:00 Europe/Berlin",
+        "{'$': 'dataclass', 't': 'antigravity:Receipt', 'v': {'number': 'r-1'}}",
+        "{'$': 'datetime', 'v': ['2026-01-02T03:04:00', 0, 'Europe/Berlin']}",
+        "antigravity:Receipt",
         "set()",
         "set()",
     ]

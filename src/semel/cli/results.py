@@ -34,6 +34,7 @@ from semel.repair import (
     Unreadable,
     read_result,
 )
+from semel.repair.results import read_shown
 
 HEAD = 32
 """Bytes of binary data that are shown."""
@@ -44,6 +45,8 @@ SHOWN = 10_000
 LARGEST = 100_000_000
 """Bytes that are read from a file: more than a store takes, and less than fills the memory."""
 
+_SERVER_ERRORS: Final = range(500, 600)
+"""Statuses that tell of a failure of the server."""
 _LINES: Final = "\n\t"
 """Characters that lay out a text of several lines."""
 _CHARSET: Final = re.compile(r"""charset=["']?([\w.:-]+)""", re.IGNORECASE)
@@ -64,20 +67,44 @@ def resolution_of(options: Namespace) -> Succeeded | Failed:
     if options.failed is not None:
         return Failed(options.failed, options.retryable)
     if options.status is not None:
-        headers = tuple(map(_header, options.header))
-        body = "" if options.body is None else options.body
-        # As the shell gave it: a text in another encoding than ours stays the same bytes.
-        content = _content("--body", body) if body.startswith("@") else os.fsencode(body)
-        return Succeeded(HttpAnswer(options.status, headers, content))
+        return Succeeded(_answer(options))
     if options.message is not None:
         return Succeeded(GrpcAnswer(_content("--message", options.message)))
     try:
-        return Succeeded(msgspec.json.decode(options.succeeded))
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        tree = msgspec.json.decode(options.succeeded)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise ConfigError(
             f"--succeeded takes the result as JSON: {error}; "
             """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
         ) from error
+    return Succeeded(read_shown(tree))
+
+
+def _answer(options: Namespace) -> HttpAnswer:
+    """Make the answer of a request; what a client could not use is refused: it would be final."""
+    if options.status in _SERVER_ERRORS:
+        raise ConfigError(
+            f"an answer with status {options.status} says that the request failed, but --status is "
+            "for what happened: every retry would get it. If it did not happen, use --failed TEXT, "
+            "with --retryable if the next call may run"
+        )
+    headers = tuple(map(_header, options.header))
+    body = "" if options.body is None else options.body
+    # As the shell gave it: a text in another encoding than ours stays the same bytes.
+    content = _content("--body", body) if body.startswith("@") else os.fsencode(body)
+    if content and not any(map(_is_type, headers)):
+        raise ConfigError(
+            "the answer has a body and no Content-Type, without which clients cannot read it: add "
+            "one, such as --header 'Content-Type: application/json', or, for an answer that has "
+            "none, --header 'Content-Type:'"
+        )
+    # Empty is the way to say that there is none.
+    lines = tuple(line for line in headers if line[1] or not _is_type(line))
+    return HttpAnswer(options.status, lines, content)
+
+
+def _is_type(line: tuple[str, str]) -> bool:
+    return line[0].lower() == "content-type"
 
 
 def _header(line: str) -> tuple[str, str]:
@@ -134,9 +161,15 @@ def how_to_decide(record: Record) -> str:
         command += " --ttl TIME"
     failed = "--failed TEXT, with --retryable if the next call may run"
     given = "--succeeded JSON" if info is None else _GIVEN.get(info.codec)
+    begin = "to decide: "
+    if not record.hold:
+        begin = (
+            "not held: the next call runs it again, and nothing has to be decided\n"
+            "to decide before that: "
+        )
     if given is None:
-        return f"to decide: {command} {failed}; its codec is known to its program alone"
-    return f"to decide: {command} {given}; or {failed}"
+        return f"{begin}{command} {failed}; its codec is known to its program alone"
+    return f"{begin}{command} {given}; or {failed}"
 
 
 # --- to show -------------------------------------------------------------------------------------
@@ -222,7 +255,7 @@ def _text_of(answer: HttpAnswer) -> str | None:
     """Decode the body of an answer; None if it is no text."""
     if answer.body is None:
         return None
-    kinds = (value for name, value in answer.lines if name.lower() == "content-type")
+    kinds = (line[1] for line in answer.lines if _is_type(line))
     charset = _CHARSET.search(next(kinds, ""))
     try:
         codec = codecs.lookup("utf-8" if charset is None else charset[1]).name

@@ -2,33 +2,50 @@
 
 A result is written as the codec of its record reads it; a kind that this codec does not read is
 rejected before anything is stored. Reading shows something whatever is stored. Neither needs a
-framework or a class of the application, and neither imports anything.
+framework or a class of the application, and neither imports anything. What is shown of the result
+of a function is its tree, with the tags of `codec_types`, and can be given in the same form: later
+callers then get a value of the same type.
 """
 
 from __future__ import annotations
 
-import binascii
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from itertools import chain
 from math import isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
-from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
 from semel.core.codec import (
     BY_STORED_NAME,
+    JSON_WRITERS,
+    MSGPACK_WRITERS,
     Codec,
+    Reader,
     StoredResult,
+    Writer,
     decode_failure,
     encode_result,
     omission_reason,
 )
-from semel.core.codec_types import CLASS_FORMATS, CUSTOM, EXTRA, PRIVATE, TAG, TYPE, VALUE, Tree
+from semel.core.codec_types import (
+    CUSTOM,
+    EXTRA,
+    FIELDS_SET,
+    FORMATS,
+    PRIVATE,
+    TAG,
+    TAGGED,
+    TYPE,
+    VALUE,
+    Format,
+    ReadTree,
+    Tree,
+    Unsupported,
+    WriteTree,
+)
 from semel.core.policy import Rules
 from semel.core.records import FAILURE, OMITTED, Encoded, Identity
 from semel.core.run_info import RunInfo
@@ -213,6 +230,9 @@ def encode_for(
     codec = _codec_for(kind, named, rules.codec, codecs)
     # The limit of answers is an option of their integration, which is not known here.
     limit = rules.max_result_bytes if kind is VALUE_KIND else sys.maxsize
+    if isinstance(value, ShownValue):
+        codec = _WITHOUT_CLASSES.get(codec.name, codec)
+        return encode_result(value.value, codec, identity, None, limit)
     return encode_result(kind.pack(value), codec, identity, None, limit)
 
 
@@ -239,10 +259,11 @@ def _codec_for(kind: Kind, named: str | None, usual: Codec, codecs: Mapping[str,
 
 
 class PlainValue(Struct, frozen=True):
-    """The result of a function: texts, numbers, lists and dicts, and bytes.
+    """The result of a function as plain data: texts, numbers, lists and dicts.
 
-    Objects are shown by their fields, with the name of their class under `$`; a decimal number,
-    a time or a UUID is its text.
+    What these have no form for is a dict with a tag under `$`. A decimal number is
+    `{"$": "decimal", "v": "9.90"}`, and an object has its class under `t` and its fields under `v`.
+    `semel resolve --succeeded` takes the same form.
     """
 
     value: object
@@ -315,68 +336,157 @@ _READERS: Final[dict[str, Callable[[Encoded], ReadableResult]]] = {
 
 
 def _plain(tree: Tree) -> Tree:
-    """Show a tree of `codec_types` as the plain data that it describes."""
+    """Show a tree as JSON holds it: MessagePack has bytes, and floats that are not finite."""
     if type(tree) is list:
         return [_plain(item) for item in tree]
-    if type(tree) is float and not isfinite(tree):
-        return str(tree)
-    if type(tree) is not dict:
-        return tree
-    tag = tree.get(TAG)
-    if tag in _SHOWN:
-        return _SHOWN[tag](tree[VALUE])
-    if tag in _CLASSES:
-        return _plain_object(tree)
-    return {str(key): _plain(item) for key, item in tree.items()}
+    if type(tree) is dict:
+        return {str(key): _plain(item) for key, item in tree.items()}
+    if type(tree) is bytes or (type(tree) is float and not isfinite(tree)):
+        return TAGGED[type(tree)](tree, Writer(_JSON, None))
+    return tree
 
 
-def _plain_object(tree: dict[str, Tree]) -> Tree:
-    name, body = tree[TYPE].replace(":", "."), _plain(tree[VALUE])
-    if type(body) is not dict:
-        return {TAG: name, "value": body}
-    more = (_plain(tree.get(part, {})) for part in (EXTRA, PRIVATE))
-    return {TAG: name, **body, **dict(chain.from_iterable(each.items() for each in more))}
+class ShownValue(Struct, frozen=True):
+    """The result of a function that was given as `PlainValue` shows one."""
+
+    value: object
+    """The value, with a `StoredObject` for each object."""
 
 
-def _plain_pairs(pairs: Tree) -> Tree:
-    """Show a mapping as a dict, or as a list of pairs where a key is no text."""
-    shown = [[_plain(key), _plain(item)] for key, item in pairs]
-    return dict(shown) if all(type(key) is str for key, _ in shown) else shown
+class StoredObject:
+    """What a tree says of an object whose class is not known here.
+
+    It is no Struct: another codec would store it as an object of this class.
+    """
+
+    __slots__ = ("name", "parts", "tag")
+
+    def __init__(self, tag: str, name: str, parts: dict[str, Any]) -> None:
+        self.tag = tag
+        self.name = name
+        self.parts = parts
 
 
-def _plain_clock(body: str | list[Any]) -> str:
-    text, _, zone = (body, 0, None) if isinstance(body, str) else body
-    return text if zone is None else f"{text} {zone}"
+def read_shown(tree: Tree) -> ShownValue:
+    """Read a result in the form that `PlainValue` has; what no codec writes is a ConfigError."""
+    try:
+        return ShownValue(Reader(_TAGS, None).value(tree))
+    except Exception as error:
+        what = str(error) if isinstance(error, Unsupported) else f"{type(error).__name__} in it"
+        raise ConfigError(
+            f"the result cannot be read: {what}. {TAG} is the tag of a type that JSON has no form "
+            "for: give the result as `semel show --result` shows that of a similar call, or in a "
+            "program: semel.repair.settle(engine, key, Succeeded(...), scope=...). A dict that "
+            f'itself has the key {TAG} is {{"{TAG}": "dict", "{VALUE}": [["{TAG}", ...], ...]}}'
+        ) from error
 
 
-def _plain_int(body: str) -> int | str:
-    """Show a large number; in its stored, hexadecimal form where Python writes no decimal one."""
-    return int(body, 16) if len(body) <= _LONGEST_INT else f"{int(body, 16):#x}"
+def _exactly(form: Format) -> ReadTree:
+    """Read the value of a built-in type, but only as it is written.
+
+    A decimal number whose quotes were forgotten is a float, and another number.
+    """
+
+    def read(tree: dict[str, Tree], reader: Reader) -> Any:
+        if tree.keys() != {TAG, VALUE}:
+            raise Unsupported(f"{form.tag!r} must have {TAG!r} and {VALUE!r}, and nothing else")
+        body = tree[VALUE]
+        value = form.read(body, reader)
+        if type(form.write(value, Writer(_JSON, None))) is not type(body):
+            raise Unsupported(f"{form.tag!r} is never written as {type(body).__name__}")
+        return value
+
+    return read
 
 
-_LONGEST_INT: Final = 3_500
-"""Hexadecimal digits whose decimal form has less than the 4,300 digits that Python writes."""
+Part: TypeAlias = Callable[[Tree, Reader], Any]
 
-_SHOWN: Final[dict[Any, Callable[[Any], Tree]]] = {
-    "int": _plain_int,
-    "float": str,
-    "complex": lambda body: str(complex(*body)),
-    "bytes": binascii.a2b_base64,
-    "bytearray": binascii.a2b_base64,
-    "decimal": str,
-    "uuid": lambda body: str(UUID(hex=body)),
-    "datetime": _plain_clock,
-    "time": _plain_clock,
-    "date": str,
-    "timedelta": lambda body: str(timedelta(*body)),
-    "tuple": _plain,
-    "set": _plain,
-    "frozenset": _plain,
-    "deque": lambda body: _plain(body[1]),
-    "dict": _plain_pairs,
-    "ordereddict": _plain_pairs,
-    "defaultdict": lambda body: _plain_pairs(body[1]),
-    "unset": lambda _: "UNSET",
+
+def _fields(tree: Tree, reader: Reader) -> Any:
+    return reader.fields(tree)
+
+
+def _any(tree: Tree, reader: Reader) -> Any:
+    return reader.value(tree)
+
+
+def _only(cls: type) -> Part:
+    def read(tree: Tree, reader: Reader) -> Any:
+        value = reader.value(tree)
+        if type(value) is not cls:
+            raise Unsupported(f"found {type(value).__name__} where {cls.__name__} should be")
+        return value
+
+    return read
+
+
+def _names(tree: Tree, _: Reader) -> Any:
+    return msgspec.convert(tree, list[str])
+
+
+_OBJECTS: Final[dict[str, dict[str, Part]]] = {
+    "flag": {VALUE: _only(int)},
+    "enum": {VALUE: _only(str)},
+    "struct": {VALUE: _fields},
+    "model": {VALUE: _fields, FIELDS_SET: _names, EXTRA: _fields, PRIVATE: _fields},
+    "dataclass": {VALUE: _fields, EXTRA: _fields},
+    "namedtuple": {VALUE: _fields},
+    CUSTOM: {VALUE: _any},
 }
-"""How the body of each tag of a built-in type is shown."""
-_CLASSES: Final[frozenset[Any]] = frozenset({CUSTOM, *(form.tag for form in CLASS_FORMATS)})
+"""The parts of an object by its tag, as `CLASS_FORMATS` writes them."""
+_OPTIONAL: Final = {EXTRA, PRIVATE}
+
+
+def _read_object(tree: dict[str, Tree], reader: Reader) -> StoredObject:
+    tag, parts = tree[TAG], _OBJECTS[tree[TAG]]
+    needed = {TAG, TYPE, *parts} - _OPTIONAL
+    if not needed <= tree.keys() <= needed | parts.keys():
+        raise Unsupported(f"{tag!r} must have {', '.join(map(repr, sorted(needed)))}")
+    name = _only(str)(tree[TYPE], reader)
+    return StoredObject(
+        tag, name, {part: read(tree[part], reader) for part, read in parts.items() if part in tree}
+    )
+
+
+def _write_object(value: StoredObject, writer: Writer) -> Tree:
+    trees = {
+        part: writer.fields(item) if _OBJECTS[value.tag][part] is _fields else writer.tree(item)
+        for part, item in value.parts.items()
+    }
+    return {TAG: value.tag, TYPE: value.name, **trees}
+
+
+_TAGS: Final[dict[str, ReadTree]] = {
+    **{form.tag: _exactly(form) for form in FORMATS},
+    **dict.fromkeys(_OBJECTS, _read_object),
+}
+_JSON: Final[dict[type, WriteTree]] = {**JSON_WRITERS, StoredObject: _write_object}
+_MSGPACK: Final[dict[type, WriteTree]] = {**MSGPACK_WRITERS, StoredObject: _write_object}
+
+
+class _WithoutClasses(NamedTuple):
+    """Writes what a codec of semel would have written of the objects themselves."""
+
+    name: str
+    writers: Mapping[type, WriteTree]
+    pack: Callable[[Tree], bytes]
+    unpack: Callable[[bytes], Tree]
+
+    def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
+        del context, hint
+        try:
+            return self.pack(Writer(self.writers, None).tree(value))
+        except Unsupported as unsupported:
+            raise unsupported.as_error("result") from None
+
+    def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
+        del context, hint
+        return Reader(_TAGS, None).value(self.unpack(data))
+
+
+_WITHOUT_CLASSES: Final[dict[str, Codec]] = {
+    "json/1": _WithoutClasses("json/1", _JSON, msgspec.json.encode, msgspec.json.decode),
+    "msgpack/1": _WithoutClasses(
+        "msgpack/1", _MSGPACK, msgspec.msgpack.encode, msgspec.msgpack.decode
+    ),
+}
