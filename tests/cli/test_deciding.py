@@ -22,6 +22,7 @@ from semel import (
     State,
     StoreUnavailable,
 )
+from semel.cli.deciding import FINAL
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.stores.urls import open_store
 
@@ -181,9 +182,46 @@ def test_there_is_nothing_to_resolve_where_nothing_is_stuck(semel):
     assert "no such record" in refused("nothing")
     semel.succeed("done")
     assert "ended as succeeded" in refused("done")
+    assert "That is final: see semel resolve --help" in refused("done")
     semel.run("running")
-    assert "running, with a lease for another 9m" in refused("running")
+    message = refused("running")
+    assert "it is running, with a lease for another 9m" in message
+    assert "If it hangs, end its process first" in message
     assert semel.get("running").state is State.PROCESSING
+
+
+def test_a_refusal_names_the_process_that_is_still_running(semel):
+    info = b'{"by":"web\\u001b[2J:4711","ttl":60,"codec":"json/1"}'
+    with closing(open_store(semel.url)) as store:
+        identity = Identity("orders", "order:1")
+        store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, hold=True, run_info=info))
+    said = semel.on_store("resolve", "orders", "order:1", "--failed", "no")
+    assert (said.code, "\x1b" in said.err) == (1, False)
+    assert r"it is running in web\x1b[2J:4711, with a lease for another 9m" in said.err
+    assert r"If it hangs, end web\x1b[2J:4711 first" in said.err
+
+
+@pytest.mark.parametrize(
+    "outcome", [("--succeeded", "1"), ("--failed", "no"), ("--failed", "no", "--retryable")]
+)
+def test_a_decision_is_final_and_the_command_says_so(semel, outcome):
+    semel.abandon("order:1", hold=False)
+    said = semel.on_store("resolve", "orders", "order:1", *outcome)
+    assert (said.code, said.err.splitlines()[-1]) == (0, FINAL)
+    before = semel.get("order:1")
+    assert semel.on_store("resolve", "orders", "order:1", "--succeeded", "2").code == 1
+    assert semel.get("order:1").outcome == before.outcome
+    assert "A decision is final: it cannot be resolved again." in semel("resolve", "--help").out
+
+
+def test_the_reason_is_in_the_line_that_a_decision_logs(semel_sqlite, caplog):
+    for key, words in (("order:1", ("--reason", "ticket 4711")), ("order:2", ())):
+        semel_sqlite.abandon(key, hold=False)
+        semel_sqlite.on_store("resolve", "orders", key, "--succeeded", "1", *words)
+    first, second = (each for each in caplog.records if each.name == "semel.audit")
+    assert first.semel["reason"] == "ticket 4711"
+    assert 'reason="ticket 4711"' in first.getMessage()
+    assert "reason" not in second.semel
 
 
 def test_a_decision_is_reported_also_if_the_store_goes_away_right_after_it(

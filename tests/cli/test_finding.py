@@ -250,6 +250,9 @@ def shown_by_the_page():
                 yield command, output
 
 
+BILL = b'{"$":"dataclass","t":"shop:Bill","v":{"total":{"$":"decimal","v":"4.20"}}}'
+
+
 @pytest.fixture
 def of_the_page(semel_sqlite):
     """The records that the page talks about."""
@@ -270,6 +273,9 @@ def of_the_page(semel_sqlite):
             store.renew(identity, OWNER, -ago)
         for identity in done:
             store.put(identity, Encoded("json/1", b"1"), 86_400.0, owner=OWNER)
+        store.put(
+            Identity("orders.bill", "order:50"), Encoded("json/1", BILL), 3 * 86_400.0, owner=OWNER
+        )
     return semel_sqlite
 
 
@@ -290,4 +296,4 @@ def test_a_table_of_the_page_is_what_is_shown(of_the_page, command, output):
 
 def test_the_page_shows_a_table_of_each_kind():
     shown = [command for command, output in shown_by_the_page() if output]
-    assert {command.split()[1] for command in shown} == {"find", "stuck"}
+    assert {command.split()[1] for command in shown} == {"find", "list", "stuck"}

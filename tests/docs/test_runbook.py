@@ -23,6 +23,7 @@ import pytest
 from docs.test_examples import ROOT
 from semel import Idempotency, Policy, open_store
 from semel.adapters.wsgi import IdempotencyMiddleware
+from semel.cli.deciding import FINAL
 from semel.core.records import ClaimRequest, Identity
 from semel.core.run_info import build
 from semel.events import logger
@@ -40,6 +41,7 @@ VARYING = {
     r"\b127\.0\.0\.1:\d+": "(address)",
     r"\banna@\S+": "anna",
     r"^\S+ \S+ semel\.audit INFO .*\n": "",  # what a decision logs beside the output
+    rf"^{re.escape(FINAL)}\n": "",
 }
 
 

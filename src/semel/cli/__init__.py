@@ -104,6 +104,15 @@ def _complain(what: object, code: int) -> int:
 
 # --- arguments -----------------------------------------------------------------------------------
 
+_FINAL = """\
+A decision is final: it cannot be resolved again. If it was wrong:
+  it happened, and callers get a wrong result or a failure
+      Do not forget the record: the next call would do it a second time. Tell the callers what is
+      right. A program can replace the result: docs/howto/repair.md, "If a decision was wrong".
+  it did not happen, and no longer can
+      semel forget SCOPE KEY: the next call runs.
+  it happened, and the next call may run (--retryable)
+      Keep the callers from retrying, or be ready to undo the second effect."""
 _EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
 
 
@@ -197,9 +206,15 @@ def _deciding(command: _Command) -> None:
     made.add_argument("--yes", action="store_true", help="also if it is running or held")
     _who(made)
     made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made.epilog = f"{_FINAL}\n\n{_EXIT_CODES}"
     _identity(made)
     outcome = made.add_mutually_exclusive_group(required=True)
-    outcome.add_argument("--succeeded", metavar="JSON", help="it happened, with this result")
+    outcome.add_argument(
+        "--succeeded",
+        metavar="JSON",
+        help="it happened, with this result, as semel show --result shows that of a similar call",
+    )
     outcome.add_argument(
         "--status",
         type=_whole,
@@ -220,7 +235,7 @@ def _deciding(command: _Command) -> None:
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="with --status: a header of the answer; may be repeated",
+        help="with --status: a header of the answer; may be repeated. A body needs Content-Type",
     )
     made.add_argument(
         "--body",

@@ -9,6 +9,7 @@ import logging
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Final
 
 from semel import repair
 from semel.cli.audit import user
@@ -31,6 +32,8 @@ from semel.repair import (
     settle,
 )
 from semel.sync import Idempotency
+
+FINAL: Final = "this is final: if it was wrong, semel resolve --help says what to do"
 
 
 def forget(options: Namespace) -> int:
@@ -143,8 +146,7 @@ def resolve(options: Namespace) -> int:
     if not (isinstance(resolution, Failed) and resolution.retryable):
         again = "a call after that runs again"
     print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
-    if isinstance(resolution, Succeeded) and _lacks_type(resolution.value):
-        print("the answer has a body and no Content-Type: see --header", file=sys.stderr)
+    print(FINAL, file=sys.stderr)
     return 0
 
 
@@ -181,20 +183,20 @@ def _given(value: object) -> str:
             return ""
 
 
-def _lacks_type(value: object) -> bool:
-    return (
-        isinstance(value, HttpAnswer)
-        and bool(value.body)
-        and all(name.lower() != "content-type" for name, _ in value.lines)
-    )
-
-
 def _why_not(record: Record | None) -> str:
     if record is None:
         return NO_RECORD
     if record.state is not State.PROCESSING:
-        return f"it has ended as {state_of(record)}"
-    return f"it is running, {_lease_left(record)}"
+        return f"it has ended as {state_of(record)}. That is final: see semel resolve --help"
+    process, running = "its process", "it is running"
+    info = run_info.read(record.run_info)
+    if info is not None:
+        process = printable(info.by)
+        running = f"it is running in {process}"
+    return (
+        f"{running}, {_lease_left(record)}. Wait until it has ended. If it hangs, end {process} "
+        "first, which cuts off its other work, too, and decide when the lease has ended"
+    )
 
 
 def _lease_left(record: Record) -> str:

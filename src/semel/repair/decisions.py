@@ -88,6 +88,8 @@ class Resolved(Decision, frozen=True, kw_only=True):
     verdict: Verdict
     kept_until: float
     """How long at least, on the store's clock; a call after that runs again."""
+    reason: str | None = None
+    """Why, if one was given."""
 
 
 class Overtaken(Decision, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ class Overtaken(Decision, frozen=True, kw_only=True):
 
     level = logging.WARNING
     verdict: Verdict
+    reason: str | None = None
 
 
 class Unresolved(Decision, frozen=True, kw_only=True):
@@ -133,6 +136,8 @@ def entry(decision: Decision) -> dict[str, Any]:
     """Write a decision as plain fields."""
     fields = {name: getattr(decision, name) for name in decision.__struct_fields__}
     del fields["identity"]
+    if fields.get("reason", "") is None:
+        del fields["reason"]
     for name in _TIMES & fields.keys():
         fields[name] = datetime.fromtimestamp(fields[name], UTC).isoformat(timespec="microseconds")
     return {

@@ -203,9 +203,11 @@ class AsyncDecider:
         """Make the event that says what became of a record."""
         verdict = verdict_of(resolution)
         if not stored:
-            return self.made(Overtaken, record, verdict=verdict)
+            return self.made(Overtaken, record, verdict=verdict, reason=self._reason)
         kept_until = record.now + self._ttl_of(record, resolution)
-        return self.made(Resolved, record, verdict=verdict, kept_until=kept_until)
+        return self.made(
+            Resolved, record, verdict=verdict, kept_until=kept_until, reason=self._reason
+        )
 
     def made(self, kind: type[Decision], record: Record, **details: Any) -> Decision:
         """Make a decision on a record, with who and when."""
