@@ -411,7 +411,7 @@ def test_a_text_is_decoded_as_its_type_says(semel_sqlite, content_type, body, te
         (b"text/plain; charset=no-such-one", b"abc"),
         (b"text/plain; charset=undefined", b"abc"),  # a codec of Python that refuses any text
         (b"text/plain; charset=utf-7", b"+2AA-"),  # half a character
-        (b"text/plain; charset=punycode", b"a-" * 200_000),  # would take minutes
+        (b"text/plain; charset=punycode", b"abc"),  # for names of hosts, and slow
         (b"text/plain", b"\x1b[2J"),
     ],
 )

@@ -53,7 +53,7 @@ _CHARSET: Final = re.compile(r"""charset=["']?([\w.:-]+)""", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that no text has."""
 _NO_CHARSETS: Final = frozenset({"idna", "punycode"})
-"""Codecs of Python for the names of hosts: a long text takes them minutes."""
+"""Codecs for the names of hosts: the time they take grows with the square of the length."""
 
 # --- from options --------------------------------------------------------------------------------
 
