@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from semel.cli.formatting import as_json, columns, duration
 from semel.cli.store import (
     NothingThere,
+    address_of,
     hint_if_empty,
     open_deciding_store,
     open_engine,
-    places_of,
     read_settings,
 )
 from semel.cli.stuck import abandoned
@@ -50,7 +50,7 @@ def doctor(options: Namespace) -> int:
     findings = list(_settings(settings))
     try:
         with open_engine(options) as engine:
-            place = f"{places_of(settings)}, prefix {settings.prefix}"
+            place = f"{address_of(settings)}, prefix {settings.prefix}"
             findings.append(Finding("ok", "store", place))
             try:
                 findings += _store(engine, options)

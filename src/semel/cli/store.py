@@ -146,7 +146,7 @@ def _naming_the_file(options: Namespace) -> Iterator[None]:
 # --- where the records are -----------------------------------------------------------------------
 
 
-def places_of(settings: Settings) -> str:
+def address_of(settings: Settings) -> str:
     """Name the servers and databases of a store that could be opened, without their logins."""
     urls = (settings.url, settings.behind)
     return " in front of ".join(_place(url) for url in urls if url is not None)
@@ -155,7 +155,7 @@ def places_of(settings: Settings) -> str:
 def _place(url: str) -> str:
     scheme = url.partition("://")[0]
     backend = BACKENDS.get(scheme)
-    name = None if backend is None else _PLACES.get(backend.module)
+    name = None if backend is None else _ADDRESSES.get(backend.module)
     return scheme if name is None else name(url)
 
 
@@ -182,7 +182,7 @@ def _sqlite_place(url: str) -> str:
 
 
 _REDIS: Final = "semel.stores.redis"
-_PLACES: Final[dict[str, Callable[[str], str]]] = {
+_ADDRESSES: Final[dict[str, Callable[[str], str]]] = {
     _REDIS: _redis_place,
     "semel.stores.sql.postgres": _postgres_place,
     "semel.stores.sql.mysql": _mysql_place,
@@ -206,7 +206,7 @@ def hint_if_empty(engine: Idempotency, options: Namespace) -> str | None:
         if page or monotonic() > end:
             return None
     return (
-        f"there is no record at all under {settings.prefix} in {places_of(settings)}: are the URL "
+        f"there is no record at all under {settings.prefix} in {address_of(settings)}: are the URL "
         "and the prefix right?"
     )
 
