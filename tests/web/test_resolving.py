@@ -90,7 +90,7 @@ def test_a_body_of_any_bytes_comes_from_a_file(stack, held, resolve, tmp_path):
     body = bytes(range(256)) * 3
     (tmp_path / "receipt.bin").write_bytes(body)
     retry = held(stack)
-    resolve("--status", "402", "--body", "@receipt.bin")
+    resolve("--status", "402", "--header", "Content-Type:", "--body", "@receipt.bin")
     answer = retry()
     assert (answer.status, answer.body) == (402, body)
     assert sorted(given(answer)) == [("content-length", "768"), ("idempotent-replayed", "true")]
