@@ -54,8 +54,9 @@ demo: $(READY)  ## see it work: 15 seconds, or a minute or two with a new enviro
 servers: $(READY)  ## find or install the servers that the tests talk to
 	$(VENV)/bin/python scripts/servers.py
 
-# A file is the unit that the workers share: its servers are then started once.
-SHARED := -n $(JOBS) --dist loadfile
+# A file is the unit that the workers share: its servers are then started once. The longest come first
+# (tests/conftest.py), which the plugin would sort by the number of their tests.
+SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: servers  ## run every test, and insist on the coverage of the core, engines and stores
 	$(RUN) coverage erase

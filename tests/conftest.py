@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,32 @@ unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", derandomize=True, **unhurried)
 settings.register_profile("fuzz", max_examples=20_000, **unhurried)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+LONGEST = (
+    "benchmarks/test_smoke.py",
+    "proof/test_store_model.py",
+    "transactions/test_kills.py",
+    "engines/test_signals.py",
+    "observe/test_tally.py",
+    "observe/test_alerts.py",
+    "examples/test_payments_schema.py",
+    "adapters/test_session_kills.py",
+    "docs/test_promises.py",
+    "faults/test_cluster.py",
+    "faults/test_table_locks.py",
+    "stores/test_redis_failover.py",
+    "transactions/test_howto.py",
+    "project/test_checkout.py",
+)
+"""Files of few tests that take long. Workers share files: one that began last would be left alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, and then with those of the most tests."""
+    count = Counter(item.path for item in items)
+    longest = {ROOT / "tests" / name for name in LONGEST}
+    items.sort(key=lambda item: (item.path not in longest, -count[item.path]))
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,7 @@ def test_this_checkout_is_compared_with_another_commit():
         text=True,
         check=False,
     )
-    assert ran.stdout.count("memory: replay") == 5, (
+    assert ran.stdout.count("memory: replay") == 6, (
         ran.stderr
     )  # threads and tasks, few and many; FastAPI
     assert "scenarios are slower" in ran.stdout
