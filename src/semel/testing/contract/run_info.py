@@ -82,7 +82,8 @@ class RunInfoContract(StoreUnderTest):
         assert driven.renew(KEY, ANNA, LONG, RUN_INFO) is True
         assert told(driven) == RUN_INFO
 
-    @pytest.mark.parametrize("lease", [LONG, 0.0, -LONG])
+    # Stores with key expiry keep an abandoned attempt that may be taken over for its ttl, LONG.
+    @pytest.mark.parametrize("lease", [LONG, 0.0, -LONG / 2])
     def test_a_renewal_without_it_keeps_it(self, driven: StoreDriver, lease: float) -> None:
         driven.claim(ask(ANNA))
         assert driven.renew(KEY, ANNA, lease) is True
