@@ -13,7 +13,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from servers.redis import free_port
+
 HOST = "127.0.0.1"
 PATIENCE = 60.0
 """For what takes a moment, on a machine whose cores and disk others may keep busy."""
@@ -32,13 +33,6 @@ CAREFUL = "careful"
 """A role that needs its password, if a test makes it."""
 UNSAFE_BUT_QUICK = ("fsync=off", "full_page_writes=off")
 """What is committed outlives a crash of the server, though not one of the machine."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:

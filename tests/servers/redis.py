@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -29,10 +30,15 @@ SLOTS = 16384
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Find a port outside of the range from which the system takes those of connections.
+
+    A connection of another worker could get one of these before the server listens.
+    """
+    while True:
+        port = 15_000 + secrets.randbelow(15_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def errors_answered(client: redis.Redis, code: str) -> int:
