@@ -27,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
+.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -113,6 +113,9 @@ package: $(READY)  ## build the package into dist/, check it and try the install
 bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about half an hour (twice: ARGS=--twice)
 	$(BENCH_VENV)/bin/python scripts/servers.py
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-smoke: servers  ## try that every benchmark runs, in about three minutes
+	SEMEL_BENCH_SMOKE=1 $(RUN) pytest tests/benchmarks $(ARGS)
 
 bench-paired: servers  ## compare the speed with another commit: BASE=... ARGS="--only redis"
 	$(RUN) benchmarks.paired $(BASE) $(ARGS)

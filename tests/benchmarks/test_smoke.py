@@ -36,6 +36,14 @@ NEEDS = {
 """What a group cannot do without; asking for it skips the test where it is not here."""
 
 
+LONG = frozenset({"storms", "web", "wakeups", "payloads", "async_rates", "sync_rates", "renewal"})
+"""Groups that take more than ten seconds: `make bench-smoke` tries them, too."""
+
+tries_all = pytest.mark.skipif(
+    "SEMEL_BENCH_SMOKE" not in os.environ, reason="takes long: make bench-smoke"
+)
+
+
 def smoke(group: str) -> str:
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--smoke", "--only", group],
@@ -49,7 +57,9 @@ def smoke(group: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.parametrize("group", NEEDS)
+@pytest.mark.parametrize(
+    "group", [pytest.param(name, marks=tries_all if name in LONG else ()) for name in NEEDS]
+)
 def test_a_group_runs_and_reports(group):
     for needed in NEEDS[group]:
         needed()
@@ -75,6 +85,7 @@ def test_a_group_that_fails_fails_the_run_and_is_named_in_the_report():
     assert "- no_such_group: it failed" in ran.stdout
 
 
+@tries_all
 def test_this_checkout_is_compared_with_another_commit():
     ran = subprocess.run(
         [
