@@ -164,7 +164,7 @@ class Outcomes(Generic[S]):
         """True when the store was opened here: then it is closed here, too."""
         self.announce = setup.announce
         self.timed = setup.announce.timed
-        """Whether calls add up how long the store takes; else they would read the clock in vain."""
+        """Whether calls measure how long the store takes: only if a hook listens to it."""
         self.cache = setup.cache
         self.closed = False
         self.reset()
