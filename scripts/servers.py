@@ -76,6 +76,14 @@ SERVERS = (
         optional=True,
     ),
     Server(
+        name="RabbitMQ",
+        # The program itself: the one on PATH insists on a user and on folders of its own.
+        commands=("rabbitmq-server", "rabbitmq-env"),
+        packages=("rabbitmq-server",),
+        wheel=None,
+        elsewhere="usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+    ),
+    Server(
         name="Prometheus",
         commands=("promtool", "prometheus"),
         packages=("prometheus",),
