@@ -26,6 +26,7 @@ GENERATED = {
     f"engine/{name}.py": f"engine/_sync/{name}.py"
     for name in ("facade", "marks", "once", "renewing", "runs", "transactions")
 } | {
+    "adapters/consuming.py": "adapters/_sync/consuming.py",
     "adapters/integration.py": "adapters/_sync/integration.py",
     "aio.py": "sync.py",
     "repair/audit.py": "repair/_sync/audit.py",
@@ -165,6 +166,7 @@ ONLY_TASKS = {
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
 OMITTED = {
+    "adapters/consuming.py": {"AsyncRunning", "_left_behind"},
     "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
     "stores/sql/aio.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},

@@ -284,12 +284,21 @@ class ResultUnavailable(IdempotencyError):
 
 
 class WaitTimeout(IdempotencyError, TimeoutError):
-    """The running attempt did not end within the time this caller waits."""
+    """The running attempt did not end within the time this caller waits.
+
+    `retry_after` is how many seconds it has at most, if the store says so.
+    """
 
     code = "wait_timeout"
     retry_helps = True
     http_status = 409
     grpc_status = "DEADLINE_EXCEEDED"
+
+    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(
+            message or "the running attempt did not end within the time this call waits"
+        )
+        self.retry_after = retry_after
 
 
 class SerializationError(IdempotencyError):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
+    from semel.core.policy import Failure
+
     # `Attempt` without brackets is Attempt[Any]: Python itself knows such defaults from 3.13 on.
     Result = TypeVar("Result", default=Any)
 else:
@@ -248,6 +250,10 @@ class Lease(Struct, eq=False, gc=False):
     """It was parked while a renewal was on its way, which may come later and hide that."""
     unsaved: CompleteRequest | None = None
     """A result that could not be saved yet."""
+    stored: bool = False
+    """The store has the result."""
+    failure: Failure | None = None
+    """What the store has recorded of the failure."""
     server: Hashable = None
     """Which of a store's servers has the record, as it was found when the timer first looked;
     None = not asked yet, or the store has only one."""

@@ -108,7 +108,7 @@ def waited_too_long(rules: Rules, retry_after: float) -> IdempotencyError:
     """The error of a caller that has waited as long as it may."""
     if rules.duplicate == "reject":
         return ConcurrentRequest(rules.message or "", retry_after=retry_after)
-    return WaitTimeout("the running attempt did not end within the time this call waits")
+    return WaitTimeout(retry_after=retry_after)
 
 
 class UnstoredResponse(Exception):

@@ -23,18 +23,20 @@ from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
 from semel.decorating import KeySource, PayloadSource, Unknown
-from semel.engine.colours.tasks import finished, sleep
 from semel.engine.marks import AsyncMarks
 from semel.engine.once import AsyncOnce, AsyncOnceDecorator
-from semel.engine.outcomes import pauses
 from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call, Setup, unexpected
-from semel.engine.transactions import AsyncTransactionContext, AsyncTransactionsContext
-from semel.errors import ConfigError, IdempotencyError, about, raise_about
+from semel.engine.transactions import (
+    RETRIES,
+    AsyncTransactionContext,
+    AsyncTransactionsContext,
+    aio_run_in_transaction,
+)
+from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.events import Hook
 from semel.stores.base import AsyncStore, ScanRequest
 from semel.stores.urls import open_async_store
-from semel.transactions import db_errors
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -298,7 +300,7 @@ class AsyncIdempotency:
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
-        retries: int = 3,
+        retries: int = RETRIES,
     ) -> T:
         """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
 
@@ -311,35 +313,8 @@ class AsyncIdempotency:
         setup.check_function(fn)
         rules = setup.rules(scope, policy)
         call = setup.call(key, scope, payload, rules, returns=returned_by(fn))
-        waits = pauses(rules)
-        for left in range(retries, -1, -1):
-            try:
-                async with transactions.enterable(
-                    begin(), AbstractAsyncContextManager
-                ) as connection:
-                    attempt = await self._run_inside(call, connection, fn)
-            except Exception as error:
-                if not db_errors.must_retry(error):
-                    raise
-                if left == 0:
-                    raise about(db_errors.retry_error(), call.identity) from error
-            else:
-                return attempt.result
-            await sleep(next(waits))
-        wrong = ConfigError(f"retries must be 0 or more, not {retries}")
-        raise about(wrong, call.identity)
-
-    async def _run_inside(
-        self, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
-    ) -> Attempt[T]:
-        context: AsyncTransactionContext[T] = AsyncTransactionContext(
-            self.internals, call, connection, None
-        )
-        async with context as attempt:
-            if attempt.replayed:
-                return attempt
-            attempt.result = await finished(fn(connection), call.identity)
-        return attempt
+        attempt = await aio_run_in_transaction(self.internals, begin, call, fn, retries)
+        return attempt.result
 
     @property
     def marks(self) -> AsyncMarks:

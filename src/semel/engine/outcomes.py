@@ -93,6 +93,11 @@ MOST_CLAIMS = 3
 RENEWAL_LOOK = 0.005
 """Seconds between two looks whether a renewal that is on its way has been answered."""
 
+STORED_LOOK = 0.05
+"""Seconds between two looks whether a result was stored late."""
+CLOSING_LOOK = 5.0
+"""Seconds for which that is looked after the engine was closed."""
+
 
 UNWANTED_LEASE = 2.0
 """Seconds after which an unwanted claim is free if giving it back fails half-way."""
@@ -393,6 +398,7 @@ class Outcomes(Generic[S]):
         self.leases.drop(lease)
         if not saved:
             self._lost(call, lease)
+        lease.stored = True
         ttl = call.rules.ttl
         finished = Finished(SUCCEEDED, result, attempt.number, attempt.fence, ttl)
         if self.cache is not None:

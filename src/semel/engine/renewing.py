@@ -183,6 +183,7 @@ class AsyncRenewer:
                 return True
             self._leases.put_off(lease, monotonic())
             return False
+        lease.stored = saved  # First: whoever waits for it looks when the lease is gone.
         self._leases.drop(lease)
         self._events.announce(events.ResultStoredLate if saved else events.LostLease, lease)
         return True

@@ -38,7 +38,9 @@ from semel.engine.colours.tasks import (
     unawaited,
 )
 from semel.engine.outcomes import (
+    CLOSING_LOOK,
     RENEWAL_LOOK,
+    STORED_LOOK,
     Outcomes,
     SaveBackoff,
     as_first_told,
@@ -319,6 +321,18 @@ class AsyncRuns(Outcomes[AsyncStore]):
             raise kept.interruption
         return kept.value
 
+    async def stored(self, lease: Lease) -> bool | None:
+        """Wait until the store has the result of an attempt (True) or has refused it (False).
+
+        None: the engine was closed before there was an answer.
+        """
+        end = math.inf
+        while lease in self.leases and monotonic() < end:
+            await sleep(STORED_LOOK)
+            if self.closed:  # which tries to save it, too, for a time of its own
+                end = min(end, monotonic() + CLOSING_LOOK)
+        return None if lease in self.leases else lease.stored
+
     async def failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
         lease = attempt.lease
@@ -463,6 +477,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
                     once_more = False  # no error of a store's: a signal handler's comes only once
                     continue
             else:
+                lease.failure = decision if recorded else None
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
         self.leases.drop(lease)

@@ -211,12 +211,16 @@ class Setup:
         # Outside of the except clause, whose error is no part of a user's traceback.
         return self._resolve(scope, policies) if rules is None else rules
 
+    def policies_of(self, scope: str) -> tuple[Policy | None, ...]:
+        """Give the policies of a scope and of the engine, the highest level first."""
+        return (*self.scopes.get(scope, ()), *self.levels)
+
     def _resolve(self, scope: str, policies: tuple[Policy | None, ...]) -> Rules:
         self.key_rules.check_scope(scope)
         for policy in policies:
             if policy is not None and not isinstance(policy, Policy):
                 raise ConfigError(f"policy must be a Policy, not {type(policy).__name__}")
-        rules = resolve(*policies, *self.scopes.get(scope, ()), *self.levels)
+        rules = resolve(*policies, *self.policies_of(scope))
         if len(self._rules_of) < RULES_CACHED:
             with suppress(TypeError):  # a codec of the user's own may have no hash
                 self._rules_of[scope if scope in self.scopes else None, policies] = rules

@@ -5,8 +5,8 @@ Nothing here commits or rolls back more than a savepoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -18,11 +18,13 @@ from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
-from semel.engine.outcomes import claim_request
+from semel.engine.colours.tasks import finished, sleep
+from semel.engine.outcomes import claim_request, pauses
 from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
+    ConfigError,
     IdempotencyError,
     LeaseLost,
     about,
@@ -37,6 +39,9 @@ from semel.transactions.links import AsyncLink, AsyncNested, AsyncSavepoint
 S = TypeVar("S")
 T = TypeVar("T")
 V = TypeVar("V")
+
+RETRIES = 3
+"""How often a transaction is repeated where the database asks for it."""
 
 
 class AsyncTransactionContext(Generic[Result]):
@@ -266,6 +271,41 @@ class AsyncTransactionContext(Generic[Result]):
                 await self._drive(self._records.restore(self._bound))
             except Exception:  # noqa: BLE001 - the same
                 logger.debug("a bound for locks could not be restored", exc_info=True)
+
+
+async def aio_run_in_transaction(
+    runs: AsyncRuns,
+    begin: Callable[[], AbstractAsyncContextManager[S]],
+    call: Call,
+    fn: Callable[[S], Awaitable[T]],
+    retries: int = RETRIES,
+) -> Attempt[T]:
+    """Run `fn` in a transaction of `begin()`, and the whole again where the database asks."""
+    waits = pauses(call.rules)
+    for left in range(retries, -1, -1):
+        try:
+            async with transactions.enterable(begin(), AbstractAsyncContextManager) as connection:
+                attempt = await _run_inside(runs, call, connection, fn)
+        except Exception as error:
+            if not db_errors.must_retry(error):
+                raise
+            if left == 0:
+                raise about(db_errors.retry_error(), call.identity) from error
+        else:
+            return attempt
+        await sleep(next(waits))
+    raise about(ConfigError(f"retries must be 0 or more, not {retries}"), call.identity)
+
+
+async def _run_inside(
+    runs: AsyncRuns, call: Call, connection: S, fn: Callable[[S], Awaitable[T]]
+) -> Attempt[T]:
+    context: AsyncTransactionContext[T] = AsyncTransactionContext(runs, call, connection, None)
+    async with context as attempt:
+        if attempt.replayed:
+            return attempt
+        attempt.result = await finished(fn(connection), call.identity)
+    return attempt
 
 
 class AsyncTransactionsContext:

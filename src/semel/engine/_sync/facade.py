@@ -25,15 +25,17 @@ from semel.decorating import KeySource, PayloadSource, Unknown
 from semel.engine._sync.marks import Marks
 from semel.engine._sync.once import Once, OnceDecorator
 from semel.engine._sync.runs import Runs
-from semel.engine._sync.transactions import TransactionContext, TransactionsContext
-from semel.engine.colours.threads import finished, sleep
-from semel.engine.outcomes import pauses
+from semel.engine._sync.transactions import (
+    RETRIES,
+    TransactionContext,
+    TransactionsContext,
+    run_in_transaction,
+)
 from semel.engine.setup import Call, Setup, unexpected
-from semel.errors import ConfigError, IdempotencyError, about, raise_about
+from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.events import Hook
 from semel.stores.base import ScanRequest, Store
 from semel.stores.urls import open_store
-from semel.transactions import db_errors
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -297,7 +299,7 @@ class Idempotency:
         scope: str = "default",
         payload: object = UNSET,
         policy: Policy | None = None,
-        retries: int = 3,
+        retries: int = RETRIES,
     ) -> T:
         """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
 
@@ -310,29 +312,8 @@ class Idempotency:
         setup.check_function(fn)
         rules = setup.rules(scope, policy)
         call = setup.call(key, scope, payload, rules, returns=returned_by(fn))
-        waits = pauses(rules)
-        for left in range(retries, -1, -1):
-            try:
-                with transactions.enterable(begin(), AbstractContextManager) as connection:
-                    attempt = self._run_inside(call, connection, fn)
-            except Exception as error:
-                if not db_errors.must_retry(error):
-                    raise
-                if left == 0:
-                    raise about(db_errors.retry_error(), call.identity) from error
-            else:
-                return attempt.result
-            sleep(next(waits))
-        wrong = ConfigError(f"retries must be 0 or more, not {retries}")
-        raise about(wrong, call.identity)
-
-    def _run_inside(self, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt[T]:
-        context: TransactionContext[T] = TransactionContext(self.internals, call, connection, None)
-        with context as attempt:
-            if attempt.replayed:
-                return attempt
-            attempt.result = finished(fn(connection), call.identity)
-        return attempt
+        attempt = run_in_transaction(self.internals, begin, call, fn, retries)
+        return attempt.result
 
     @property
     def marks(self) -> Marks:

@@ -36,7 +36,9 @@ from semel.engine.colours.threads import (
     unawaited,
 )
 from semel.engine.outcomes import (
+    CLOSING_LOOK,
     RENEWAL_LOOK,
+    STORED_LOOK,
     Outcomes,
     SaveBackoff,
     as_first_told,
@@ -306,6 +308,18 @@ class Runs(Outcomes[Store]):
             raise kept.interruption
         return kept.value
 
+    def stored(self, lease: Lease) -> bool | None:
+        """Wait until the store has the result of an attempt (True) or has refused it (False).
+
+        None: the engine was closed before there was an answer.
+        """
+        end = math.inf
+        while lease in self.leases and monotonic() < end:
+            sleep(STORED_LOOK)
+            if self.closed:  # which tries to save it, too, for a time of its own
+                end = min(end, monotonic() + CLOSING_LOOK)
+        return None if lease in self.leases else lease.stored
+
     def failed(self, call: Call, attempt: Attempt, error: BaseException) -> None:
         """Record a failure; never raises, so that the business error reaches the caller."""
         lease = attempt.lease
@@ -448,6 +462,7 @@ class Runs(Outcomes[Store]):
                     once_more = False  # no error of a store's: a signal handler's comes only once
                     continue
             else:
+                lease.failure = decision if recorded else None
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
         self.leases.drop(lease)

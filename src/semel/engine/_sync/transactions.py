@@ -6,8 +6,8 @@ Nothing here commits or rolls back more than a savepoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -20,10 +20,12 @@ from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine._sync.runs import Runs
-from semel.engine.outcomes import claim_request
+from semel.engine.colours.threads import finished, sleep
+from semel.engine.outcomes import claim_request, pauses
 from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
+    ConfigError,
     IdempotencyError,
     LeaseLost,
     about,
@@ -38,6 +40,9 @@ from semel.transactions.drivers import link_to
 S = TypeVar("S")
 T = TypeVar("T")
 V = TypeVar("V")
+
+RETRIES = 3
+"""How often a transaction is repeated where the database asks for it."""
 
 
 class TransactionContext(Generic[Result]):
@@ -266,6 +271,39 @@ class TransactionContext(Generic[Result]):
                 self._drive(self._records.restore(self._bound))
             except Exception:  # noqa: BLE001 - the same
                 logger.debug("a bound for locks could not be restored", exc_info=True)
+
+
+def run_in_transaction(
+    runs: Runs,
+    begin: Callable[[], AbstractContextManager[S]],
+    call: Call,
+    fn: Callable[[S], T],
+    retries: int = RETRIES,
+) -> Attempt[T]:
+    """Run `fn` in a transaction of `begin()`, and the whole again where the database asks."""
+    waits = pauses(call.rules)
+    for left in range(retries, -1, -1):
+        try:
+            with transactions.enterable(begin(), AbstractContextManager) as connection:
+                attempt = _run_inside(runs, call, connection, fn)
+        except Exception as error:
+            if not db_errors.must_retry(error):
+                raise
+            if left == 0:
+                raise about(db_errors.retry_error(), call.identity) from error
+        else:
+            return attempt
+        sleep(next(waits))
+    raise about(ConfigError(f"retries must be 0 or more, not {retries}"), call.identity)
+
+
+def _run_inside(runs: Runs, call: Call, connection: S, fn: Callable[[S], T]) -> Attempt[T]:
+    context: TransactionContext[T] = TransactionContext(runs, call, connection, None)
+    with context as attempt:
+        if attempt.replayed:
+            return attempt
+        attempt.result = finished(fn(connection), call.identity)
+    return attempt
 
 
 class TransactionsContext:

@@ -1,0 +1,213 @@
+"""How one message is handled on asyncio, whatever the broker.
+
+`AsyncConsumer.handle` runs the handler at most once and returns the verdict on its message. An
+integration makes the `Message`, and carries the verdict out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from semel.aio import AsyncIdempotency
+from semel.core.attempts import Lease
+from semel.core.codec import returned_by
+from semel.core.policy import changed
+from semel.engine.colours.tasks import finished
+from semel.engine.setup import Call
+from semel.engine.transactions import aio_run_in_transaction
+from semel.errors import (
+    ConfigError,
+    IdempotencyError,
+    LeaseLost,
+    RetryTransaction,
+    StoreUnavailable,
+    about,
+)
+from semel.events import logger
+from semel.messages import SOONEST, STORE_PAUSE, Ack, Message, MessageRules, Verdict, later
+
+
+class AsyncConsumer:
+    """An engine, a handler, and the rules of the messages that come to it.
+
+    `framework_retries` says that the framework delivers a message again whose handler raised; else
+    that is done here. `keeps_value` says that a duplicate gets the value that the handler returned.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncIdempotency,
+        handler: Callable[..., Awaitable[Any]],
+        options: Mapping[str, Any],
+        *,
+        default_consumer: str | None = None,
+        framework_retries: bool = False,
+        keeps_value: bool = False,
+        not_done: tuple[type[BaseException], ...] = (),
+        transaction: Callable[[], Any] | None = None,
+    ) -> None:
+        if not isinstance(engine, AsyncIdempotency):
+            raise ConfigError(f"an AsyncIdempotency is needed, not {type(engine).__name__}")
+        setup = engine.internals.setup
+        setup.check_function(handler)
+        self.engine = engine
+        self.rules = MessageRules(
+            options,
+            default_consumer=default_consumer,
+            framework_retries=framework_retries,
+            not_done=not_done,
+            levels=setup.policies_of,
+            resolved=setup.rules,
+        )
+        if transaction is not None and not callable(transaction):
+            raise ConfigError(
+                "transaction must be a function that opens a transaction, such as Session.begin"
+            )
+        self._handler = handler
+        self._keeps_value = keeps_value
+        self._returns = returned_by(handler) if keeps_value else None
+        self._transaction = transaction
+
+    async def handle(self, message: Message, *args: Any) -> Verdict:
+        """Call the handler with `args`, unless the message is done, and return the verdict on it.
+
+        Raises what ends the consumer, its message unacknowledged: an error of the program, a
+        cancellation or an interruption.
+        """
+        try:
+            call = self._prepared(message)
+        except IdempotencyError as error:
+            return self.rules.verdict_without_run(error)
+        if self._transaction is not None:
+            return await self._handled_in_transaction(self._transaction, call, args)
+        runs = self.engine.internals
+        try:
+            attempt = await runs.run(call, self._handler, *args)
+        except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
+            return self._verdict(call, error)
+        lease = attempt.lease
+        if lease is not None and not lease.stored:
+            await self._until_stored(call, lease)
+            if not lease.stored:
+                return later(SOONEST, "another attempt replaced this one before it was stored")
+        return Ack(attempt.result, attempt.replayed)
+
+    def _prepared(self, message: Message) -> Call:
+        rules = self.rules
+        return self.engine.internals.setup.call(
+            rules.key_of(message),
+            rules.consumer,
+            rules.payload_of(message),
+            rules.policy,
+            returns=self._returns,
+            keeps_value=self._keeps_value,
+        )
+
+    def _verdict(self, call: Call, error: Exception) -> Verdict:
+        """Say what becomes of a message after this error, of the engine or of the handler."""
+        lease = call.lease
+        if lease is None or not lease.entered:
+            if isinstance(error, IdempotencyError):
+                return self.rules.verdict_without_run(error)
+            return self.rules.verdict_of_failure(error, 1, None)
+        if lease.stored:
+            # A signal handler raised after the end: the next delivery gets the stored result.
+            return later(SOONEST, f"interrupted after it was done: {type(error).__name__}")
+        if isinstance(error, LeaseLost) and error.key_digest == call.identity.key_digest:
+            return self.rules.verdict_without_run(error)
+        return self.rules.verdict_of_failure(error, lease.number, lease.failure)
+
+    async def _until_stored(self, call: Call, lease: Lease) -> None:
+        """Wait for the store: a message that is done is acknowledged when its record says so."""
+        logger.warning(
+            "a message is done, and the store cannot be reached: it is acknowledged when its "
+            "record is stored [scope=%s key_digest=%s]",
+            call.identity.scope,
+            call.identity.key_digest,
+        )
+        if await self.engine.internals.stored(lease) is None:
+            closed = StoreUnavailable(
+                "the engine was closed before the store had the result: the message is not "
+                "acknowledged, and may be handled again"
+            )
+            raise about(closed, call.identity)
+
+    # --- in a transaction --------------------------------------------------------------------
+
+    async def _handled_in_transaction(
+        self, begin: Callable[[], Any], call: Call, args: tuple[Any, ...]
+    ) -> Verdict:
+        """Handle a message in one transaction with its record: both are committed, or neither."""
+        raised: list[Exception] = []
+
+        async def handler(session: Any) -> Any:
+            raised.clear()
+            try:
+                return await finished(self._handler(session, *args), call.identity)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        try:
+            attempt = await aio_run_in_transaction(self.engine.internals, begin, call, handler)
+        except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
+            if raised and not isinstance(error, RetryTransaction):
+                return await self._failed_in_transaction(call, error)
+            if isinstance(error, IdempotencyError):
+                return self.rules.verdict_without_run(error)
+            logger.warning("a transaction was not begun, or not committed", exc_info=error)
+            return later(STORE_PAUSE, f"the transaction failed: {type(error).__name__}: {error}")
+        return Ack(attempt.result, attempt.replayed)
+
+    async def _failed_in_transaction(self, call: Call, error: Exception) -> Verdict:
+        """Record a failure whose transaction is gone: failures are counted, and may be final."""
+
+        async def fail() -> NoReturn:
+            raise error
+
+        # What was rolled back has not happened, so nothing is held.
+        rules = changed(call.rules, abandoned="takeover", concurrent="reject")
+        noted = Call(call.identity, call.fingerprint, rules, keeps_value=False)
+        with suppress(Exception):  # the same error, or one of the store: that one is in the log
+            await self.engine.internals.run(noted, fail)
+        lease = noted.lease
+        if lease is None:
+            return self.rules.verdict_of_failure(error, 1, None)
+        return self.rules.verdict_of_failure(error, lease.number, lease.failure)
+
+
+class AsyncRunning:
+    """Messages that are handled, each in a task of its own, which no cancelled callback ends.
+
+    A client library cancels its callbacks when a connection is lost; the handler goes on to its
+    end, and its record says so when the message is delivered again.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Handle a message in a task, and wait for it; a cancelled caller leaves it behind."""
+        task = asyncio.get_running_loop().create_task(handling)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.add_done_callback(_left_behind)
+            raise
+
+    async def drain(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - what is left goes on
+        """Wait until all have ended, or the time is over; False = some still run."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        return not self._tasks
+
+
+def _left_behind(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("a message whose connection was lost ended with", exc_info=task.exception())
