@@ -1,0 +1,602 @@
+"""One message, handled by threads and by tasks: when it runs, and which verdict it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sqlite3
+import threading
+from contextlib import asynccontextmanager, contextmanager
+
+import aiosqlite
+import pytest
+
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    Idempotency,
+    LeaseLost,
+    NestedCall,
+    Policy,
+    RetryTransaction,
+    StoreUnavailable,
+    current_attempt,
+    events,
+)
+from semel.adapters._sync.consuming import Consumer
+from semel.adapters.consuming import AsyncConsumer, AsyncRunning
+from semel.core.fingerprint import fingerprint
+from semel.core.records import OWNER_BYTES, ClaimRequest, Identity, State
+from semel.engine import outcomes, runs
+from semel.engine._sync import runs as sync_runs
+from semel.errors import about
+from semel.messages import LONGEST, Ack, Fail, Later, Message, Reject
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
+
+MESSAGE = Message(id="m-1", body=b'{"number": 42}')
+IDENTITY = Identity("mailer", "m-1")
+OTHER = b"o" * OWNER_BYTES
+
+
+class Kind:
+    """One of the two kinds, driven by plain calls; handlers are plain functions."""
+
+    def __init__(self, asynchronous):
+        self.asynchronous = asynchronous
+        self._runner = asyncio.Runner()
+        self.engines = []
+
+    def wait(self, value):
+        return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+    def store(self):
+        if self.asynchronous:
+            return AsyncFaultyStore(AsyncMemoryStore())
+        return FaultyStore(MemoryStore())
+
+    def engine(self, store, **options):
+        engine = (AsyncIdempotency if self.asynchronous else Idempotency)(store, **options)
+        self.engines.append(engine)
+        return engine
+
+    def consumer(self, engine, handler, options=None, **more):
+        kind = AsyncConsumer if self.asynchronous else Consumer
+        return kind(engine, handler, {"consumer": "mailer", **(options or {})}, **more)
+
+    def handle(self, consumer, message=MESSAGE, *args):
+        return self.wait(consumer.handle(message, *args))
+
+    def close(self):
+        for engine in self.engines:
+            self.wait(engine.close())
+        self._runner.close()
+
+
+async def _awaited(value):
+    return await value
+
+
+@pytest.fixture(params=[False, True], ids=["threads", "asyncio"])
+def kind(request):
+    kind = Kind(request.param)
+    yield kind
+    kind.close()
+
+
+@pytest.fixture
+def store(kind):
+    return kind.store()
+
+
+@pytest.fixture
+def engine(kind, store):
+    return kind.engine(store)
+
+
+def record(kind, store, identity=IDENTITY):
+    return kind.wait(store.get(identity))
+
+
+# --- it runs once ----------------------------------------------------------------------------
+
+
+def test_a_message_runs_once_and_every_delivery_is_acknowledged(kind, engine):
+    ran = []
+    consumer = kind.consumer(engine, ran.append)
+    assert kind.handle(consumer, MESSAGE, "delivery 1") == Ack()
+    assert kind.handle(consumer, MESSAGE, "delivery 2") == Ack(replayed=True)
+    assert ran == ["delivery 1"]
+
+
+def test_another_consumer_handles_the_same_message_for_itself(kind, engine):
+    ran = []
+    for name in ("mailer", "stock"):
+        chosen = {"consumer": name}
+        consumer = kind.consumer(engine, lambda: ran.append(current_attempt().scope), chosen)
+        assert kind.handle(consumer) == Ack()
+    assert ran == ["mailer", "stock"]
+
+
+def test_a_duplicate_gets_the_value_where_it_is_kept(kind, engine):
+    consumer = kind.consumer(engine, lambda: {"sent": 1}, keeps_value=True)
+    assert kind.handle(consumer) == Ack({"sent": 1})
+    assert kind.handle(consumer) == Ack({"sent": 1}, replayed=True)
+
+
+def test_in_guard_mode_a_duplicate_is_acknowledged_too(kind, engine):
+    consumer = kind.consumer(engine, lambda: None, {"policy": Policy(duplicate="reject")})
+    assert kind.handle(consumer) == Ack()
+    assert kind.handle(consumer) == Ack(replayed=True)
+
+
+def test_a_result_that_cannot_be_kept_does_not_keep_the_message(kind, engine):
+    consumer = kind.consumer(engine, threading.Lock, keeps_value=True)
+    assert isinstance(kind.handle(consumer), Ack)
+    assert kind.handle(consumer) == Ack(replayed=True)
+
+
+def test_the_engine_of_the_other_kind_is_refused(kind):
+    other = Kind(not kind.asynchronous)
+    try:
+        with pytest.raises(ConfigError, match="Idempotency is needed"):
+            kind.consumer(other.engine(other.store()), print)
+    finally:
+        other.close()
+
+
+def test_a_handler_and_a_transaction_have_to_be_functions(kind, engine):
+    with pytest.raises(ConfigError, match="function"):
+        kind.consumer(engine, "handle")
+    with pytest.raises(ConfigError, match="transaction must be a function"):
+        kind.consumer(engine, print, transaction="begin")
+
+
+# --- it does not run -------------------------------------------------------------------------
+
+
+def test_a_message_that_runs_elsewhere_comes_back_when_that_lease_ends(kind, store, engine):
+    kind.wait(store.ask(ClaimRequest(IDENTITY, OTHER, fingerprint(None), lease=40.0, ttl=60.0)))
+    consumer = kind.consumer(engine, pytest.fail, {"payload": lambda _: None})
+    verdict = kind.handle(consumer)
+    assert isinstance(verdict, Later)
+    assert 30.0 < verdict.seconds <= 44.0
+
+
+def test_a_message_without_an_id_and_one_with_another_body_are_rejected(kind, store, engine):
+    consumer = kind.consumer(engine, lambda: None)
+    assert isinstance(kind.handle(consumer, Message(body=b"no id")), Reject)
+    assert kind.handle(consumer) == Ack()
+    assert isinstance(kind.handle(consumer, Message(id="m-1", body=b"other")), Reject)
+    assert record(kind, store).fingerprint == fingerprint(MESSAGE.body)
+
+
+def test_a_store_that_is_away_at_the_claim_rejects_nothing(kind, store, engine):
+    consumer = kind.consumer(engine, lambda: None, {"dead_letters": True})
+    store.inject("claim", Refuse())
+    assert isinstance(kind.handle(consumer), Later)
+    assert store.fired("claim") == 1
+    assert kind.handle(consumer) == Ack()
+
+
+def test_with_an_open_store_error_the_message_runs_unprotected(kind, store, engine):
+    ran = []
+    policy = Policy(store_error="open")
+    consumer = kind.consumer(engine, lambda: ran.append(1), {"policy": policy})
+    store.inject("claim", Refuse())
+    assert kind.handle(consumer) == Ack()
+    failing = kind.consumer(engine, _failing, {"policy": policy})
+    store.inject("claim", Refuse())
+    assert isinstance(kind.handle(failing, Message(id="m-2")), Later)
+    assert ran == [1]
+
+
+def test_a_held_message_stays_or_goes_to_the_dead_letters(kind, store):
+    engine = kind.engine(store, policy=Policy(abandoned="hold"))
+    consumer = kind.consumer(engine, _failing)
+    verdict = kind.handle(consumer)
+    assert isinstance(verdict, Reject)
+    assert "unknown outcome" in verdict.reason
+    assert kind.handle(consumer).seconds == LONGEST
+    dead = kind.consumer(engine, _failing, {"dead_letters": True})
+    assert isinstance(kind.handle(dead), Reject)
+
+
+def test_an_error_of_the_program_stops_the_consumer_and_frees_the_key(kind, store, engine):
+    consumer = kind.consumer(engine, lambda: _raise(ConfigError("a wrong setting")))
+    with pytest.raises(ConfigError, match="a wrong setting"):
+        kind.handle(consumer)
+    assert record(kind, store).state is not State.PROCESSING
+
+
+def test_a_handler_that_handles_its_own_message_stops_the_consumer(engine, kind, store):
+    nested = kind.consumer(engine, lambda: None)
+    if kind.asynchronous:
+
+        async def handler():
+            return await nested.handle(MESSAGE)
+    else:
+
+        def handler():
+            return nested.handle(MESSAGE)
+
+    with pytest.raises(NestedCall):
+        kind.handle(kind.consumer(engine, handler))
+    assert record(kind, store).state is not State.PROCESSING
+
+
+# --- the handler raises ----------------------------------------------------------------------
+
+
+class Failure(Exception):
+    """What a handler of these tests raises."""
+
+
+def _raise(error):
+    raise error
+
+
+def _failing():
+    raise Failure("not yet")
+
+
+def test_the_record_is_released_before_the_framework_retries(kind, store, engine):
+    consumer = kind.consumer(engine, _failing, framework_retries=True)
+    verdict = kind.handle(consumer)
+    assert isinstance(verdict, Fail)
+    assert isinstance(verdict.error, Failure)
+    assert record(kind, store).state is State.FAILED
+    assert isinstance(kind.handle(consumer), Fail)  # a retry is not taken for a duplicate
+
+
+def test_without_a_framework_a_failure_comes_back_later_and_later_until_max_attempts(kind, engine):
+    policy = Policy(max_attempts=3)
+    consumer = kind.consumer(engine, _failing, {"policy": policy})
+    first, second, third, fourth = (kind.handle(consumer) for _ in range(4))
+    assert (first.seconds, second.seconds) == (1.0, 2.0)
+    assert isinstance(third, Reject)
+    assert isinstance(third.error, Failure)
+    assert isinstance(fourth, Reject)
+
+
+def test_a_final_failure_is_rejected_now_and_at_every_delivery(kind, engine):
+    policy = Policy(failure="final")
+    consumer = kind.consumer(engine, _failing, {"policy": policy}, framework_retries=True)
+    assert isinstance(kind.handle(consumer), Reject)
+    again = kind.handle(consumer)
+    assert isinstance(again, Reject)
+    assert "failed before" in again.reason
+
+
+def test_a_failure_that_could_not_be_recorded_is_not_rejected(kind, store, engine):
+    policy = Policy(failure="final")
+    consumer = kind.consumer(engine, _failing, {"policy": policy})
+    store.inject("fail", Refuse())
+    assert isinstance(kind.handle(consumer), Later)
+    assert store.fired("fail") == 1
+
+
+def test_what_the_framework_raises_itself_is_not_done_under_hold_too(kind, store):
+    engine = kind.engine(store, policy=Policy(abandoned="hold"))
+    consumer = kind.consumer(engine, _failing, framework_retries=True, not_done=(Failure,))
+    assert isinstance(kind.handle(consumer), Fail)
+    assert isinstance(kind.handle(consumer), Fail)
+
+
+# --- the end of the attempt --------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The engine leaves a save that fails to its timer almost at once."""
+    monkeypatch.setattr(outcomes, "SAVE_FOR", 0.02)
+
+
+def when_not_stored(step):
+    """A hook that does something when a result could not be stored at once."""
+    return lambda event: step() if isinstance(event, events.ResultNotStored) else None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_message_is_acknowledged_when_its_record_is_stored_and_not_before(kind, store, caplog):
+    engine = kind.engine(store, policy=Policy(lease=1.0), hooks=[when_not_stored(store.heal)])
+    consumer = kind.consumer(engine, lambda: None)
+    store.inject("complete", Refuse(), times=1000)
+    with caplog.at_level(logging.WARNING, "semel"):
+        assert kind.handle(consumer) == Ack()
+    assert "acknowledged when its record is stored" in caplog.text
+    assert record(kind, store).state is State.SUCCEEDED
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_message_whose_late_result_is_refused_comes_back(kind, store):
+    def take_over():
+        store.heal()
+        removed = store.store.forget(IDENTITY)
+        if inspect.isawaitable(removed):
+            removed = asyncio.ensure_future(removed)
+        kept.append(removed)
+
+    kept = []
+    engine = kind.engine(store, policy=Policy(lease=1.0), hooks=[when_not_stored(take_over)])
+    consumer = kind.consumer(engine, lambda: None)
+    store.inject("complete", Refuse(), times=1000)
+    verdict = kind.handle(consumer)
+    assert isinstance(verdict, Later)
+    assert "replaced" in verdict.reason
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_consumer_that_is_shut_down_before_the_result_is_stored_acknowledges_nothing(
+    kind, store, monkeypatch
+):
+    monkeypatch.setattr(runs, "CLOSING_LOOK", 0.05)
+    monkeypatch.setattr(sync_runs, "CLOSING_LOOK", 0.05)
+
+    def shut_down():
+        engine.internals.closed = True
+
+    engine = kind.engine(store, policy=Policy(lease=1.0), hooks=[when_not_stored(shut_down)])
+    consumer = kind.consumer(engine, lambda: None)
+    store.inject("complete", Refuse(), times=1000)
+    with pytest.raises(StoreUnavailable, match="not acknowledged"):
+        kind.handle(consumer)
+    store.heal()
+
+
+def test_a_message_whose_attempt_was_replaced_comes_back(kind, store, engine):
+    lost = about(LeaseLost("the lease of this attempt was lost"), IDENTITY)
+    consumer = kind.consumer(engine, lambda: _raise(lost), framework_retries=True)
+    assert isinstance(kind.handle(consumer), Later)
+    # One of another operation is the handler's own affair.
+    other = kind.consumer(engine, lambda: _raise(LeaseLost("of another")), framework_retries=True)
+    assert isinstance(kind.handle(other, Message(id="m-2")), Fail)
+
+
+class SoftLimit(Exception):
+    """What a worker's time limit raises, wherever the program is."""
+
+
+def test_a_time_limit_that_strikes_after_the_end_does_not_undo_it(kind, store):
+    struck = []
+    engine = kind.engine(store)
+    consumer = kind.consumer(engine, lambda: "sent", keeps_value=True, framework_retries=True)
+    original = engine.internals._saved
+
+    def saved(*args, **kwargs):
+        original(*args, **kwargs)
+        if not struck:
+            struck.append(1)
+            raise SoftLimit
+
+    engine.internals._saved = saved
+    assert isinstance(kind.handle(consumer), Later)
+    assert kind.handle(consumer) == Ack("sent", replayed=True)
+
+
+def test_an_interrupted_handler_is_released_and_its_message_is_not_acknowledged(
+    kind, store, engine
+):
+    consumer = kind.consumer(engine, lambda: _raise(Interrupted()))
+    with pytest.raises(Interrupted):
+        kind.handle(consumer)
+    kind.wait(engine.close())
+    assert record(kind, store).state is not State.PROCESSING
+
+
+class Interrupted(BaseException):
+    """Stands for KeyboardInterrupt and its kind, which would end an event loop."""
+
+
+# --- in a transaction ------------------------------------------------------------------------
+
+
+class Database:
+    """A SQLite file that has the records and the effects."""
+
+    def __init__(self, kind, path):
+        self.kind = kind
+        self.path = path
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE effects (message)")
+        connection.close()
+
+    def begin(self):
+        if self.kind.asynchronous:
+            return self._begun_aio()
+        return self._begun()
+
+    @contextmanager
+    def _begun(self):
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    @asynccontextmanager
+    async def _begun_aio(self):
+        async with aiosqlite.connect(self.path, isolation_level=None) as connection:
+            await connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            await connection.execute("COMMIT")
+
+    def effect(self, session, text="sent"):
+        done = session.execute("INSERT INTO effects VALUES (?)", (text,))
+        if not self.kind.asynchronous:
+            return None
+        return self._effect_aio(done)
+
+    @staticmethod
+    async def _effect_aio(done):
+        await done
+
+    def effects(self):
+        connection = sqlite3.connect(self.path)
+        try:
+            return [text for (text,) in connection.execute("SELECT message FROM effects")]
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def database(kind, tmp_path):
+    return Database(kind, tmp_path / "shop.db")
+
+
+def engine_in(database, **options):
+    """An engine in that file, which has the table of records from its first call on."""
+    engine = database.kind.engine(f"sqlite:///{database.path}", **options)
+    database.kind.wait(engine.marks.set("first"))
+    return engine
+
+
+@pytest.fixture
+def in_sql(database):
+    return engine_in(database)
+
+
+def test_record_and_effect_are_committed_together(kind, database, in_sql):
+    consumer = kind.consumer(in_sql, database.effect, transaction=database.begin)
+    assert kind.handle(consumer) == Ack()
+    assert kind.handle(consumer) == Ack(replayed=True)
+    assert database.effects() == ["sent"]
+    assert isinstance(kind.handle(consumer, Message()), Reject)
+
+
+def test_a_handler_that_raises_leaves_no_effect_and_is_counted(kind, database, in_sql):
+    def fails(session):
+        done = database.effect(session)
+        if inspect.isawaitable(done):
+            return _then_fail(done)
+        raise Failure("not yet")
+
+    async def _then_fail(done):
+        await done
+        raise Failure("not yet")
+
+    policy = Policy(max_attempts=3)
+    consumer = kind.consumer(in_sql, fails, {"policy": policy}, transaction=database.begin)
+    first, second, third, fourth = (kind.handle(consumer) for _ in range(4))
+    assert (first.seconds, second.seconds) == (1.0, 2.0)
+    assert isinstance(third, Reject)
+    assert isinstance(fourth, Reject)
+    assert database.effects() == []
+
+
+def test_what_was_rolled_back_is_not_held(kind, database):
+    engine = engine_in(database, policy=Policy(abandoned="hold"))
+    consumer = kind.consumer(
+        engine, lambda _: _raise(Failure("no")), framework_retries=True, transaction=database.begin
+    )
+    assert isinstance(kind.handle(consumer), Fail)
+    done = kind.consumer(engine, database.effect, transaction=database.begin)
+    assert kind.handle(done) == Ack()
+
+
+def test_a_failure_that_the_store_could_not_count_is_still_the_handlers(kind, store, engine):
+    consumer = kind.consumer(engine, lambda _: None, transaction=_nothing)
+    call = consumer._prepared(MESSAGE)
+    store.inject("claim", Refuse())
+    verdict = kind.wait(consumer._failed_in_transaction(call, Failure("no")))
+    assert isinstance(verdict, Later)
+    assert store.fired("claim") == 1
+
+
+def _nothing():
+    return None
+
+
+def test_a_transaction_that_cannot_begin_or_commit_is_tried_later(kind, database, in_sql, caplog):
+    consumer = kind.consumer(
+        in_sql, database.effect, transaction=lambda: _raise(OSError("no route"))
+    )
+    with caplog.at_level(logging.WARNING, "semel"):
+        verdict = kind.handle(consumer)
+    assert isinstance(verdict, Later)
+    assert "OSError: no route" in verdict.reason
+    assert "not begun, or not committed" in caplog.text
+
+
+def test_a_transaction_that_the_database_gives_up_for_good_is_tried_later(kind, database, in_sql):
+    ran = []
+
+    def handler(_):
+        ran.append(1)
+        raise RetryTransaction("a deadlock")
+
+    consumer = kind.consumer(in_sql, handler, transaction=database.begin)
+    assert isinstance(kind.handle(consumer), Later)
+    assert len(ran) == 4
+
+
+# --- tasks of their own ----------------------------------------------------------------------
+
+
+async def test_a_cancelled_callback_leaves_its_message_to_a_task_that_ends_it():
+    running, began, go, ended = AsyncRunning(), asyncio.Event(), asyncio.Event(), []
+
+    async def handling():
+        began.set()
+        await go.wait()
+        ended.append(1)
+
+    callback = asyncio.create_task(running.run(handling()))
+    await began.wait()
+    callback.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await callback
+    assert await running.drain(timeout=0.001) is False
+    go.set()
+    assert await running.drain() is True
+    assert ended == [1]
+    assert await running.drain() is True
+
+
+async def test_what_a_task_raises_reaches_its_callback_or_else_the_log(caplog):
+    running, go = AsyncRunning(), asyncio.Event()
+
+    async def fails():
+        await go.wait()
+        raise Failure("no")
+
+    for _ in range(2):
+        callback = asyncio.create_task(running.run(fails()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if _ == 0:
+            go.set()
+            with pytest.raises(Failure):
+                await callback
+            go.clear()
+    callback.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await callback
+    go.set()
+    await running.drain()
+    await asyncio.sleep(0)
+    assert "whose connection was lost" in caplog.text
+
+
+async def test_a_task_that_is_cancelled_itself_is_no_error(caplog):
+    running = AsyncRunning()
+    callback = asyncio.create_task(running.run(asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    callback.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await callback
+    for task in list(running._tasks):
+        task.cancel()
+    assert await running.drain() is True
+    ended = asyncio.create_task(running.run(_cancelled()))
+    with pytest.raises(asyncio.CancelledError):
+        await ended
+    assert caplog.text == ""
+
+
+async def _cancelled():
+    raise asyncio.CancelledError
