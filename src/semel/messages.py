@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -315,7 +315,7 @@ def _function(name: str, value: object, kinds: str = "a function") -> Any:
 def _one_of(name: str, value: object, *choices: str) -> str:
     if value not in choices:
         raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}")
-    return cast("str", value)
+    return value
 
 
 def _part(message: Message, name: str) -> Any:
