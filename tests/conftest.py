@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from servers.mariadb import MariaDBServer, mariadb_server
 from servers.postgres import PostgresServer, postgres_server
+from servers.rabbitmq import RabbitMQServer, VirtualHost, rabbitmq_server
 from servers.redis import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,20 @@ def postgres_of_this_worker() -> Iterator[PostgresServer]:
 def postgres_url(postgres_of_this_worker: PostgresServer) -> str:
     """An empty database in a private PostgreSQL."""
     return postgres_of_this_worker.emptied_database()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQServer]:
+    """One private RabbitMQ for all tests of a worker; one that ends it starts it again."""
+    with rabbitmq_server() as server:
+        yield server
+
+
+@pytest.fixture
+def virtual_host(rabbitmq: RabbitMQServer) -> Iterator[VirtualHost]:
+    """An empty virtual host in a private RabbitMQ: its `url` is for clients."""
+    with rabbitmq.virtual_host() as host:
+        yield host
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis", "postgres", "mysql"])
