@@ -79,6 +79,7 @@ class IdempotencyError(Exception):
 
 def _remade(kind: type[IdempotencyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
     error = kind.__new__(kind, *args)
+    error.args = args  # an OSError, as WaitTimeout is one, takes them from __init__ alone
     error.__dict__.update(state)
     return error
 
@@ -286,7 +287,8 @@ class ResultUnavailable(IdempotencyError):
 class WaitTimeout(IdempotencyError, TimeoutError):
     """The running attempt did not end within the time this caller waits.
 
-    `retry_after` is how many seconds it has at most, if the store says so.
+    `retry_after` is how many seconds it has at most, if the store says so; `message` is another
+    text.
     """
 
     code = "wait_timeout"
